@@ -73,10 +73,13 @@ class LateError(RefusedError):
 
 
 class ProofError(StaddleError):
-    """A signed note, a checkpoint or a Merkle proof is malformed, or does not prove what it
-    should.
-    """
+    """A signed note, a checkpoint or a Merkle proof is malformed or does not hold."""
 
 
 class AbortedError(StaddleError):
     """The work cannot go on, and nobody broke a rule."""
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused something, in its own words; its errors may have none."""
+    return error.strerror or str(error)

@@ -42,19 +42,23 @@ class _Lines(logging.Formatter):
 
 def _finite(value: object) -> object:
     """A number that JSON has, or its name: "nan", "inf"."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(_plain(v) for v in value)
     text = str(value)
-    return text if text.isprintable() and " " not in text else repr(text)
+    one_word = text.isprintable() and " " not in text
+    return text if one_word else repr(text)
 
 
 class _Libraries(logging.Handler):
-    """Makes an event of a library's warning, such as asyncio's of a task that failed: so it is
-    escaped as ours are.
+    """Makes an event of a library's warning, such as asyncio's of a task that failed.
+
+    So its text is escaped as ours is.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -87,9 +91,7 @@ def followed(follower: Follower) -> Iterator[None]:
 
 
 def setup(form: Format) -> None:
-    """Send this process's events to standard error in the given format, and what libraries log as
-    events "library".
-    """
+    """Send this process's events to standard error, and what libraries log as events "library"."""
     others = logging.getLogger()
     if not any(isinstance(handler, _Libraries) for handler in others.handlers):
         others.addHandler(_Libraries())

@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from . import log
-from .errors import LocalError
+from .errors import LocalError, reason
 from .files.documents import Strict
 from .metrics_listener import listening
 
@@ -211,7 +211,7 @@ def served(
         try:
             bound = stack.enter_context(listening(host.strip("[]"), int(port), app))
         except OSError as error:
-            why = f"cannot listen there: {error.strerror or error}"
+            why = f"cannot listen there: {reason(error)}"
             raise LocalError(
                 f"metrics.listen = {config.listen!r}: {why}; choose another port"
             ) from error

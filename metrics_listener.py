@@ -27,10 +27,10 @@ App: TypeAlias = Callable[[dict[str, Any], Callable[..., object]], Any]
 
 @contextlib.contextmanager
 def listening(host: str, port: int, app: App) -> Iterator[int]:
-    """Answer by a WSGI application that only looks at the request's line and headers, while the
-    block runs.
+    """Answer by a WSGI application while the block runs.
 
-    Gives the port; OSError where the address is not to be had.
+    The application must need only the request's line and headers. Yields the port; raises OSError
+    where the address cannot be bound.
     """
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -118,17 +118,15 @@ class _Listener:
             "HTTP_ACCEPT": fields.get("Accept"),
             "HTTP_ACCEPT_ENCODING": fields.get("Accept-Encoding"),
         }
-        told: list[tuple[str, list[tuple[str, str]]]] = []
+        started: list[tuple[str, list[tuple[str, str]]]] = []
         body = b"".join(
-            self._app(environment, lambda status, fields: told.append((status, fields)))
+            self._app(environment, lambda status, fields: started.append((status, fields)))
         )
-        return _written(*told[0], body)
+        return _written(*started[0], body)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection together with what the kernel still holds for a peer that does not
-    read.
-    """
+    """Close a connection, and drop what the kernel still holds for a peer that does not read."""
     own = writer.get_extra_info("socket")
     if own.fileno() != -1:  # not closed already
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

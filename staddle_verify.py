@@ -79,13 +79,29 @@ class MisuseError(Exception):
     """Called wrongly, or a file cannot be read: exit status 2."""
 
 
+def cannot_read(path: Path, error: OSError) -> MisuseError:
+    """What to raise where the disk does not give a file or a folder."""
+    return MisuseError(f"{path}: cannot read it: {error.strerror or error}")
+
+
+def first_fault(*rules: tuple[object, str]) -> str:
+    """What the first rule says that is broken; empty where all hold."""
+    return next((why for broken, why in rules if broken), "")
+
+
+def check_all(*rules: tuple[object, str]) -> None:
+    """FaultError for the first rule that is broken."""
+    if why := first_fault(*rules):
+        raise FaultError(why)
+
+
 def read(path: Path, limit: int) -> bytes:
     """A file of at most ``limit`` bytes."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise cannot_read(path, error) from error
     if len(data) > limit:
         raise FaultError(f"{path}: has more than {limit} bytes")
     return data
@@ -224,13 +240,12 @@ def grammar(form: str) -> str:
     if form in VALUES:
         return VALUES[form]
     fields = sorted(field.split(":") for field in FORMS[form].split())
-    written = [
-        (f'"{name.rstrip("?")}":{grammar(inner)},', name.endswith("?")) for name, inner in fields
-    ]
+    written = ""
+    for name, inner in fields:
+        text = f'"{name.rstrip("?")}":{grammar(inner)},'
+        written += f"(?:{text})?" if name.endswith("?") else text
     # No comma behind the last field, which may not lack.
-    return (
-        r"\{" + "".join(f"(?:{text})?" if lacks else text for text, lacks in written)[:-1] + r"\}"
-    )
+    return r"\{" + written[:-1] + r"\}"
 
 
 GRAMMARS = {
@@ -249,7 +264,10 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
     kind = form or written.rpartition('"type":"')[2].partition('"')[0]
-    if kind not in GRAMMARS or (kind == "roster" and not form):
+    known = kind in GRAMMARS
+    if not form and kind == "roster":  # no record: it stands in no ledger
+        known = False
+    if not known:
         raise FaultError(f"is not a record: {kind[:40]!r} is not a type of one")
     if not GRAMMARS[kind].fullmatch(written):
         raise FaultError(
@@ -279,9 +297,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class RightEdgeTree:
-    """A growing tree, of which only the roots of the complete subtrees at its right edge
-    are kept.
-    """
+    """A growing tree; it keeps only the roots of the complete subtrees at its right edge."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -307,9 +323,7 @@ class RightEdgeTree:
 def verify_inclusion(
     leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under
-    ``root``.
-    """
+    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree under ``root``."""
     if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
     check_hashes(leaf, root, *proof)
@@ -319,8 +333,7 @@ def verify_inclusion(
             raise FaultError("the proof is too long")
         if at & 1 or at == last:
             computed = node_hash(sibling, computed)
-            while not at & 1 and at:
-                at, last = at >> 1, last >> 1
+            at, last = to_right_child(at, last)
         else:
             computed = node_hash(computed, sibling)
         at, last = at >> 1, last >> 1
@@ -330,53 +343,80 @@ def verify_inclusion(
         )
 
 
+def to_left_child(at: int, last: int) -> tuple[int, int]:
+    """Climb while the node is the right one of two: what stands below is complete."""
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    return at, last
+
+
+def to_right_child(at: int, last: int) -> tuple[int, int]:
+    """Climb over levels at which the node has no sibling: the proof has no hash for them."""
+    while at and not at & 1:
+        at, last = at >> 1, last >> 1
+    return at, last
+
+
 def verify_consistency(
     old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the
-    old one.
-    """
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one."""
     if not 0 <= old_size <= size:
         raise FaultError(
             f"a tree of {size} records cannot extend one of {old_size}: records were cut off"
         )
     check_hashes(old_root, root, *proof)
-    if old_size in (0, size):  # every tree extends the empty one, and each size has one root
-        if proof:
-            raise FaultError("the proof is too long")
-        if old_root != (root if old_size else EMPTY_ROOT) or (not size and root != EMPTY_ROOT):
-            raise FaultError(
-                f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was"
-                " forked"
-            )
+    if old_size in (0, size):
+        verify_same_size(old_size, old_root, size, root, proof)
         return
-    path = [*([old_root] if old_size & (old_size - 1) == 0 else []), *proof]
+    complete = old_size & (old_size - 1) == 0  # then the old tree is a node of the new one
+    path = [old_root, *proof] if complete else list(proof)
     if not path:
         raise FaultError("the proof is too short")
-    at, last = old_size - 1, size - 1
-    while at & 1:
-        at, last = at >> 1, last >> 1
+
+    # One walk computes both roots; it starts at the last complete subtree of the old tree.
+    at, last = to_left_child(old_size - 1, size - 1)
     old_computed = computed = path[0]
     for sibling in path[1:]:
         if last == 0:
             raise FaultError("the proof is too long")
         if at & 1 or at == last:
             old_computed, computed = node_hash(sibling, old_computed), node_hash(sibling, computed)
-            while not at & 1 and at:
-                at, last = at >> 1, last >> 1
+            at, last = to_right_child(at, last)
         else:
             computed = node_hash(computed, sibling)
         at, last = at >> 1, last >> 1
-    if last or old_computed != old_root or computed != root:
+    if (last, old_computed, computed) != (0, old_root, root):
         raise FaultError(
             f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just"
             " grow"
         )
 
 
+def verify_same_size(
+    old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """Every tree extends the empty one, and each size has one root: neither needs a hash."""
+    expected = root if old_size else EMPTY_ROOT
+    another = old_root != expected or impossible(size, root)
+    check_all(
+        (proof, "the proof is too long"),
+        (
+            another,
+            f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked",
+        ),
+    )
+
+
+def impossible(size: int, root: bytes) -> bool:
+    """Whether no tree of this size has this root: there is one empty tree."""
+    return size == 0 and root != EMPTY_ROOT
+
+
 def check_hashes(*hashes: bytes) -> None:
-    """FaultError unless each is as long as a SHA-256 hash: an empty root would fit an empty
-    leaf.
+    """FaultError unless each is as long as a SHA-256 hash.
+
+    An empty root would fit an empty leaf.
     """
     for each in hashes:
         if len(each) != 32:
@@ -387,6 +427,7 @@ def check_hashes(*hashes: bytes) -> None:
 
 LOG_KEY, WITNESS_KEY = 1, 4  # kinds of signature: plain Ed25519, and a cosignature with its time
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
+NAME = re.compile(r"[^+\s\x00-\x1f]+")  # of a key
 
 
 def base64_bytes(written: str) -> bytes:
@@ -404,19 +445,18 @@ def decimal(written: str) -> int:
     return int(written)
 
 
-def is_name(name: str) -> bool:
-    """Whether a key may be called so."""
-    return (
-        bool(name)
-        and "+" not in name
-        and not CONTROL.search(name)
-        and not any(c.isspace() for c in name)
-    )
+def base64_or_nothing(written: str) -> bytes:
+    """Like ``base64_bytes``, but no bytes for any other text."""
+    try:
+        return base64_bytes(written)
+    except ValueError:
+        return b""
 
 
 class Key(NamedTuple):
-    """Whom to trust with what; written ``name+key id+base64 of kind and key``, its key id being a
-    checksum.
+    """Whom to trust with what; written ``name+key id+base64 of kind and key``.
+
+    The key id is a checksum.
     """
 
     name: str
@@ -427,13 +467,10 @@ class Key(NamedTuple):
     def parse(cls, written: str) -> Key:
         """The key that ``str`` wrote."""
         name, _, rest = written.partition("+")
-        try:
-            decoded = base64_bytes(rest.partition("+")[2])
-        except ValueError:
-            decoded = b""
-        key = cls(name, decoded[0] if decoded else 0, decoded[1:])
-        right = is_name(name) and key.kind in (LOG_KEY, WITNESS_KEY) and len(key.public) == 32
-        if not right or str(key) != written:
+        decoded = base64_or_nothing(rest.partition("+")[2])
+        key = cls(name, int.from_bytes(decoded[:1], "big"), decoded[1:])
+        known = NAME.fullmatch(name) and key.kind in (LOG_KEY, WITNESS_KEY)
+        if not known or len(key.public) != 32 or str(key) != written:
             raise FaultError(
                 f"{written!r} is not a key, or not all of it; `keys` prints them from a roster"
             )
@@ -501,6 +538,24 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     """
     # (1) A text, a blank line, and signature lines of a dash, a name and base64 of key id and
     # signature.
+    signed, lines = split_note(data)
+    signatures: dict[tuple[str, bytes], list[bytes]] = {}
+    for line in lines:
+        name, key_id, signature = signature_line(line)
+        signatures.setdefault((name, key_id), []).append(signature)
+
+    # (2) Each key signed, and no signature of theirs fails.
+    for key in keys:
+        own = signatures.get((key.name, key.id))
+        if not own:
+            raise FaultError(f"the note is not signed by {key}")
+        for signature in own:
+            key.check(signed, signature)
+    return signed
+
+
+def split_note(data: bytes) -> tuple[str, list[str]]:
+    """The text of a note that is signed, and the lines below it."""
     if len(data) > MAX_NOTE:
         raise FaultError(f"the note has more than {MAX_NOTE} bytes")
     try:
@@ -509,31 +564,20 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
         raise FaultError(f"the note is not UTF-8: {error}") from None
     end = written.rfind("\n\n")
     signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
-    if end < 0 or not written.endswith("\n") or CONTROL.search(signed) or len(lines) > 64:
+    malformed = end < 0 or not written.endswith("\n") or CONTROL.search(signed)
+    if malformed or len(lines) > 64:
         raise FaultError("the note is not text, blank line and 1 to 64 signature lines")
-    signatures = []
-    for line in lines:
-        dash, _, rest = line.partition(" ")
-        name, _, encoded = rest.partition(" ")
-        try:
-            decoded = base64_bytes(encoded)
-        except ValueError:
-            decoded = b""
-        if dash != "\N{EM DASH}" or not is_name(name) or len(decoded) < 5:
-            raise FaultError(f"the note has a malformed signature line: {line[:80]!r}")
-        signatures.append((name, decoded[:4], decoded[4:]))
-    # (2) Each key signed, and no signature of theirs fails.
-    for key in keys:
-        own = [
-            signature
-            for name, key_id, signature in signatures
-            if (name, key_id) == (key.name, key.id)
-        ]
-        if not own:
-            raise FaultError(f"the note is not signed by {key}")
-        for signature in own:
-            key.check(signed, signature)
-    return signed
+    return signed, lines
+
+
+def signature_line(line: str) -> tuple[str, bytes, bytes]:
+    """Name, key id and signature in a line of a note."""
+    dash, _, rest = line.partition(" ")
+    name, _, encoded = rest.partition(" ")
+    decoded = base64_or_nothing(encoded)
+    if dash != "\N{EM DASH}" or not NAME.fullmatch(name) or len(decoded) < 5:
+        raise FaultError(f"the note has a malformed signature line: {line[:80]!r}")
+    return name, decoded[:4], decoded[4:]
 
 
 def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> SignedHead:
@@ -546,16 +590,23 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
         found = SignedHead(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
     except ValueError as error:
         raise FaultError(f"the note is not a checkpoint: {error}") from None
-    if len(found.root) != 32 or (found.size == 0 and found.root != EMPTY_ROOT):
-        raise FaultError(
-            f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}"
-        )
-    if found.origin != log.name:
-        raise FaultError(f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}")
+    check_all(
+        (
+            len(found.root) != 32 or impossible(found.size, found.root),
+            f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}",
+        ),
+        (
+            found.origin != log.name,
+            f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}",
+        ),
+    )
     return found
 
 
 # A ledger's folder: the chain, and what its records say.
+
+SEGMENT = re.compile(r"seg-[0-9]{8}\.jsonl")
+SINGLE = "egress.jsonl"  # what a ledger was before it had segments
 
 
 def segments(folder: Path) -> list[Path]:
@@ -566,17 +617,23 @@ def segments(folder: Path) -> list[Path]:
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise MisuseError(f"{folder}: cannot read it: {error.strerror or error}") from error
-    found = [name for name in names if re.fullmatch(r"seg-[0-9]{8}\.jsonl", name)]
+        raise cannot_read(folder, error) from error
+    found = []
     for name in names:
-        if name == "egress.jsonl" or (
-            name.startswith("seg-") and not re.fullmatch(r"seg-[0-9]{8}\.(jsonl|torn)", name)
-        ):
-            raise FaultError(f"{name!r} is not a segment of a ledger of this format")
+        if SEGMENT.fullmatch(name):
+            found.append(name)
+        elif name.startswith("seg-") or name == SINGLE:
+            check_put_aside(name)
     for number, name in enumerate(found, 1):
         if name != f"seg-{number:08d}.jsonl":
             raise FaultError(f"segment {number} is missing, while {found[-1]} is there")
     return [folder / name for name in found]
+
+
+def check_put_aside(name: str) -> None:
+    """FaultError unless a file holds what a crash left behind a segment."""
+    if not re.fullmatch(r"seg-[0-9]{8}\.torn", name):
+        raise FaultError(f"{name!r} is not a segment of a ledger of this format")
 
 
 class RecordChain:
@@ -594,27 +651,26 @@ class RecordChain:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for path in self.paths:
-            number = 0
-            try:
-                with path.open("rb") as file:
-                    while line := file.readline(MAX_LINE):
-                        number += 1
-                        if (
-                            not line.endswith(b"\n")
-                            and len(line) < MAX_LINE
-                            and path == self.paths[-1]
-                        ):
-                            self.torn = len(line)
-                            return
-                        yield self.follow(line)
-                if not number and path != self.paths[-1]:
-                    raise FaultError("is empty, and another segment follows")
-            except FaultError as error:
-                raise FaultError(
-                    f"{path.name} line {number} (seq {self.tree.size}) {error}"
-                ) from None
-            except OSError as error:
-                raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+            yield from self.segment(path, last=path == self.paths[-1])
+
+    def segment(self, path: Path, *, last: bool) -> Iterator[dict[str, Any]]:
+        """The records of one segment; only the last may be empty, or end within a line."""
+        number = 0
+        try:
+            with path.open("rb") as file:
+                while line := file.readline(MAX_LINE):
+                    number += 1
+                    unfinished = not line.endswith(b"\n") and len(line) < MAX_LINE
+                    if unfinished and last:
+                        self.torn = len(line)
+                        return
+                    yield self.follow(line)
+            if not number and not last:
+                raise FaultError("is empty, and another segment follows")
+        except FaultError as error:
+            raise FaultError(f"{path.name} line {number} (seq {self.tree.size}) {error}") from None
+        except OSError as error:
+            raise cannot_read(path, error) from error
 
     def follow(self, line: bytes) -> dict[str, Any]:
         """The record of the next line."""
@@ -625,12 +681,13 @@ class RecordChain:
             )
         record = parse(line[:-1])
         # (2) It stands in its place, and follows the line before.
-        if record["seq"] != self.tree.size:
-            raise FaultError(f"has seq {record['seq']}")
-        if record["prev"] != self.head:
-            raise FaultError(
-                "does not follow the line before: one of the two was changed, removed or inserted"
-            )
+        check_all(
+            (record["seq"] != self.tree.size, f"has seq {record['seq']}"),
+            (
+                record["prev"] != self.head,
+                "does not follow the line before: one of the two was changed, removed or inserted",
+            ),
+        )
         leaf = leaf_hash(line[:-1])
         self.tree.append(leaf)
         self.head = leaf.hex()
@@ -639,10 +696,10 @@ class RecordChain:
     @property
     def found(self) -> str:
         """What was read, in words."""
-        torn = (
-            f"; {self.torn} bytes of an unfinished last line count as nothing" if self.torn else ""
-        )
-        return f"{self.tree.size} records, each after the one before{torn}"
+        found = f"{self.tree.size} records, each after the one before"
+        if not self.torn:
+            return found
+        return f"{found}; {self.torn} bytes of an unfinished last line count as nothing"
 
 
 @dataclass
@@ -668,9 +725,7 @@ class OpenMessage:
 
     @property
     def whole(self) -> int:
-        """Bytes of the payload: those that go now, and those before the offset, which the recipient
-        has.
-        """
+        """Bytes of the whole message: those before the offset, which the recipient has, too."""
         return int(self.intent["offset"] + self.intent["message"]["bytes"])
 
     @property
@@ -685,20 +740,25 @@ class OpenMessage:
 
     @property
     def stream(self) -> str:
-        """Of what its offset counts bytes: the payload of a round, or of an attempt at a sum, a
-        version or a use.
+        """Name of the byte stream in which its offset counts.
+
+        A round has one, and so has an attempt at a sum, a version of a part, a use of a rotation.
         """
         bound = self.intent.get("secagg") or self.hidden
-        return str(bound["ctx"] if bound else self.intent["round"])
+        if bound:
+            return str(bound["ctx"])
+        return str(self.intent["round"])
 
     @property
     def hashed(self) -> list[tuple[str, str]]:
         """The tensors that its digest names: none of what is masked, padded or rotated."""
-        return [] if self.masked or self.hidden else self.names
+        if self.masked or self.hidden:
+            return []
+        return self.names
 
     @cached_property
     def leaving(self) -> dict[str, Numbers]:
-        """What leaves by it, by part: of a tensor the bytes behind the offset.
+        """Numbers of what leaves by it, by part: the bytes of each tensor behind the offset.
 
         "(message)" is of no tensor.
 
@@ -706,7 +766,9 @@ class OpenMessage:
         full.
         """
         tensors, offset = self.intent["tensors"], self.intent["offset"]
-        end = self.whole - sum(tensor["bytes"] for tensor in tensors) if self.masked else 0
+        end = 0
+        if self.masked:
+            end = self.whole - size_of(tensors)
         rest = self.intent["message"]["bytes"]
         parts: dict[str, Numbers] = {}
         for tensor in tensors:
@@ -728,64 +790,111 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
     return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
 
 
+# bytes of an element by dtype, in the forms that are mixed or compared
+HIDDEN_SIZES = {"padded": {"uint64": 8}, "rotated": {"float32": 4, "float64": 8}}
+
+
+def size_of(tensors: Sequence[dict[str, Any]]) -> int:
+    """Bytes of all of them together."""
+    return sum(tensor["bytes"] for tensor in tensors)
+
+
 def astray(silos: Sequence[str], silo: str) -> bool:
     """Whether these are not some silos in order, each once, and this one among them."""
-    return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
+    if silos != sorted(set(silos)):
+        return True
+    return bool(silo) and silo not in silos
 
 
 def masked_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a part of a secure sum, or with one that is none."""
-    secagg, cohort = record.get("secagg"), record.get("cohort")
-    if (secagg is not None) != (record["form"] == "masked"):
-        return (
-            f"has form {record['form']!r} and names {'an' if secagg else 'no'} attempt at a"
-            " secure sum"
-        )
+    secagg, form = record.get("secagg"), record["form"]
+    if (secagg is not None) != (form == "masked"):
+        an = "an" if secagg else "no"
+        return f"has form {form!r} and names {an} attempt at a secure sum"
     if secagg is None:
         return ""
-    members = secagg["members"]
-    if astray(members, record["silo"]):
-        return "is masked with members that are not sorted, are there twice, or lack this silo"
-    if cohort and not set(members) <= set(cohort):
-        return "is masked with members that are not of its cohort"
-    if secagg["threshold"] > len(members):
-        return (
-            f"is masked with {len(members)} members, fewer than its threshold of"
-            f" {secagg['threshold']}"
-        )
-    for tensor in record["tensors"]:
-        word = {"uint32": 4, "uint64": 8}.get(tensor["dtype"])
-        if word is None or tensor["bytes"] != math.prod(tensor["shape"]) * word:
-            return f"is masked, and a tensor has {tensor['bytes']} bytes of {tensor['dtype']!r}"
-    return ""
+    members, threshold = secagg["members"], secagg["threshold"]
+    cohort = record.get("cohort") or members
+    return first_fault(
+        (
+            astray(members, record["silo"]),
+            "is masked with members that are not sorted, are there twice, or lack this silo",
+        ),
+        (
+            not set(members) <= set(cohort),
+            "is masked with members that are not of its cohort",
+        ),
+        (
+            threshold > len(members),
+            f"is masked with {len(members)} members, fewer than its threshold of {threshold}",
+        ),
+    ) or words_fault(record, {"uint32": 4, "uint64": 8})
 
 
 def hidden_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a padded or rotated part, or with one that is none."""
     hidden, form = record.get("hidden"), record["form"]
-    if (hidden is not None) != (form in ("padded", "rotated")):
-        return (
-            f"has form {form!r} and names {'a' if hidden else 'no'} version of a part or use of a"
-            " rotation"
-        )
+    if (hidden is not None) != (form in HIDDEN_SIZES):
+        a = "a" if hidden else "no"
+        return f"has form {form!r} and names {a} version of a part or use of a rotation"
     if hidden is None:
         return ""
-    tensors = record["tensors"]
-    if len({tensor["part"] for tensor in tensors}) != 1:
-        return f"is {form} and not of one part"
-    if sum(tensor["bytes"] for tensor in tensors) != record["offset"] + record["message"]["bytes"]:
-        return f"is {form} and has other bytes than its tensors"
-    if form == "rotated" and hidden["number"]:
-        return (
-            f"is rotated and has number {hidden['number']}; only versions of a padded part are"
-            " counted"
-        )
-    sizes = {"uint64": 8} if form == "padded" else {"float32": 4, "float64": 8}
-    for tensor in tensors:
+    tensors, number = record["tensors"], hidden["number"]
+    return first_fault(
+        (len(set(map(part_of, tensors))) != 1, f"is {form} and not of one part"),
+        (
+            size_of(tensors) != record["offset"] + record["message"]["bytes"],
+            f"is {form} and has other bytes than its tensors",
+        ),
+        (
+            form == "rotated" and number,
+            f"is rotated and has number {number}; only versions of a padded part are counted",
+        ),
+    ) or words_fault(record, HIDDEN_SIZES[form])
+
+
+def part_of(tensor: dict[str, Any]) -> str:
+    """Name of the part that a tensor belongs to."""
+    part: str = tensor["part"]
+    return part
+
+
+def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
+    """What is wrong with the bytes of tensors, of which an element takes ``sizes`` by dtype."""
+    for tensor in record["tensors"]:
         size = sizes.get(tensor["dtype"])
         if size is None or tensor["bytes"] != math.prod(tensor["shape"]) * size:
-            return f"is {form}, and a tensor has {tensor['bytes']} bytes of {tensor['dtype']!r}"
+            found = f"{tensor['bytes']} bytes of {tensor['dtype']!r}"
+            return f"is {record['form']}, and a tensor has {found}"
     return ""
+
+
+def shape_fault(message: OpenMessage) -> str:
+    """What is wrong with the tensors of an intent and with those who can read it."""
+    record, names = message.intent, message.names
+    tensors, size = record["tensors"], record["message"]["bytes"]
+    readers, of_tensors = set(record["readers"]), set()
+    for tensor in tensors:
+        of_tensors.update(tensor.get("readers", ()))
+    cohort = record.get("cohort")
+    return first_fault(
+        (len(set(names)) != len(names), "names a tensor twice"),
+        (
+            size_of(tensors) > message.whole,
+            f"has tensors that do not fit into its message of {size} bytes",
+        ),
+        (not readers, "names no reader"),
+        (of_tensors - readers, "has a tensor with a reader that the message has not"),
+        (
+            cohort and astray(cohort, record["silo"]),
+            "has a cohort that is not sorted, has a silo twice, or lacks this one",
+        ),
+    )
+
+
+# types of a coordinator's ledger, about every silo
+OF_COORDINATOR = ("received", "delivered", "head.refused")
 
 
 class Account:
@@ -814,59 +923,68 @@ class Account:
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
         self._broken: list[str] = []
+        self._leaf = ""  # hash of the line that is taken
+        # What each type of record is checked by; the others may come anywhere.
+        self._rules: dict[str, Callable[[dict[str, Any]], str]] = {
+            "start": self._start,
+            "policy.change": self._change,
+            "policy.deny": self._denied,
+            "egress.intent": self._intent,
+            "egress.digest": self._digest,
+            "egress.outcome": self._outcome,
+            "egress.protocol": self._protocol,
+            "control.open": self._open_control,
+            "control.close": self._close_control,
+            "secagg.signed": self._survivors,
+            "secagg.sum": self._survivors,
+            "privacy.head": self._budget,
+        }
 
     def take(self, record: dict[str, Any], leaf: str) -> None:
         """The next record; a broken rule is noted, and the record left out of account."""
-        kind, why = record["type"], ""
-        # of the coordinator's ledger, about every silo
-        if kind in ("received", "delivered", "head.refused"):
+        if record["type"] in OF_COORDINATOR:
             return
         self.silo = self.silo or record.get("silo", "")
+        self._leaf = leaf
+        rule = self._rules.get(record["type"])
+        why = ""
         if record.get("silo", self.silo) != self.silo:
             why = f"is of silo {record['silo']!r}, the ledger of {self.silo!r}"
-        elif kind == "start":
-            self.roster = record["roster"]
-            self._abandon()
-        elif kind == "policy.change":
-            why = self._change(record)
-        elif kind == "policy.deny":
-            why = self._decided(record["policy"])
-        elif kind == "egress.intent":
-            why = self._decided(record["policy"]["file"]) or self._intent(record)
-        elif kind == "egress.digest":
-            why = self._digest(record, leaf)
-        elif kind == "egress.outcome":
-            why = self._outcome(record)
-        elif kind.startswith("control."):
-            why = self._control(record)
-        elif kind == "egress.protocol":
-            self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
-        else:
-            why = self._beside(record)
+        elif rule:
+            why = rule(record)
         if why:
             self._counts["broken"] += 1
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
 
-    def _beside(self, record: dict[str, Any]) -> str:
-        """What is no message: a budget's head, which only grows, and the silos of a sum, this one
-        among them.
-        """
-        if record["type"] in ("secagg.sum", "secagg.signed") and astray(
-            record["survivors"], self.silo
-        ):
-            return "has survivors that are not sorted, are there twice, or lack this silo"
-        absent = record.get("absent", [])
-        if absent != sorted({*absent} - {*record.get("survivors", [])}):
-            return "has absent silos that are not sorted, are there twice, or survived"
-        if record["type"] != "privacy.head":
-            return ""
-        last = self.budgets.get(record["dataset"])
-        if (
-            last
-            and record["size"] <= last["size"]
-            and (record["size"], record["root"]) != (last["size"], last["root"])
-        ):
+    def _start(self, record: dict[str, Any]) -> str:
+        self.roster = record["roster"]
+        self._abandon()
+        return ""
+
+    def _protocol(self, record: dict[str, Any]) -> str:
+        self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
+        return ""
+
+    def _survivors(self, record: dict[str, Any]) -> str:
+        """The silos of a sum, this one among them, and those that did not survive."""
+        survivors, absent = record["survivors"], record.get("absent", [])
+        return first_fault(
+            (
+                astray(survivors, self.silo),
+                "has survivors that are not sorted, are there twice, or lack this silo",
+            ),
+            (
+                absent != sorted(set(absent) - set(survivors)),
+                "has absent silos that are not sorted, are there twice, or survived",
+            ),
+        )
+
+    def _budget(self, record: dict[str, Any]) -> str:
+        """A head of a privacy budget, which only grows."""
+        last = self.budgets.get(record["dataset"], {"size": -1, "root": ""})
+        same = (record["size"], record["root"]) == (last["size"], last["root"])
+        if record["size"] <= last["size"] and not same:
             return (
                 f"is a head of {record['size']} records of a privacy budget that had"
                 f" {last['size']}, or other ones"
@@ -876,22 +994,29 @@ class Account:
 
     def _change(self, record: dict[str, Any]) -> str:
         # (0) A policy follows the one in force, and is in force until the next.
-        if record["before"] != self.policy:
-            return (
-                f"puts a policy in the place of {record['before'] or 'none'}, in force is"
-                f" {self.policy or 'none'}"
-            )
-        if hashlib.sha256(record["text"].encode()).hexdigest() != record["after"]:
-            return f"has a text that is not that of policy {record['after']}"
-        self.policy = record["after"]
-        return ""
+        after = record["after"]
+        before, in_force = record["before"] or "none", self.policy or "none"
+        why = first_fault(
+            (
+                before != in_force,
+                f"puts a policy in the place of {before}, in force is {in_force}",
+            ),
+            (
+                hashlib.sha256(record["text"].encode()).hexdigest() != after,
+                f"has a text that is not that of policy {after}",
+            ),
+        )
+        if not why:
+            self.policy = after
+        return why
+
+    def _denied(self, record: dict[str, Any]) -> str:
+        return self._decided(record["policy"])
 
     def _decided(self, digest: str) -> str:
-        return (
-            ""
-            if self.policy in (None, digest)
-            else f"is decided by policy {digest}, in force is {self.policy}"
-        )
+        if self.policy in (None, digest):
+            return ""
+        return f"is decided by policy {digest}, in force is {self.policy}"
 
     def _intent(self, record: dict[str, Any]) -> str:
         message = OpenMessage(record, named(record))
@@ -899,28 +1024,12 @@ class Account:
         before = rounds.get(message.stream, 0)
         # (1) It declares each tensor once, room for all, who can read them, with whom the silo
         # takes part, and that it is what its form asks for.
-        if len(set(message.names)) != len(message.names):
-            return "names a tensor twice"
-        if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
-            return (
-                f"has tensors that do not fit into its message of {record['message']['bytes']}"
-                " bytes"
-            )
-        if not record["readers"]:
-            return "names no reader"
-        if {reader for tensor in record["tensors"] for reader in tensor.get("readers", ())} - set(
-            record["readers"]
-        ):
-            return "has a tensor with a reader that the message has not"
-        if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
-            return "has a cohort that is not sorted, has a silo twice, or lacks this one"
-        if (
-            why := masked_fault(record)
-            or hidden_fault(record)
-            or self._version(record)
-            or self._paid(record)
-        ):
+        why = self._decided(record["policy"]["file"]) or shape_fault(message)
+        why = why or masked_fault(record) or hidden_fault(record)
+        why = why or self._version(record) or self._paid(record)
+        if why:
             return why
+
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return (
@@ -931,6 +1040,8 @@ class Account:
         if record["form"] == "padded":
             self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
         self.open[record["seq"]] = message
+
+        # Without a digest nobody knows how much of it left, so all its bytes count until one comes.
         self._counts["messages"] += 1
         self._counts["undigested"] += 1
         for part, numbers in message.leaving.items():
@@ -941,11 +1052,10 @@ class Account:
         """A version of a padded part has a number of its own, higher than all before."""
         if record["form"] != "padded":
             return ""
-        own = record["hidden"]
-        last = self._versions.get(
-            (record["job_digest"], record["tensors"][0]["part"]), {"number": -1, "ctx": ""}
-        )
-        if own == last or (own["number"] > last["number"] and own["ctx"] != last["ctx"]):
+        own, part = record["hidden"], (record["job_digest"], record["tensors"][0]["part"])
+        last = self._versions.get(part, {"number": -1, "ctx": ""})
+        newer = own["number"] > last["number"] and own["ctx"] != last["ctx"]
+        if newer or own == last:
             return ""
         return (
             f"is version {own['number']} of a padded part, ctx {own['ctx']}, after"
@@ -953,27 +1063,25 @@ class Account:
         )
 
     def _paid(self, record: dict[str, Any]) -> str:
-        """What is dp names reservations of a budget, and a head of that budget that has them came
-        before.
-        """
+        """Tensors that are dp name reservations that an earlier head of that budget has."""
         paid = record.get("dp")
         dp = any(tensor["taint"] == "dp" for tensor in record["tensors"])
         if dp != (paid is not None):
-            return (
-                f"has {'a' if dp else 'no'} tensor that is dp, and names"
-                f" {'what' if paid else 'nothing that'} paid"
-            )
+            a = "a" if dp else "no"
+            what = "what" if paid else "nothing that"
+            return f"has {a} tensor that is dp, and names {what} paid"
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
-        if not ids or ids != sorted(set(ids)) or ids[-1] >= size:
+        in_order = ids == sorted(set(ids))
+        if not ids or not in_order or ids[-1] >= size:
             return (
                 f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size}"
                 " records"
             )
         return ""
 
-    def _digest(self, record: dict[str, Any], leaf: str) -> str:
+    def _digest(self, record: dict[str, Any]) -> str:
         message = self.open.get(record["ref"])
         # (3) A digest is the only one of an open message, and of its bytes and those tensors that
         # have a hash.
@@ -984,8 +1092,9 @@ class Account:
             )
         if named(record) != message.hashed or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
-        message.digest, message.leaf = record, leaf
-        message.root = self.tree.root().hex() if self.tree else ""
+        message.digest, message.leaf = record, self._leaf
+        if self.tree:
+            message.root = self.tree.root().hex()
         self._counts["undigested"] -= 1
         for part, numbers in message.leaving.items():
             self._add(message.intent, part, Numbers(), -numbers.bytes)
@@ -1001,39 +1110,32 @@ class Account:
                 " already"
             )
         size, sent = message.intent["message"]["bytes"], record["bytes_sent"]
-        if sent > size or (record["status"] == "sent" and (sent != size or not message.digest)):
-            return (
-                f"says {record['status']!r} with {sent} bytes of {size},"
-                f" {'' if message.digest else 'not '}digested"
-            )
+        whole = sent == size and message.digest
+        if sent > size or (record["status"] == "sent" and not whole):
+            digested = "digested" if message.digest else "not digested"
+            return f"says {record['status']!r} with {sent} bytes of {size}, {digested}"
         del self.open[record["ref"]]
         if self.settled:
             self.settled(message, record)
         return ""
 
-    def _control(self, record: dict[str, Any]) -> str:
-        # (5) Polls and heartbeats have one session at a time, which is closed within its caps, or
-        # left by a crash.
+    # (5) Polls and heartbeats have one session at a time, which is closed within its caps, or
+    # left by a crash.
+
+    def _open_control(self, record: dict[str, Any]) -> str:
+        if self._session:
+            return f"opens a control session while that of seq {self._session['seq']} is open"
+        self._session = record
+        return ""
+
+    def _close_control(self, record: dict[str, Any]) -> str:
         session = self._session
-        if record["type"] == "control.open":
-            self._session = self._session or record
-            return (
-                f"opens a control session while that of seq {session['seq']} is open"
-                if session
-                else ""
-            )
         if session is None or session["seq"] != record["ref"]:
             return f"closes seq {record['ref']}, which is not an open control session"
-        if record["messages"] > session["max_messages"] or record["bytes"] > session["max_bytes"]:
-            return (
-                f"closes a control session beyond its caps: {record['messages']} messages,"
-                f" {record['bytes']} bytes"
-            )
-        self._add(
-            {**session, "job": "(control)"},
-            "(control)",
-            Numbers(record["messages"], bytes=record["bytes"]),
-        )
+        messages, size = record["messages"], record["bytes"]
+        if messages > session["max_messages"] or size > session["max_bytes"]:
+            return f"closes a control session beyond its caps: {messages} messages, {size} bytes"
+        self._add({**session, "job": "(control)"}, "(control)", Numbers(messages, bytes=size))
         self._session = None
         return ""
 
@@ -1056,9 +1158,10 @@ class Account:
         """All records are in: what they say, in words; FaultError if a rule is broken."""
         self._abandon()
         if more := self._counts["broken"]:
-            raise FaultError(
-                "; ".join(self._broken) + (f"; {more} in all" if more > len(self._broken) else "")
-            )
+            shown = list(self._broken)
+            if more > len(shown):
+                shown.append(f"{more} in all")
+            raise FaultError("; ".join(shown))
         undigested = self._counts["undigested"]
         return (
             f"{self._counts['messages']} messages; {undigested} have no digest, and count as left"
@@ -1067,19 +1170,20 @@ class Account:
 
     def left(self) -> list[dict[str, Any]]:
         """What left, by job, part and recipient."""
-        return [
-            {"job": job, "part": part, "recipient": recipient, **asdict(numbers)}
-            for (job, part, recipient), numbers in sorted(
-                self.totals.items(), key=lambda item: item[0]
-            )
-        ]
+        found = []
+        for job, part, recipient in sorted(self.totals):
+            numbers = asdict(self.totals[job, part, recipient])
+            found.append({"job": job, "part": part, "recipient": recipient, **numbers})
+        return found
 
     def spent(self) -> list[dict[str, Any]]:
         """The last head of each privacy budget, by data set."""
         names = ("dataset", "epsilon", "delta", "limit", "size", "root")
-        return [
-            {name: record[name] for name in names} for _, record in sorted(self.budgets.items())
-        ]
+        found = []
+        for dataset in sorted(self.budgets):
+            record = self.budgets[dataset]
+            found.append({name: record[name] for name in names})
+        return found
 
 
 # A roster: the members, signed by the founders.
@@ -1088,6 +1192,12 @@ class Account:
 def framed(label: str, *fields: bytes) -> bytes:
     """What is signed by protocol keys: a label and fields, each behind its length."""
     return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (label.encode(), *fields))
+
+
+def fingerprint(key: str) -> str:
+    """Of a key in hex, as people compare it."""
+    digest = base64.b64encode(hashlib.sha256(bytes.fromhex(key)).digest()).decode()
+    return f"SHA256:{digest.rstrip('=')}"
 
 
 class VerifiedRoster:
@@ -1108,26 +1218,37 @@ class VerifiedRoster:
         self.signers = document.pop("signatures")
         self.payload = framed("staddle/roster/1", canonical(document))
         self.digest = hashlib.sha256(self.payload).hexdigest()
-        # (2) Its members are distinct, in order, and one of them is the coordinator.
-        self.entries: dict[str, dict[str, Any]] = {
-            entry["id"]: entry for entry in document["entries"]
-        }
-        if [entry["id"] for entry in document["entries"]] != sorted(self.entries):
+        ids = [entry["id"] for entry in document["entries"]]
+        self.entries: dict[str, dict[str, Any]] = dict(zip(ids, document["entries"]))
+        if ids != sorted(self.entries):
             raise FaultError("has members twice, or not in the order of their ids")
+        self._check_distinct()
+        self.coordinator = self._find_coordinator()
+        self._check_entries()
+
+    def _check_distinct(self) -> None:
+        # (2) Its members are distinct, in order, and one of them is the coordinator.
+        entries = self.entries.values()
         for name in ("spki_sha256", "protocol_key", "log_key", "exchange_key"):
-            if len({entry[name] for entry in self.entries.values()}) != len(self.entries):
+            if len({entry[name] for entry in entries}) != len(entries):
                 raise FaultError(f"has members with the same {name}")
-        if any(entry["protocol_key"] == entry["log_key"] for entry in self.entries.values()):
-            raise FaultError("has a member with one key for two uses")
-        coordinators = [entry for entry in self.entries.values() if entry["role"] == "coordinator"]
-        if len(coordinators) != 1:
-            raise FaultError(f"has {len(coordinators)} coordinators")
-        (self.coordinator,) = coordinators
+        for entry in entries:
+            if entry["protocol_key"] == entry["log_key"]:
+                raise FaultError("has a member with one key for two uses")
+
+    def _find_coordinator(self) -> dict[str, Any]:
+        found = [entry for entry in self.entries.values() if entry["role"] == "coordinator"]
+        if len(found) != 1:
+            raise FaultError(f"has {len(found)} coordinators")
+        return found[0]
+
+    def _check_entries(self) -> None:
         # (3) Each member signed its own entry.
         for member, entry in self.entries.items():
-            own = {key: value for key, value in entry.items() if key != "signature"}
+            own = dict(entry)
+            signature = bytes.fromhex(own.pop("signature"))
             message = framed("staddle/entry/1", canonical(own))
-            if not has_signed(entry["protocol_key"], message, bytes.fromhex(entry["signature"])):
+            if not has_signed(entry["protocol_key"], message, signature):
                 raise FaultError(f"has an entry of {member!r} whose own signature does not fit it")
 
     def vouched(self, founders: Sequence[str], least: int) -> str:
@@ -1138,33 +1259,30 @@ class VerifiedRoster:
         pinned = []
         # (4) Every signature is of a founder in it and holds.
         for member, signature in self.signers.items():
-            entry = self.entries.get(member)
-            if not (
-                entry
-                and entry["role"] == "founder"
-                and has_signed(entry["protocol_key"], self.payload, bytes.fromhex(signature))
-            ):
+            if not self._is_founders(member, bytes.fromhex(signature)):
                 raise FaultError(
                     f"has a signature of {member!r} that does not fit: it was changed after it was"
                     " signed"
                 )
-            fingerprint = base64.b64encode(
-                hashlib.sha256(bytes.fromhex(entry["protocol_key"])).digest()
-            ).decode()
-            if f"SHA256:{fingerprint.rstrip('=')}" in founders:
+            if fingerprint(self.entries[member]["protocol_key"]) in founders:
                 pinned.append(member)
+
         # (5) Enough of them are founders whose fingerprints came from elsewhere.
+        names = ", ".join(pinned)
         least = max(least or len(founders), self.threshold)
         if founders and len(pinned) < least:
             raise FaultError(
-                f"is signed by {', '.join(pinned) or 'none'} of the founders named here; {least}"
-                " must"
+                f"is signed by {names or 'none'} of the founders named here; {least} must"
             )
-        return (
-            f"signed by {', '.join(pinned)}"
-            if pinned
-            else "NOTHING VOUCHES FOR IT: no --founder was named"
-        )
+        if not pinned:
+            return "NOTHING VOUCHES FOR IT: no --founder was named"
+        return f"signed by {names}"
+
+    def _is_founders(self, member: str, signature: bytes) -> bool:
+        entry = self.entries.get(member)
+        if entry is None or entry["role"] != "founder":
+            return False
+        return has_signed(entry["protocol_key"], self.payload, signature)
 
     def keys(self) -> dict[str, Key]:
         """The key of each silo's ledger, and that of the coordinator as a witness, by id."""
@@ -1213,19 +1331,24 @@ def run_keys(args: argparse.Namespace) -> Run:
     roster = VerifiedRoster(read(args.roster, MAX_ROSTER))
     yield f"{roster.found}: each member signed its own entry"
     yield roster.vouched(args.founder, args.threshold)
+    shown = "that the file is whole."
+    not_shown = "that the members are who they are called, nor that any founder knows of them."
+    if args.founder:
+        shown = "the founders named here signed a roster with these keys."
+        not_shown = "that the members are who they are called."
     return Result(
-        (
-            "the founders named here signed a roster with these keys."
-            if args.founder
-            else "that the file is whole."
-        ),
-        "that the members are who they are called"
-        + ("." if args.founder else ", nor that any founder knows of them."),
+        shown,
+        not_shown,
         {
             "digest": roster.digest,
             "keys": {member: str(key) for member, key in roster.keys().items()},
         },
     )
+
+
+def cosigned(args: argparse.Namespace) -> str:
+    """The witnesses whose cosignatures hold, in words."""
+    return "".join(f", cosigned by {key}" for key in args.witness)
 
 
 def run_ledger(args: argparse.Namespace) -> Run:
@@ -1252,38 +1375,25 @@ def run_ledger(args: argparse.Namespace) -> Run:
         for path in args.checkpoint
     }
     sizes = ", ".join(str(each.size) for each in held.values())
-    yield (f"of {sizes} records" if held else "none given") + "".join(
-        f", cosigned by {key}" for key in args.witness
-    )
+    found = f"of {sizes} records" if held else "none given"
+    yield f"{found}{cosigned(args)}"
     # (4) Every line is a record, and follows the line before.
     chain, account = RecordChain(paths), Account(origin[2])
-    roots = {each.size: EMPTY_ROOT for each in (own, *held.values())}
-    for record in chain:
-        account.take(record, chain.head)
-        if chain.tree.size in roots:
-            roots[chain.tree.size] = chain.tree.root()
+    roots = roots_at({each.size for each in (own, *held.values())}, chain, account)
     yield chain.found
     # (5) They are the records of each checkpoint.
     records = chain.tree.size
-    for holder, head in [("the folder's own checkpoint", own), *held.items()]:
-        if head.size > records:
-            raise FaultError(
-                f"records were cut off: {holder} is of {head.size}, the folder has {records}"
-            )
-        if head.root != roots[head.size]:
-            raise FaultError(
-                f"records were rewritten: the first {head.size} are not those of {holder}"
-            )
+    check_head("the folder's own checkpoint", own, records, roots)
+    for path, head in held.items():
+        check_head(path, head, records, roots)
     yield f"the first {own.size} records have the root {own.root.hex()}"
     # (6) Each may come where it comes.
     yield account.close()
     fixed = max((each.size for each in held.values()), default=0)
-    also = f", and the first {fixed} are those of checkpoints that others hold" if fixed else ""
-    where = (
-        f"behind the first {fixed}"
-        if fixed
-        else "anywhere, since no other party's checkpoint was given"
-    )
+    also, where = "", "anywhere, since no other party's checkpoint was given"
+    if fixed:
+        also = f", and the first {fixed} are those of checkpoints that others hold"
+        where = f"behind the first {fixed}"
     return Result(
         f"the first {own.size} of {records} records are those that the holder of the key signed, in"
         f" order{also}.",
@@ -1299,12 +1409,32 @@ def run_ledger(args: argparse.Namespace) -> Run:
     )
 
 
+def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict[int, bytes]:
+    """Read all records; roots of the tree at these sizes, in one pass over a ledger of any size."""
+    roots = dict.fromkeys(sizes, EMPTY_ROOT)
+    for record in chain:
+        account.take(record, chain.head)
+        if chain.tree.size in roots:
+            roots[chain.tree.size] = chain.tree.root()
+    return roots
+
+
+def check_head(holder: object, head: SignedHead, records: int, roots: dict[int, bytes]) -> None:
+    """FaultError unless the ledger has the records of a tree head, and these very ones."""
+    if head.size > records:
+        raise FaultError(
+            f"records were cut off: {holder} is of {head.size}, the folder has {records}"
+        )
+    if head.root != roots[head.size]:
+        raise FaultError(f"records were rewritten: the first {head.size} are not those of {holder}")
+
+
 def run_receipts(args: argparse.Namespace) -> Run:
     """What the coordinator signed that it received, against the records that say what was sent."""
-    rosters = {
-        each.digest: each
-        for each in (VerifiedRoster(read(path, MAX_ROSTER)) for path in args.roster)
-    }
+    rosters = {}
+    for path in args.roster:
+        roster = VerifiedRoster(read(path, MAX_ROSTER))
+        rosters[roster.digest] = roster
     yield ", ".join(each.found for each in rosters.values())
     yield "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
     chain, account = RecordChain(segments(args.folder)), Account()
@@ -1389,19 +1519,14 @@ def run_proof(args: argparse.Namespace) -> Run:
     if lines.pop(0) != b"c2sp.org/tlog-proof@v1":
         raise FaultError("the proof does not begin with the line c2sp.org/tlog-proof@v1")
     if lines and lines[0].startswith(b"extra "):
-        try:
-            extra = base64_bytes(lines.pop(0)[6:].decode())
-        except ValueError:
-            extra = b""
-        if not extra:
+        extra = lines.pop(0)[6:].decode(errors="replace")
+        if not base64_or_nothing(extra):
             raise FaultError("the proof has an extra line that is not base64")
     index, hashes = numbered(lines, b"index ")
     yield f"of record {index}, with {len(hashes)} hashes"
     # (2) The log signed the checkpoint.
     tree = open_checkpoint(note, args.key, args.witness)
-    yield f"of {tree.size} records, signed by {args.key}" + "".join(
-        f", cosigned by {key}" for key in args.witness
-    )
+    yield f"of {tree.size} records, signed by {args.key}{cosigned(args)}"
     # (3) The record is in the tree of that checkpoint.
     leaf = leaf_hash(record)
     verify_inclusion(leaf, index, tree.size, tree.root, hashes)
@@ -1420,9 +1545,7 @@ def run_growth(args: argparse.Namespace) -> Run:
     old = open_checkpoint(read(args.old, MAX_NOTE), args.key)
     yield f"of {old.size} records, signed by {args.key}"
     new = open_checkpoint(read(args.new, MAX_NOTE), args.key, args.witness)
-    yield f"of {new.size} records, signed by {args.key}" + "".join(
-        f", cosigned by {key}" for key in args.witness
-    )
+    yield f"of {new.size} records, signed by {args.key}{cosigned(args)}"
     # (3) The proof is between just these.
     head, _, note = read(args.proof, MAX_PROOF).partition(b"\n\n")
     size, hashes = numbered(head.split(b"\n"), b"old ")
@@ -1443,15 +1566,14 @@ def run_growth(args: argparse.Namespace) -> Run:
 
 def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
     """The number in the first line of a proof, and the hashes below it."""
+    head, *rest = lines or [b""]
     try:
-        if not lines or not lines[0].startswith(first):
+        if not head.startswith(first):
             raise ValueError(
                 f"it has no line {first.decode()!r} with a number where it should stand"
             )
-        number, hashes = (
-            decimal(lines[0][len(first) :].decode()),
-            [base64_bytes(line.decode()) for line in lines[1:]],
-        )
+        number = decimal(head[len(first) :].decode())
+        hashes = [base64_bytes(line.decode()) for line in rest]
     except ValueError as error:
         raise FaultError(f"the proof is malformed: {error}") from None
     if len(hashes) > 63 or any(len(each) != 32 for each in hashes):
@@ -1534,7 +1656,12 @@ def arguments() -> argparse.ArgumentParser:
 
 def printable(written: str) -> str:
     """Text that moves no cursor and colours nothing, whoever wrote it."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in written)
+    return "".join(map(harmless, written))
+
+
+def harmless(character: str) -> str:
+    """A character, or its escape where it would not be seen."""
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -1569,35 +1696,42 @@ def report(
     args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: Result | None
 ) -> None:
     """Print what was found."""
-    shown = (
-        result.shown if result else f"that it does not hold: check {checks[-1]['number']} failed."
+    shown = result or Result(
+        f"that it does not hold: check {checks[-1]['number']} failed.",
+        "whether the checks behind it would hold; they were not run.",
     )
-    not_shown = (
-        result.not_shown
-        if result
-        else "whether the checks behind it would hold; they were not run."
-    )
-    facts = result.facts if result else {}
     if args.json:
-        document = {"command": args.command, "holds": bool(result), "checks": checks, **facts}
-        print(json.dumps({**document, "shown": shown, "not_shown": not_shown}, indent=1))
+        document = {
+            "command": args.command,
+            "holds": bool(result),
+            "checks": checks,
+            **shown.facts,
+            "shown": shown.shown,
+            "not_shown": shown.not_shown,
+        }
+        print(json.dumps(document, indent=1))
         return
     for check in checks:
         print(f"{check['number']} {check['verdict']}  {check['name']}: {printable(check['found'])}")
+    print_facts(shown.facts)
+    print(f"Shown: {printable(shown.shown)}\nNot shown: {printable(shown.not_shown)}")
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print keys, what left and budgets, of which each command has some."""
     for member, key in facts.get("keys", {}).items():
         print(f"{member}  {key}")
     for row in facts.get("left", ()):
-        numbers = ", ".join(
-            f"{value:,} {name}" for name, value in row.items() if isinstance(value, int)
-        )
-        print(f"left: job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}: {numbers}")
+        counts = []
+        for name, value in row.items():
+            if isinstance(value, int):
+                counts.append(f"{value:,} {name}")
+        message = f"job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}"
+        print(f"left: {message}: {', '.join(counts)}")
     for row in facts.get("budgets", ()):
         spent = f"epsilon {row['epsilon']} at delta {row['delta']}, of {row['limit']}"
-        print(
-            f"privacy: data set {row['dataset']!a}: {spent}; its budget had {row['size']:,} records"
-            " then"
-        )
-    print(f"Shown: {printable(shown)}\nNot shown: {printable(not_shown)}")
+        size = f"its budget had {row['size']:,} records then"
+        print(f"privacy: data set {row['dataset']!a}: {spent}; {size}")
 
 
 if __name__ == "__main__":

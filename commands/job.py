@@ -16,7 +16,7 @@ from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
 from .console.job_example import job_text
-from .policy.visibility import seen, together, told_by_likeness, unbounded
+from .policy.visibility import revealed_by_likeness, seen, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
 
@@ -72,24 +72,17 @@ def sign(
                 f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it or take"
                 " it out"
             )
-    told = ""
+
+    # Silos compute the cost of a job from its noise, so the noise is planned before it is signed.
     if job.privacy is not None:
         check_fits_sums(job, str(job_file))
         job = planned(job, str(job_file))
-        told = noise(job)
     document = job.document()
     if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
-    printer.show(seen(job))
     plan = JobPlan(job)
-    if batches := together(job):
-        printer.show(batches)
-    if open_still := unbounded(plan):
-        printer.show(open_still)
-    if likeness := told_by_likeness(plan):
-        printer.show(likeness)
-    if told:
-        printer.show(told)
+    facts = (seen(job), together(job), unbounded(plan), revealed_by_likeness(plan), noise(job))
+    printer.show(*filter(None, facts))

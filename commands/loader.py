@@ -1,5 +1,4 @@
-"""Which commands there are; a command's module is imported when that command, or its own help, is
-asked for.
+"""The table of commands; a command's module is imported when it runs, or its own help is shown.
 
 Importing PyTorch takes seconds. So ``staddle --help``, the help of a group and the completion of
 names import none of these modules: a command's line of help is read from the docstring in its
@@ -18,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..proto.channel import require_tls13
 
-# as they are typed: in which module of this folder, and by which function
+# what a user types → module of this folder and function
 COMMANDS: Mapping[str, str] = {
     "status": "status:status",
     "demo": "federation.demo:demo",
@@ -93,7 +92,7 @@ def function(target: str) -> Callable[..., None]:
 
 
 class LazyCommand(TyperCommand):
-    """A command of which name and help are known, until its options are asked for."""
+    """A command of which only name and help are known until it parses its options."""
 
     def __init__(self, name: str, target: str) -> None:
         """``target`` is a value of ``COMMANDS``."""
@@ -119,25 +118,23 @@ class LazyGroup(TyperGroup):
     def __init__(self, *, name: str | None = None, **options: Any) -> None:
         """An empty ``name`` is that of the program itself."""
         word = name or ""
-        commands: dict[str, Any] = {
-            last: LazyCommand(last, target)
-            for path, target in COMMANDS.items()
-            for first, _, last in [path.rpartition(" ")]
-            if first == word
-        }
+        commands: dict[str, Any] = {}
+        for path, target in COMMANDS.items():
+            first, _, last = path.rpartition(" ")
+            if first == word:
+                commands[last] = LazyCommand(last, target)
         if not word:
-            commands |= {
-                each: LazyGroup(name=each, help=text, no_args_is_help=True)
-                for each, text in GROUPS.items()
-            }
+            for group, text in GROUPS.items():
+                commands[group] = LazyGroup(name=group, help=text, no_args_is_help=True)
         super().__init__(name=name, **{**options, "commands": commands})
 
 
 @cache
 def _docstrings(module: str) -> dict[str, str]:
-    """What the functions of a module say of themselves, by name."""
-    source = (
-        Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
-    )
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return {node.name: ast.get_docstring(node) or "" for node in functions}
+    """The docstrings of a module's functions, by name."""
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    found = {}
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.get_docstring(node) or ""
+    return found

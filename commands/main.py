@@ -51,9 +51,7 @@ def single(target: str) -> None:
 
 
 def ended(run: Callable[[], Any]) -> None:
-    """Run and exit, with the code that ``run`` gives or, where it fails, with an error on standard
-    error.
-    """
+    """Run and exit, with the code that ``run`` returns; an error goes to standard error."""
     printer.escape_unknown()
     try:
         sys.exit(run())

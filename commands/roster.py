@@ -68,8 +68,9 @@ def show(
     path: RosterFile,
     as_json: Annotated[bool, typer.Option("--json", help="Print the roster as JSON.")] = False,
 ) -> None:
-    """Show the members. This checks the entries, not the founders' signatures: 'staddle roster
-    verify' does.
+    """Show the members.
+
+    This checks the entries, but not the founders' signatures: 'staddle roster verify' does.
     """
     roster = rosters.load(path)
     if as_json:

@@ -32,8 +32,9 @@ def check(
 
 
 def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:
-    """Dial the coordinator and take part in the jobs that the policy allows, until SIGTERM or
-    Ctrl-C.
+    """Dial the coordinator and take part in the jobs that the policy allows.
+
+    It runs until SIGTERM or Ctrl-C.
     """
     loaded = configs.load(config)
     log.setup(loaded.log)

@@ -1,3 +1,1 @@
-"""Files at the edges: strict TOML and JSON, canonical JSON, atomic writes, digests that show a
-changed disk.
-"""
+"""Files at the edges: TOML, JSON and tensors, read strictly and written atomically."""

@@ -1,4 +1,4 @@
-"""Small files of state that show whether a disk changed them: each carries its own SHA-256.
+"""Small files of state that show whether a disk changed them: each has its own SHA-256.
 
 ::
 
@@ -36,22 +36,20 @@ def to_json(model: pydantic.BaseModel) -> bytes:
 
 
 def from_json(data: bytes, model: type[ModelT], origin: str) -> ModelT:
-    """What ``to_json`` was given; LocalError for anything else. ``origin`` names it in errors."""
+    """The model that ``to_json`` wrote; LocalError, which names ``origin``, for anything else."""
     try:
         document = parse_json(data, origin)
         if not isinstance(document, dict) or DIGEST not in document:
             return parse_canonical(data, model, origin)
-        said = document.pop(DIGEST)
-        whole = (
-            canonical_json({**document, DIGEST: said}) == data
-            and _sha256(canonical_json(document)) == said
-        )
+        digest = document.pop(DIGEST)
+        one_spelling = canonical_json({**document, DIGEST: digest}) == data
+        unchanged = _sha256(canonical_json(document)) == digest
         read = validate(document, model, origin)
     except LocalError as error:
         raise LocalError(
             f"{error}; if nobody edited it the disk changed it: restore it from a backup"
         ) from error
-    if not whole:
+    if not (one_spelling and unchanged):
         raise _changed(origin)
     return read
 
@@ -79,7 +77,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def read_bytes(path: Path) -> bytes:
     """What ``write_bytes`` wrote.
 
-    A LocalError names the file and tells nothing of what it holds.
+    A LocalError names the file and says nothing of its contents.
     """
     kept = documents.read_bytes(path)
     data, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]

@@ -6,15 +6,17 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import pydantic
 
-from ..errors import LocalError, UnwritableError
+from ..errors import LocalError, UnwritableError, reason
 from .toml_document import parse_document
 
 # no configuration, roster or job comes near; a larger one is a mistake
@@ -49,6 +51,14 @@ WANTED = {  # pydantic's type of a fault → what to write instead
 }
 # RFC 8785 section 3.2.2.3: beyond it JSON numbers lose bits in other readers
 MAX_SAFE_INTEGER = 2**53 - 1
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+WRITE_FIXES: dict[int | None, str] = {  # why the disk did not take something → what to do
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EFBIG: "make room",
+    errno.EROFS: "mount it writable, or name a folder on another file system",
+    errno.EIO: "check the disk",
+}
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 
@@ -60,7 +70,7 @@ class Strict(pydantic.BaseModel):
 
 
 def no_bool(value: object) -> object:
-    """A field's value, of which pydantic would make a number were it true or false."""
+    """Reject true and false, of which pydantic would make a number."""
     if isinstance(value, bool):
         raise ValueError("give a number, not true or false")  # noqa: TRY004 - pydantic reports ValueError only
     return value
@@ -83,6 +93,24 @@ def canonical_json(value: Any) -> bytes:
 def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise LocalError(f"canonical JSON: nested deeper than {MAX_DEPTH} levels; flatten it")
+    if isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_canonical(item, f"{where}[{i}]", depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_key(key, where)
+            _check_canonical(item, f"{where}.{key}", depth + 1)
+    else:
+        _check_scalar(value, where)
+
+
+def _check_key(key: Any, where: str) -> None:
+    # RFC 8785 sorts keys by UTF-16 units, Python by code points: they agree on ASCII
+    if not isinstance(key, str) or not key.isascii():
+        raise LocalError(f"canonical JSON: key {key!r} in {where} is not an ASCII string")
+
+
+def _check_scalar(value: Any, where: str) -> None:
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -91,18 +119,10 @@ def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
                 f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string"
             )
     elif isinstance(value, str):
-        if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        if LONE_SURROGATE.search(value):
             raise LocalError(
                 f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode"
             )
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _check_canonical(item, f"{where}[{i}]", depth + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str) or not key.isascii():
-                raise LocalError(f"canonical JSON: key {key!r} in {where} is not an ASCII string")
-            _check_canonical(item, f"{where}.{key}", depth + 1)
     else:
         raise LocalError(
             f"canonical JSON: {where} is a {type(value).__name__}; write decimals as strings"
@@ -123,12 +143,14 @@ def parse_json(data: bytes, origin: str) -> Any:
             parsed[key] = value
         return parsed
 
-    def no_constant(text: str) -> Any:
+    def no_constant(text: str) -> NoReturn:
         raise LocalError(f"{origin}: {text} is not a JSON number")
 
     def finite(text: str) -> float:
         number = float(text)
-        return number if math.isfinite(number) else no_constant(text)
+        if not math.isfinite(number):
+            no_constant(text)
+        return number
 
     # decoded here: json.loads would guess UTF-16 and UTF-32 from bytes, and other readers would not
     try:
@@ -151,7 +173,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     if len(data) > most:
         raise LocalError(f"{path}: larger than {most} bytes; is this the right file?")
     return data
@@ -178,20 +200,23 @@ def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
     try:
         return model.model_validate(document)
     except pydantic.ValidationError as error:
-        faults = error.errors(include_url=False)
-        # a list with a wrong item is not too short as well
-        deep = {fault["loc"][:-1] for fault in faults}
-        told = [
-            fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deep
-        ]
-        lines = [_explain(fault, model) for fault in told[:MOST_FAULTS]]
-        lines += [f"and {len(told) - MOST_FAULTS} more faults"] if len(told) > MOST_FAULTS else []
+        faults = _independent(error.errors(include_url=False))
+        lines = [_explain(fault, model) for fault in faults[:MOST_FAULTS]]
+        if (unshown := len(faults) - MOST_FAULTS) > 0:
+            lines.append(f"and {unshown} more faults")
         raise LocalError(f"{origin}: " + "; ".join(lines)) from None
 
 
+def _independent(faults: Sequence[Any]) -> list[Any]:
+    """Faults without those that follow from another: a list with a wrong item is not too short."""
+    following = {("too_short", fault["loc"][:-1]) for fault in faults}
+    return [fault for fault in faults if (fault["type"], fault["loc"]) not in following]
+
+
 def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
-    """Check canonical JSON, a final newline allowed, against a strict model: what is signed has one
-    spelling.
+    """Check canonical JSON, a final newline allowed, against a strict model.
+
+    What is signed has one spelling, so any other one was edited.
     """
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
@@ -208,54 +233,65 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
         return f"missing key {key!r}; add it"
     if fault["type"] == "extra_forbidden":
         return f"unknown key {key!r}; {_hint(fault['loc'], model)}"
-    wanted = WANTED.get(fault["type"])
-    why = (
-        f"give {wanted.format_map(fault.get('ctx', {}))}"
-        if wanted
-        else fault["msg"].removeprefix("Value error, ")
-    )
-    if isinstance(
-        fault["input"], dict | list | tuple | pydantic.BaseModel
-    ):  # a rule over several keys: the text names them itself
-        return why if key == "the file" else f"{key}: {why}"
-    return f"{key} = {fault['input']!r}: {why}"
+    if wanted := WANTED.get(fault["type"]):
+        why = f"give {wanted.format_map(fault.get('ctx', {}))}"
+    else:
+        why = fault["msg"].removeprefix("Value error, ")
+
+    # A rule over several keys names them itself, so the value, a whole table, is not repeated.
+    if not isinstance(fault["input"], dict | list | tuple | pydantic.BaseModel):
+        return f"{key} = {fault['input']!r}: {why}"
+    return why if key == "the file" else f"{key}: {why}"
 
 
 def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> list[str]:
-    """The steps of a place that stand in the file: pydantic puts in which model of a union it
-    tried.
+    """The steps of a location that stand in the file.
+
+    Pydantic adds a step for each model of a union that it tried.
     """
     steps: list[str] = []
-    current = [model]
-    for last, step in ((number == len(loc), str(part)) for number, part in enumerate(loc, 1)):
-        if (
-            last
-            or len(current) == 1
-            or step.isdecimal()
-            or any(step in _fields(table) for table in current)
-        ):
+    tables = [model]
+    for number, part in enumerate(loc, 1):
+        step = str(part)
+        if number == len(loc) or _is_in_file(step, tables):
             steps.append(step)
-            current = [t for m in current for t in _tables(_fields(m).get(step))] or current
+            tables = _below(tables, step) or tables
         else:
-            current = current[:1]  # the tag; what follows is one model's own
+            tables = tables[:1]  # the tag of a union: what follows is one model's own
     return steps
 
 
+def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
+    """Whether a step is a key or a number of a list, not the tag of a union."""
+    is_union = len(tables) > 1
+    if not is_union or step.isdecimal():
+        return True
+    return any(step in _fields(table) for table in tables)
+
+
 def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
-    """What to write instead of an unknown key: the nearest key of its own table, or the table that
-    it belongs to.
+    """What to write instead of an unknown key.
+
+    It is the nearest key of the same table, or the table to which the key belongs.
     """
     name = str(loc[-1])
-    here = sorted({key for table in _tables_at(model, loc[:-1]) for key in _fields(table)})
+    keys = sorted(set().union(*map(_fields, _tables_at(model, loc[:-1]))))
     homes = _homes(model)
-    longer = sorted((key for key in here if key.startswith(name)), key=len)
-    near = longer or difflib.get_close_matches(name, here, n=1)
-    hints = [f"did you mean {near[0]!r}?"] if near else []
+    hints = []
+    longer = [key for key in keys if key.startswith(name)]
+    near = min(longer, key=len, default="") or _closest(name, keys)
+    if near:
+        hints.append(f"did you mean {near!r}?")
     if name in homes:
         hints.append(f"{name!r} belongs {homes[name]}")
-    elif not near and (far := difflib.get_close_matches(name, homes, n=1)):
-        hints.append(f"did you mean {far[0]!r}, which belongs {homes[far[0]]}?")
-    return " ".join(hints) or f"known keys: {', '.join(here) or 'none'}"
+    elif not near and (far := _closest(name, homes)):
+        hints.append(f"did you mean {far!r}, which belongs {homes[far]}?")
+    return " ".join(hints) or f"known keys: {', '.join(keys) or 'none'}"
+
+
+def _closest(name: str, keys: Iterable[str]) -> str:
+    """The key that looks most like a name, or an empty text."""
+    return next(iter(difflib.get_close_matches(name, keys, n=1)), "")
 
 
 def _fields(model: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -267,17 +303,28 @@ def _tables(annotation: Any) -> list[type[pydantic.BaseModel]]:
     """The models that an annotation holds: itself, those of a union, that of a list."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
-    return [model for inner in getattr(annotation, "__args__", ()) for model in _tables(inner)]
+    found = []
+    for inner in getattr(annotation, "__args__", ()):
+        found += _tables(inner)
+    return found
+
+
+def _below(tables: Sequence[type[pydantic.BaseModel]], key: str) -> list[type[pydantic.BaseModel]]:
+    """The models that a key of these tables holds."""
+    found = []
+    for table in tables:
+        found += _tables(_fields(table).get(key))
+    return found
 
 
 def _tables_at(
     model: type[pydantic.BaseModel], loc: tuple[int | str, ...]
 ) -> list[type[pydantic.BaseModel]]:
-    """The models at a place; numbers of a list and tags of a union lead no deeper."""
-    current = [model]
+    """The models at a location; numbers of a list and tags of a union lead no deeper."""
+    tables = [model]
     for step in loc:
-        current = [t for m in current for t in _tables(_fields(m).get(str(step)))] or current
-    return current
+        tables = _below(tables, str(step)) or tables
+    return tables
 
 
 def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
@@ -286,25 +333,28 @@ def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
     pending: list[tuple[tuple[str, ...], str, type[pydantic.BaseModel]]] = [
         ((), "at the top of the file", model)
     ]
-    seen = set()
+    visited = set()
     while pending:
-        path, place, table = pending.pop(0)
-        if table in seen:
+        path, home, table = pending.pop(0)
+        if table in visited:
             continue
-        seen.add(table)
+        visited.add(table)
         for key, annotation in _fields(table).items():
-            homes.setdefault(key, []).append(place)
+            homes.setdefault(key, []).append(home)
             inner = (*path, key)
             dotted = ".".join(inner)
             listed = getattr(annotation, "__origin__", None) in (list, tuple)
             shown = f"in [[{dotted}]]" if listed else f"in [{dotted}]"
             pending += [(inner, shown, below) for below in _tables(annotation)]
-    return {key: " or ".join(dict.fromkeys(places)) for key, places in homes.items()}
+
+    # one key may belong to several tables, and twice to one table of a union
+    return {key: " or ".join(dict.fromkeys(found)) for key, found in homes.items()}
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a crash leaves the old or the new one: temporary name, fsync, rename,
-    fsync.
+    """Replace a file so that a crash leaves the old or the new one.
+
+    The order is: temporary name, fsync, rename, fsync of the folder.
     """
     # threads may write one path at once
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -341,14 +391,8 @@ def remove(path: Path) -> None:
 
 def unwritable(error: OSError) -> str:
     """Why something could not be written, and what to do."""
-    fix = "check the folder and its owner"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        fix = "make room"
-    elif error.errno == errno.EROFS:
-        fix = "mount it writable, or name a folder on another file system"
-    elif error.errno == errno.EIO:
-        fix = "check the disk"
-    return f"{error.strerror or error}; {fix}"
+    fix = WRITE_FIXES.get(error.errno, "check the folder and its owner")
+    return f"{reason(error)}; {fix}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
@@ -383,7 +427,7 @@ class Disk:
 
 
 def disk(folder: Path) -> Disk:
-    """Of a folder in which files may come and go meanwhile."""
+    """The disk of a folder; files may come and go meanwhile."""
     used = 0
     for base, _, names in os.walk(folder):
         for name in names:

@@ -1,5 +1,4 @@
-"""What a silo's files may ask of its machine: they must be regular files, and fit the memory that
-is available.
+"""Bounds on a silo's files: each must be a regular file, and fit the available memory.
 
 A FIFO makes whoever opens it wait for a writer, a device never ends, and a header of a few bytes
 can claim hundreds of gigabytes. So a reader opens files through ``open_regular``, and asks
@@ -7,10 +6,13 @@ can claim hundreds of gigabytes. So a reader opens files through ``open_regular`
 to a job's offer with ``DATA``.
 """
 
+import contextlib
 import errno
 import os
+import re
 import resource
 import stat
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +24,7 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+AVAILABLE = re.compile(r"^MemAvailable:\s*(\d+)", re.MULTILINE)  # KiB
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # of a control group: limit, use, and the page cache in it that the kernel gives up first; version
 # 2, 1
@@ -32,9 +35,9 @@ LIMITS = (
 
 
 def check_regular(path: Path) -> None:
-    """LocalError for a FIFO, a socket or a device, which is not opened for that.
+    """Raise LocalError for a FIFO, a socket or a device, without opening it.
 
-    OSError where nothing is there.
+    Raises OSError where nothing is there.
     """
     _check_mode(path, path.stat().st_mode)
 
@@ -42,7 +45,7 @@ def check_regular(path: Path) -> None:
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to read, without ever waiting for a writer.
 
-    LocalError for what is no regular file.
+    Raises LocalError for anything but a regular file.
     """
     check_regular(path)  # first: some devices act on being opened
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -63,14 +66,13 @@ def _check_mode(path: Path, mode: int) -> None:
 
 
 def check_fits(path: Path, needed: int, what: str) -> None:
-    """LocalError where reading would take more memory than is available.
+    """Raise LocalError where reading would take more memory than is available.
 
-    ``needed`` in bytes, ``what`` takes them.
+    ``needed`` is in bytes; ``what`` names in the error what needs them.
     """
     available = available_memory()
     if needed > available:
-        size = path.stat().st_size if path.is_file() else None
-        held = "" if size is None else f", holds {size:,} bytes"
+        held = f", holds {path.stat().st_size:,} bytes" if path.is_file() else ""
         raise LocalError(
             f"{path}{held}: {what} would take {needed:,} bytes of memory, {available:,} are"
             " available; give fewer records, free memory, or replace the file if it should be"
@@ -79,58 +81,57 @@ def check_fits(path: Path, needed: int, what: str) -> None:
 
 
 def available_memory() -> int:
-    """Bytes that this process can take: of the machine, of its control groups and of its own limit,
-    the least.
+    """Bytes that this process can take.
+
+    The least of what the machine, its control groups and its own limit leave.
     """
     return max(0, min(_of_machine(), *_of_control_groups(), _of_process()))
 
 
 def _of_machine() -> int:
-    try:
-        for line in (PROC / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except FileNotFoundError:  # not Linux
-        pass
+    with contextlib.suppress(FileNotFoundError):  # not Linux
+        found = AVAILABLE.search((PROC / "meminfo").read_text())
+        if found:
+            return int(found[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_control_groups() -> list[int]:
-    """What each group that the process is in has left, those above it included."""
+    """What each group of the process has left, those above it included; bytes."""
     found = []
-    for folder in _folders():
-        for limit, used, cache in LIMITS:
-            try:
-                most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())
-                pages = dict(
-                    line.split() for line in (folder / "memory.stat").read_text().splitlines()
-                )
-            # the root has no limit; a container may not show the groups above its own
-            except OSError:
-                continue
-            if most != "max":
-                found.append(int(most) - now + int(pages.get(cache, 0)))
+    for folder, (limit, used, cache) in product(_folders(), LIMITS):
+        try:
+            most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())
+            statistics = (folder / "memory.stat").read_text().splitlines()
+        # the root has no limit; a container may not show the groups above its own
+        except OSError:
+            continue
+        pages = dict(line.split() for line in statistics)
+        if most != "max":
+            found.append(int(most) - now + int(pages.get(cache, 0)))
     return found
 
 
 def _folders() -> list[Path]:
+    """Folders of the process's control groups, with those above them."""
     try:
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:  # not Linux
         return []
     folders = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # version 2 has one hierarchy without a name, version 1 one per controller
         if controllers in ("", "memory"):
             root = CGROUPS / controllers
             own = root / path.lstrip("/")
-            folders += [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
+            above = [folder for folder in own.parents if folder.is_relative_to(root)]
+            folders += [own, *above]
     return folders
 
 
 def _of_process() -> int:
-    """What the process's own limit on addresses leaves, as ``LimitAS=`` and ``ulimit -v``
-    set it.
-    """
+    """Bytes that the limit on addresses leaves, as ``LimitAS=`` and ``ulimit -v`` set it."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         return 2**63

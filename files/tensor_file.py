@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from ..errors import LocalError
+from ..errors import LocalError, reason
 
 DIGEST = "sha256"
 _UNSIGNED = "0" * 64
@@ -41,7 +41,7 @@ def write(
 ) -> None:
     """Write a file that is there already, and make it durable.
 
-    OSError or SafetensorError where the disk does not.
+    Raises OSError or SafetensorError where the disk does not take it.
     """
     save_file(dict(tensors), path, _with_digest(metadata))
     with path.open("r+b") as file:
@@ -59,9 +59,9 @@ def write(
 
 
 def from_bytes(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata; LocalError for what is no such file, or was changed since.
+    """Tensors and metadata of a file's bytes.
 
-    ``origin`` names it.
+    Raises LocalError, which names ``origin``, for another file or one that was changed since.
     """
     head = data[: 8 + int.from_bytes(data[:8], "little")]
     _check(head, [memoryview(data)[len(head) :]], origin)
@@ -72,7 +72,7 @@ def from_bytes(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, s
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The same of a file on the disk, which is mapped."""
+    """Like ``from_bytes``, for a file on the disk, which is mapped."""
     head = check(path)
     try:
         return load_file(path), _metadata(head)
@@ -81,20 +81,20 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def check(path: Path) -> bytes:
-    """LocalError unless a file is as it was written; its header."""
+    """The header of a file; LocalError unless the file is as it was written."""
     try:
         with path.open("rb") as file:
             head = _head(file, path.stat().st_size)
             _check(head, iter(lambda: file.read(_PIECE), b""), str(path))
     except OSError as error:
-        raise _unreadable(str(path), error.strerror or str(error)) from error
+        raise _unreadable(str(path), reason(error)) from error
     return head
 
 
 def check_ours(path: Path) -> None:
-    """LocalError where the disk changed a file that Staddle wrote.
+    """Raise LocalError where the disk changed a file that Staddle wrote.
 
-    Anybody else's is not looked at.
+    Files of other programs have no digest and are not checked.
     """
     with path.open("rb") as file:
         ours = is_ours(_head(file, path.stat().st_size))
@@ -103,19 +103,20 @@ def check_ours(path: Path) -> None:
 
 
 def is_ours(head: bytes) -> bool:
-    """Whether a safetensors file, of which ``head`` is the header or more, has a digest: anybody
-    else's has none.
+    """Whether a safetensors file has a digest: only Staddle's have.
+
+    ``head`` is its header, or more of the file.
     """
     return _MARK in head[: 8 + int.from_bytes(head[:8], "little")]
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """Of any safetensors file that was read: 8 bytes with the length of its header, and the header
-    in JSON.
+    """The metadata of any safetensors file that was read.
+
+    It begins with 8 bytes, the length of its header, and the header in JSON.
     """
-    found: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
-        "__metadata__", {}
-    )
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    found: dict[str, str] = header.get("__metadata__", {})
     return found
 
 
@@ -124,9 +125,9 @@ def _with_digest(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _ordered(data: bytearray) -> int:
-    """Put the header's metadata in order, which the library writes in any.
+    """Sort the header's metadata, which the library writes in any order.
 
-    Where its digest is to stand.
+    Returns the position of the digest.
     """
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -161,7 +162,9 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
 
 
 def _metadata(head: bytes) -> dict[str, str]:
-    return {name: text for name, text in metadata_of(head).items() if name != DIGEST}
+    found = metadata_of(head)
+    found.pop(DIGEST, None)
+    return found
 
 
 def _unreadable(origin: str, why: str) -> LocalError:

@@ -1,14 +1,14 @@
-"""TOML as the standard library reads it, within bounds: a small file can take it half a minute and
-gigabytes.
+"""TOML as the standard library reads it, within bounds.
 
-Keys of 20,000 parts take time and memory by the square of the parts, and a number of 5,000 digits
-cannot be written in an error. So (1) size, (2) parts of a key and (3) digits are bounded before
-anything is parsed, and (4) integers have 64 bits, as TOML 1.0 says.
+Without bounds a small file can take half a minute and gigabytes. Keys of 20,000 parts take time and
+memory by the square of the parts, and a number of 5,000 digits cannot be written in an error. So
+(1) size, (2) parts of a key and (3) digits are bounded before anything is parsed, and (4) integers
+have 64 bits, as TOML 1.0 says.
 """
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import LocalError
@@ -28,10 +28,11 @@ INTEGERS = range(-(2**63), 2**63)
 
 
 def parse_document(data: bytes, origin: str) -> dict[str, Any]:
-    """The tables of a TOML file; LocalError, named by ``origin``, for what is no TOML or beyond
-    these bounds.
+    """The tables of a TOML file.
+
+    Raises LocalError, which names ``origin``, for anything but TOML within these bounds.
     """
-    # (1) Its size.
+    # (1) Size: the cost of a key grows by the square of its parts.
     if len(data) > MOST_BYTES:
         raise LocalError(
             f"{origin}: has {len(data):,} bytes, at most {MOST_BYTES:,} are read; is this the right"
@@ -41,13 +42,15 @@ def parse_document(data: bytes, origin: str) -> dict[str, Any]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise LocalError(f"{origin}: not valid TOML: {error}") from error
-    # (2) Parts of keys.
+
+    # (2) Parts of keys: searched in the text, because the parser itself is what they slow down.
     if found := DEEP_KEY.search(text):
         raise LocalError(
             f"{origin}, line {_line(text, found)}: a key has more than {MOST_PARTS} parts with dots"
             " between them; no key of Staddle has so many: correct it, or is this the wrong file?"
         )
-    # (3) Digits.
+
+    # (3) Digits: Python cannot write so long a number in an error.
     if found := LONG_NUMBER.search(text):
         raise LocalError(
             f"{origin}, line {_line(text, found)}: a number has more than {MOST_DIGITS} digits;"
@@ -57,7 +60,8 @@ def parse_document(data: bytes, origin: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise LocalError(f"{origin}: not valid TOML: {error}") from error
-    # (4) 64 bits.
+
+    # (4) 64 bits, as TOML 1.0 says; the standard library reads more.
     for where, number in _integers(document, ()):
         if number not in INTEGERS:
             raise LocalError(
@@ -74,9 +78,11 @@ def _line(text: str, found: re.Match[str]) -> int:
 def _integers(value: Any, where: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
     if isinstance(value, int):
         yield where, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _integers(inner, (*where, key))
+        return
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
     elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _integers(inner, (*where, str(number)))
+        inner = enumerate(value)
+    for step, item in inner:
+        yield from _integers(item, (*where, str(step)))

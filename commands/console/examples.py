@@ -1,6 +1,6 @@
 """The commented examples that ``staddle … init`` writes: templates/*.toml.
 
-Job_example.py has that of a job.
+job_example.py has that of a job.
 """
 
 from importlib import resources

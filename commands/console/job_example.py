@@ -1,8 +1,7 @@
-"""The commented example that ``staddle job init`` writes: templates/job.toml with the options of a
-method.
+"""The commented example that ``staddle job init`` writes.
 
-What works together: the small model that fits every method's example, and what single methods need
-beside it.
+It is templates/job.toml with the options of a method, and a small model that fits every method's
+example; a few methods need settings of their own.
 """
 
 import ast
@@ -47,7 +46,15 @@ def job_text(method: str, *, private: bool = False) -> str:
     """A job file for one method, its options and a model that works with it."""
     chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
     model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
-    share, norm = settings.get("participation"), model.norm
+    measures = chosen.measure is not Method.measure
+
+    # a line of the template with its default stands commented out
+    norm, participation = '# norm = "none"', "# participation = 1.0"
+    if model.norm != "none":
+        norm = f'norm = "{model.norm}"'
+    if "participation" in settings:
+        participation = f"participation = {settings['participation']}"
+    comment = "" if private else "# "
     return Template(examples.text("job")).substitute(
         method=method,
         version=chosen.version,
@@ -56,13 +63,11 @@ def job_text(method: str, *, private: bool = False) -> str:
         model=model.name,
         models=_listed(NETWORKS),
         input=list(input_shape(model)),
-        norm='# norm = "none"' if norm == "none" else f'norm = "{norm}"',
-        participation="# participation = 1.0" if share is None else f"participation = {share}",
-        privacy="[privacy]" if private else "# [privacy]",
-        on="" if private else "# ",
-        statistics=f"{method} has none"
-        if chosen.measure is Method.measure
-        else f"its features, in {method}",
+        norm=norm,
+        participation=participation,
+        privacy=f"{comment}[privacy]",
+        on=comment,
+        statistics=f"its features, in {method}" if measures else f"{method} has none",
     )
 
 
@@ -76,48 +81,45 @@ def options_text(model: type[Strict]) -> str:
     """The options of a method, each commented out, below what its docstring says."""
     docs, lines = docstrings(model), []
     for name, field in model.model_fields.items():
-        said = [
-            docs.get(name, ""),
-            _choices(field),
-            "Left out by default." if field.default is None else "",
-        ]
-        lines += [f"# {line}" for line in textwrap.wrap(" ".join(filter(None, said)), WIDTH)]
-        lines.append(f"# {name} = {_toml(_shown(field))}")
-    return "\n".join(lines) if lines else "# It has none."
+        sentences = [docs.get(name, ""), _choices(field)]
+        if field.default is None:
+            sentences.append("Left out by default.")
+        lines += textwrap.wrap(" ".join(filter(None, sentences)), WIDTH)
+        lines.append(f"{name} = {inline(_example(field))}")
+    return textwrap.indent("\n".join(lines or ["It has none."]), "# ")
 
 
 def docstrings(model: type[Strict]) -> dict[str, str]:
     """The string below each field, by name, those that it inherits first."""
     found: dict[str, str] = {}
-    for cls in reversed(
-        [cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]
-    ):
-        found |= _docstrings(cls)
+    for cls in reversed(model.__mro__):
+        if issubclass(cls, Strict) and cls is not Strict:
+            found |= _docstrings(cls)
     return found
 
 
 def _docstrings(cls: type[Strict]) -> dict[str, str]:
     (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     statements = source.body if isinstance(source, ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(below.value.value.replace("``", "").split())
-        for field, below in pairwise(statements)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-        and isinstance(below.value.value, str)
-    }
+    found = {}
+    for field, below in pairwise(statements):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.replace("``", "").split())
+    return found
 
 
 def _choices(field: FieldInfo) -> str:
     if get_origin(field.annotation) is not Literal:
         return ""
-    return f"One of {', '.join(_toml(choice) for choice in get_args(field.annotation))}."
+    return f"One of {', '.join(map(inline, get_args(field.annotation)))}."
 
 
-def _shown(field: FieldInfo) -> Any:
-    """The default, or an example of what may be given."""
+def _example(field: FieldInfo) -> Any:
+    """The default, or an example where a field has none."""
     if field.default is not None:
         return field.default
     adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
@@ -127,7 +129,3 @@ def _shown(field: FieldInfo) -> Any:
         except ValidationError:
             continue
     return ""
-
-
-def _toml(value: Any) -> str:
-    return inline(value)

@@ -1,7 +1,6 @@
-"""Sizes and numbers as people read them.
+"""Sizes and numbers as people read them, and the findings of ``check``.
 
-How ``check`` prints what it found: a numbered line each, or JSON; exit code 1 where something
-failed.
+Each finding is one numbered line, or a member of the JSON; exit code 1 where one failed.
 """
 
 import textwrap
@@ -11,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ...security.preflight import PreflightReport
+from ...security.preflight import Finding, PreflightReport
 from . import printer
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -28,7 +27,8 @@ def size(count: float) -> str:
 
 def number(count: int, of: str) -> str:
     """``1 tensor``, ``2 tensors``."""
-    return f"{count:,} {of}" + ("" if count == 1 else "s")
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {of}{plural}"
 
 
 WIDTH = 100
@@ -38,18 +38,19 @@ UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": Fa
 
 def show(report: PreflightReport, as_json: bool) -> None:
     """Print, and end with exit code 1 unless all is well."""
+    findings = report.findings
     if as_json:
-        printer.show_json(
-            {"ok": report.ok, "findings": [asdict(finding) for finding in report.findings]}
-        )
+        printer.show_json({"ok": report.ok, "findings": list(map(asdict, findings))})
     else:
-        for number, finding in enumerate(report.findings, 1):
-            head = f"{number:>2}  {'ok' if finding.ok else 'FAIL':<4}  {finding.name:<13}  "
-            for line in textwrap.wrap(
-                head + finding.text, WIDTH, subsequent_indent=" " * len(head), **UNBROKEN
-            ):
-                printer.show(line)
-        failed = sum(not finding.ok for finding in report.findings)
-        printer.show(f"{failed} of {len(report.findings)} failed" if failed else "all is well")
+        for number, finding in enumerate(findings, 1):
+            printer.show(*_wrapped(number, finding))
+        failed = sum(not finding.ok for finding in findings)
+        printer.show(f"{failed} of {len(findings)} failed" if failed else "all is well")
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _wrapped(number: int, finding: Finding) -> list[str]:
+    verdict = "ok" if finding.ok else "FAIL"
+    head = f"{number:>2}  {verdict:<4}  {finding.name:<13}  "
+    return textwrap.wrap(head + finding.text, WIDTH, subsequent_indent=" " * len(head), **UNBROKEN)

@@ -1,5 +1,4 @@
-r"""The one way to a terminal: whatever commands print passes here, and nothing in it can steer the
-terminal.
+r"""The one way to a terminal: nothing that commands print can steer it.
 
 Ledgers, rosters, jobs, answers of a coordinator and names of files may be written by others. A
 character in them that moves the cursor, colours, rings, sets the clipboard or turns the text around
@@ -32,19 +31,28 @@ FRAMES: dict[Frame, dict[str, Any]] = {
     "head": {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)},
     "none": {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)},
 }
+OVERFLOW: dict[Frame, Literal["fold", "ellipsis"]] = {  # of a cell wider than its column
+    "box": "ellipsis",
+    "head": "ellipsis",
+    "none": "fold",
+}
 
 
 def printable(text: str) -> str:
     """One line of text that moves no cursor and colours nothing, whoever wrote it.
 
     Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name
-    that are no UTF-8), private and unassigned characters. Letters and spaces of any width stay.
+    that are not UTF-8), private and unassigned characters. Letters and spaces of any width stay.
     """
-    return text if text.isprintable() else "".join(c if _seen(c) else ascii(c)[1:-1] for c in text)
+    if text.isprintable():
+        return text
+    return "".join(map(_harmless, text))
 
 
-def _seen(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
+def _harmless(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return ascii(character)[1:-1]
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,7 @@ def show_json(value: Any, *, indent: int | None = None) -> None:
 
 
 def show_file(data: bytes) -> None:
-    """Print the text of a file: on a terminal line by line as ``show`` does, else its very
-    bytes.
-    """
+    """Print the text of a file: its own bytes, or on a terminal lines as ``show`` does."""
     if sys.stdout.isatty():
         show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
@@ -114,7 +120,7 @@ def show_usage(fault: Any) -> None:
     ``fault`` is a usage error of typer's parser.
     """
     if not (text := fault.format_message()):
-        return  # nothing was asked for, and the help was printed
+        return  # the command line was empty, and the help was printed
     if fault.ctx is not None:
         usage = fault.ctx.get_usage().split("\n")
         show(*usage, f"Try '{fault.ctx.command_path} --help' for help.", err=True)
@@ -131,9 +137,7 @@ def escape_unknown() -> None:
 
 
 class Screen:
-    """Where a command tells how its work goes: lines, and on a terminal below them bars that are
-    drawn anew.
-    """
+    """Shows how a command's work goes: lines, and on a terminal progress bars below them."""
 
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
@@ -141,17 +145,17 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether what is drawn can be drawn anew."""
+        """Whether bars can be redrawn."""
         return self._console.is_terminal
 
     def show(self, *lines: str) -> None:
         """Print lines, above the bars where there are some."""
         for line in lines:
-            self._console.print(Text(printable(line)), soft_wrap=True)
+            self._console.print(_text(line), soft_wrap=True)
 
     def waiting(self, for_what: str) -> AbstractContextManager[object]:
-        """Say what is waited for while the block runs; nothing where there is no terminal."""
-        return self._console.status(Text(printable(for_what)))
+        """Say what the command waits for while the block runs; on a terminal only."""
+        return self._console.status(_text(for_what))
 
     def progress(self, *, elapsed: bool = False) -> Progress:
         """No bar yet; a task has a description and a field ``note``.
@@ -178,7 +182,7 @@ class _Words(bars.ProgressColumn):
 
     def render(self, task: bars.Task) -> Text:
         words = task.description if self._name == "description" else task.fields[self._name]
-        return Text(printable(words))
+        return _text(words)
 
 
 def _write(text: str, *, err: bool = False) -> None:
@@ -188,14 +192,18 @@ def _write(text: str, *, err: bool = False) -> None:
 
 
 def _show_table(table: PrintedTable, *, err: bool) -> None:
-    drawn = grids.Table(
-        title=Text(printable(table.title)) if table.title else None, **FRAMES[table.frame]
-    )
-    overflow: Literal["fold", "ellipsis"] = "fold" if table.frame == "none" else "ellipsis"
+    drawn = grids.Table(title=_text(table.title), **FRAMES[table.frame])
     for number, column in enumerate(table.columns):
         justify: Literal["left", "right"] = "right" if number in table.right else "left"
-        drawn.add_column(Text(printable(column)), justify=justify, overflow=overflow)
+        drawn.add_column(_text(column), justify=justify, overflow=OVERFLOW[table.frame])
     for number, row in enumerate(table.rows):
-        drawn.add_row(*(Text(printable(cell)) for cell in row), end_section=number in table.ends)
+        drawn.add_row(*map(_text, row), end_section=number in table.ends)
     console = Console(stderr=err)
-    (console if console.is_terminal else Console(stderr=err, width=table.width)).print(drawn)
+    if not console.is_terminal:
+        # only a terminal says how wide it is
+        console = Console(stderr=err, width=table.width)
+    console.print(drawn)
+
+
+def _text(written: str) -> Text:
+    return Text(printable(written))

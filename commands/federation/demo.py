@@ -1,6 +1,4 @@
-"""``staddle demo``: a whole federation on this machine, with real processes, real TLS and real
-data.
-"""
+"""``staddle demo``: a whole federation on this machine, with real processes, TLS and data."""
 
 import json
 import signal
@@ -15,6 +13,7 @@ import typer
 
 from ...algorithms.catalog import method_class
 from ...algorithms.data.dataset import digits
+from ...algorithms.job.job import Job
 from ...algorithms.partition.draw import dirichlet
 from ...errors import AbortedError, LocalError
 from ...security.dp.rdp import shown
@@ -67,8 +66,7 @@ def demo(
         float, typer.Option(min=0.1, max=1000, help="What each private job may cost.")
     ] = 8.0,
 ) -> None:
-    """Watch a coordinator daemon and silo agents train personalised models together, on this
-    machine.
+    """Watch a coordinator daemon and silo agents train personalised models on this machine.
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten
     digits that come with scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one
@@ -129,13 +127,7 @@ class Demo:
         """All of it; whether every ledger verified."""
         started = time.monotonic()
         shards = self._shards()
-        documents = [self._job(name) for name in self._methods]
-        if not self._plain:
-            documents = [
-                local_federation.blind_where_it_can(self._federation, document, shards)
-                for document in documents
-            ]
-        jobs = [local_federation.sign_job(self._federation, document) for document in documents]
+        jobs = [self._signed(method, shards) for method in self._methods]
         names = [job.name for job in jobs]
         local_federation.write_coordinator(self._federation, names, TIMING)
         coordinator = ChildProcess(
@@ -154,8 +146,8 @@ class Demo:
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
             )
             for job in jobs:
-                said = "; ".join(filter(None, (seen(job), noise(job))))
-                self._screen.show(f"{job.name}: {said}")
+                facts = "; ".join(filter(None, (seen(job), noise(job))))
+                self._screen.show(f"{job.name}: {facts}")
             self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
         self._show_accuracy(names)
         sound = self._show_ledgers()
@@ -163,6 +155,12 @@ class Demo:
             self._show_budgets()
         self._screen.show(f"{time.monotonic() - started:.0f} s in all.")
         return sound
+
+    def _signed(self, method: str, shards: list[Any]) -> Job:
+        document = self._job(method)
+        if not self._plain:
+            document = local_federation.blind_where_it_can(self._federation, document, shards)
+        return local_federation.sign_job(self._federation, document)
 
     def _job(self, method: str) -> dict[str, Any]:
         training = {"training": dict(TRAINING)}
@@ -301,23 +299,22 @@ class Demo:
                 rows.append((silo, job or "-", part, *numbers))
             ends.append(len(rows) - 1)
             found = verify(path, key=key)
-            said = (
-                f"ledger verified ({found.records} records)"
-                if found.ok
-                else f"LEDGER BROKEN: {found.problems[0]}"
+            if not found.ok:
+                sound = False
+                verdicts.append(f"{silo}: LEDGER BROKEN: {found.problems[0]}: {path}")
+                continue
+
+            # only a ledger that holds can be compared with the coordinator's
+            both = reconcile(path, theirs, roster)
+            agreement = (
+                f"the coordinator's has the same {both.uploads} uploads and {both.deliveries}"
+                " deliveries"
             )
-            if found.ok:
-                both = reconcile(path, theirs, roster)
-                agree = (
-                    f"the coordinator's has the same {both.uploads} uploads and {both.deliveries}"
-                    " deliveries"
-                )
-                said += (
-                    f", {f'NOT RECONCILED: {both.differences[0]}' if both.differences else agree}"
-                )
-                sound = sound and not both.differences
-            sound = sound and found.ok
-            verdicts.append(f"{silo}: {said}: {path}")
+            if both.differences:
+                sound = False
+                agreement = f"NOT RECONCILED: {both.differences[0]}"
+            verdict = f"ledger verified ({found.records} records), {agreement}"
+            verdicts.append(f"{silo}: {verdict}: {path}")
         printer.show(
             PrintedTable(
                 columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"

@@ -176,12 +176,12 @@ def _line(status: pb.JobStatus) -> str:
 
 
 def _shown(value: Any) -> str:
+    """A value of a job's status as text; "-" where there is nothing."""
     if isinstance(value, Mapping):
-        return (
-            ", ".join(f"{key} {'-' if item == '' else item}" for key, item in sorted(value.items()))
-            or "-"
-        )
-    return ", ".join(value) or "-" if isinstance(value, list) else str(value) or "-"
+        value = [f"{key} {_shown(item)}" for key, item in sorted(value.items())]
+    if isinstance(value, list):
+        value = ", ".join(value)
+    return str(value) or "-"
 
 
 def _counts(metrics: Mapping[str, Any]) -> str:

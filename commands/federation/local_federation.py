@@ -1,5 +1,4 @@
-"""A federation on one machine, made by the same functions as a real one: keys, roster, jobs,
-policies, configurations.
+"""A federation on one machine, made by the same functions as a real one.
 
 ::
     <folder>/roster.json         signed by the one founder
@@ -111,11 +110,10 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
 def blind_where_it_can(
     federation: LocalFederation, document: Mapping[str, Any], shards: Sequence[Dataset]
 ) -> dict[str, Any]:
-    """A job's document, blind where it can be so: of four silos or more, and of more for rounds of
-    some of them.
+    """A job's document, blind where it can be.
 
-    With private weights, or with the training records of ``shards`` declared where a method
-    compares labels.
+    It needs four silos or more, and still more if rounds are of some of them. With private weights,
+    or with the training records of ``shards`` declared where a method compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
     if len(job.silos) <= FEWEST:
@@ -209,9 +207,7 @@ def write_operator(federation: LocalFederation, address: str) -> Path:
 def write_silo(
     federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]
 ) -> None:
-    """A silo's configuration, its records, and a policy that allows what these jobs need and
-    nothing else.
-    """
+    """A silo's configuration, its records, and a policy that allows only what these jobs need."""
     folder = federation.folder / silo
     save_npz(folder / "data.npz", data)
     write_atomic(folder / "policy.toml", policy_text(jobs).encode())
@@ -231,8 +227,7 @@ def write_silo(
 
 
 def policy_text(jobs: Sequence[Job]) -> str:
-    """A policy with one rule for each method and part of these jobs, tensors named by their first
-    segment.
+    """A policy with one rule per method and part, tensors named by their first segment.
 
     Whoever makes a local federation runs all of it, and so is the person who says that its
     coordinator is trusted.

@@ -1,13 +1,11 @@
-"""``staddle ledger prove``, ``export`` and their like: what a silo shows to others, and how they
-check it.
-"""
+"""``staddle ledger prove``, ``export`` and their like: a silo's proofs, and their checks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...errors import LocalError, ProofError
+from ...errors import LocalError, ProofError, reason
 from ...files.documents import read_bytes, write_new
 from ...security.ledger import export as ledger_export
 from ...security.ledger.audit import ledger_folder
@@ -40,8 +38,9 @@ def prove(
     path: LedgerPath,
     out: Out = None,
 ) -> None:
-    """Prove that a record stands in the ledger: a tlog-proof file under the tree head in the
-    folder.
+    """Prove that a record stands in the ledger, under the tree head in the folder.
+
+    Writes a tlog-proof file.
     """
     tree, note = ledger_export.tree_and_checkpoint(ledger_folder(path))
     size = TreeHead.parse(note.text).size
@@ -65,9 +64,7 @@ def verify_proof(
 ) -> None:
     """Check that a record stands in a silo's ledger, as its log key signed it."""
     found = Proof.parse(_read(proof))
-    log = _log(
-        found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold)
-    )
+    log = _log(found.checkpoint, key, roster_files.read_one(roster, founder, threshold))
     line = record.encode() if record.lstrip().startswith("{") else read_bytes(Path(record))
     opened = proofs.verify(found, leaf_hash(line.removesuffix(b"\n")), log)
     under = f"under its checkpoint of {opened.checkpoint.size}"
@@ -80,8 +77,9 @@ def consistency(
     path: LedgerPath,
     out: Out = None,
 ) -> None:
-    """Prove that the ledger only grew between two tree heads, in the form that a tlog-witness
-    takes.
+    """Prove that the ledger only grew between two tree heads.
+
+    Writes the proof in the form that a tlog-witness takes.
     """
     tree, _ = ledger_export.tree_and_checkpoint(ledger_folder(path))
     _write(bytes(growth.prove(tree, read_note(old), read_note(new))), out)
@@ -97,9 +95,7 @@ def verify_consistency(
 ) -> None:
     """Check that a ledger only grew since a tree head that you hold."""
     found = growth.Consistency.parse(_read(proof))
-    log = _log(
-        found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold)
-    )
+    log = _log(found.checkpoint, key, roster_files.read_one(roster, founder, threshold))
     after = growth.verify(found, read_note(old), log)
     printer.show(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
 
@@ -115,9 +111,7 @@ def export(
     job: Annotated[str | None, typer.Option(help="Only records of this job.")] = None,
     out: Out = None,
 ) -> None:
-    """Write records with their proofs, for somebody who checks them with 'staddle ledger
-    verify-export'.
-    """
+    """Write records with their proofs, for 'staddle ledger verify-export' on another machine."""
     _write(b"".join(ledger_export.export(ledger_folder(path), redact=redact, job=job)), out)
 
 
@@ -130,11 +124,8 @@ def verify_export(
 ) -> None:
     """Check every record of an export against the tree head that the silo signed."""
     data = _read(file)
-    log = _log(
-        ledger_export.checkpoint_of(data),
-        key,
-        roster_files.read([roster] if roster else None, founder, threshold),
-    )
+    checkpoint = ledger_export.checkpoint_of(data)
+    log = _log(checkpoint, key, roster_files.read_one(roster, founder, threshold))
     found = ledger_export.verify(data, log)
     what = "leaf hashes" if found.redacted else "records"
     which = f"of job {found.job!r}" if found.job is not None else "which are all"
@@ -152,11 +143,12 @@ def read_note(path: Path) -> Note:
         raise ProofError(f"{path}: {error}") from error
 
 
-def _log(note: Note, key: str | None, given: Rosters) -> VerifierKey:
-    if key is not None and given.newest is None:
+def _log(note: Note, key: str | None, rosters: Rosters) -> VerifierKey:
+    roster = rosters.newest
+    if key is None and roster is not None:
+        return roster_log_key(note, roster)
+    if key is not None and roster is None:
         return VerifierKey.parse(key)
-    if key is None and given.newest is not None:
-        return roster_log_key(note, given.newest)
     raise LocalError("give the log's key, with either --key VKEY or --roster ROSTER")
 
 
@@ -165,7 +157,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def _write(data: bytes, out: Path | None) -> None:

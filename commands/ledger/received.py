@@ -1,6 +1,6 @@
-"""What a coordinator's ledger shows: what it received and delivered, a line each."""
+"""What a coordinator's ledger shows: what it received and delivered, one line per message."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def is_coordinators(folder: Path) -> bool:
 
 
 def check_silos(folder: Path) -> None:
-    """LocalError for a coordinator's ledger, of which nothing left a silo."""
+    """Raise LocalError for a coordinator's ledger, from which nothing left a silo."""
     if is_coordinators(folder):
         raise LocalError(
             f"{folder}: is the coordinator's ledger; see it with `staddle ledger show`, and compare"
@@ -29,27 +29,30 @@ def check_silos(folder: Path) -> None:
 def show(
     folder: Path, job: str | None, round_: int | None, silo: str | None, *, as_json: bool
 ) -> None:
-    """Print what was received and delivered, of one job, round or silo if they are named."""
-    found = [
-        record
-        for record in _records(folder)
-        if job in (None, record.get("job"))
-        and round_ in (None, record.get("round"))
-        and silo in (None, record["silo"])
-    ]
+    """Print what was received and delivered, for one job, round or silo if they are named."""
+    wanted = {"job": job, "round": round_, "silo": silo}
+    found = [record for record in _records(folder) if _matches(record, wanted)]
     if as_json:
         printer.show_json(found)
         return
-    printer.show(printer.PrintedTable(COLUMNS, [_row(record) for record in found]))
+    printer.show(printer.PrintedTable(COLUMNS, list(map(_row, found))))
+    sizes: dict[str, list[int]] = {}
+    for record in found:
+        sizes.setdefault(record["type"], []).append(record.get("message", {}).get("bytes", 0))
     for kind, name in KINDS.items():
-        of_kind = [record for record in found if record["type"] == kind]
-        size = sum(record.get("message", {}).get("bytes", 0) for record in of_kind)
-        if of_kind:
-            printer.show(f"{name}: {len(of_kind)}" + (f", {size:,} bytes" if size else ""))
+        if kind in sizes:
+            count, total = len(sizes[kind]), sum(sizes[kind])
+            printer.show(f"{name}: {count}, {total:,} bytes" if total else f"{name}: {count}")
 
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
-    return (line.record for line in lines(folder) if line.record["type"] in KINDS)
+    for line in lines(folder):
+        if line.record["type"] in KINDS:
+            yield line.record
+
+
+def _matches(record: dict[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(value in (None, record.get(key)) for key, value in wanted.items())
 
 
 def _row(record: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``staddle ledger reconcile``: a silo's ledger beside the coordinator's."""
+"""``staddle ledger reconcile``: a silo's ledger next to the coordinator's."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...security.log.tree_head import TreeHead
 from ...silo.egress.witness import HEADS, MemberHeads
 from ..console import printer
 from . import roster_files
-from .roster_files import Founders, Threshold
+from .roster_files import Founders, Rosters, Threshold
 
 MOST = 20  # gaps that are printed
 
@@ -49,42 +49,42 @@ def reconcile(
     Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no
     contradiction.
     """
-    given = roster_files.read([roster] if roster else None, founder, threshold)
-    members = given.newest
-    found = compare(ledger_folder(silo), ledger_folder(coordinator), members)
+    rosters = roster_files.read_one(roster, founder, threshold)
+    found = compare(ledger_folder(silo), ledger_folder(coordinator), rosters.newest)
     if as_json:
         printer.show_json({"ok": not found.differences, **asdict(found)})
     else:
-        for difference in found.differences:
-            printer.show(f"DIFFERENCE: {difference}")
-        for gap in found.gaps[:MOST]:
-            printer.show(f"gap: {gap}")
-        if len(found.gaps) > MOST:
-            printer.show(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
-        checked = (
-            "receipts and heads checked"
-            if members
-            else "receipts and heads not checked (give --roster)"
-        )
-        checked += (
-            f"; {found.unchecked} receipts are under other rosters, not checked"
-            if found.unchecked
-            else ""
-        )
-        both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
-        if given.told:
-            printer.show(given.told)
-        said = "NOT RECONCILED" if found.differences else "reconciled"
-        printer.show(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
+        _print(found, rosters)
     if found.differences:
         raise typer.Exit(1)
+
+
+def _print(found: Reconciled, rosters: Rosters) -> None:
+    for difference in found.differences:
+        printer.show(f"DIFFERENCE: {difference}")
+    for gap in found.gaps[:MOST]:
+        printer.show(f"gap: {gap}")
+    if (more := len(found.gaps) - MOST) > 0:
+        printer.show(f"… and {more} gaps more (--json has all)")
+
+    # the last line says how much was checked, so that nobody takes it for more
+    checked = "receipts and heads not checked (give --roster)"
+    if rosters.newest:
+        checked = "receipts and heads checked"
+    if found.unchecked:
+        checked += f"; {found.unchecked} receipts are under other rosters, not checked"
+    both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
+    if rosters.vouchers:
+        printer.show(rosters.vouchers)
+    verdict = "NOT RECONCILED" if found.differences else "reconciled"
+    printer.show(f"{verdict}: {found.silo} and {found.coordinator} both have {both}; {checked}")
 
 
 def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     """Two ledgers' folders, each verified; LocalError for one that does not hold.
 
-    What the silo holds of the coordinator's ledger (``heads.json``, beside its own) is compared as
-    well.
+    The heads of the coordinator's ledger that the silo holds (``heads.json``, next to its own) are
+    compared as well.
     """
     held = _held(silo.parent / HEADS, coordinator, roster)
     for folder in (silo, coordinator):
@@ -104,21 +104,20 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
 
 
 def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead]:
-    """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it
-    keeps any.
-    """
+    """Heads of the coordinator's ledger that the silo keeps, under its present key."""
     if not path.exists():
         return []
     kept = checked_file.read_json(path, MemberHeads)
     now = _checkpoint(coordinator)
     name, found = _owner(coordinator), []
-    for text in (kept.heads.get(name), kept.forks.get(name)):
+    for text in filter(None, (kept.heads.get(name), kept.forks.get(name))):
         try:
-            note = notes.parse(text.encode()) if text else None
-            if note and note.signatures[0].key_id == now.signatures[0].key_id:
-                if roster:
-                    checkpoints.verify(note, roster_log_key(now, roster))
-                found.append(TreeHead.parse(note.text))
+            note = notes.parse(text.encode())
+            if note.signatures[0].key_id != now.signatures[0].key_id:
+                continue
+            if roster:
+                checkpoints.verify(note, roster_log_key(now, roster))
+            found.append(TreeHead.parse(note.text))
         except ProofError as error:
             raise LocalError(
                 f"{path}: what it has of {name!r} does not hold: {error}; move it away"

@@ -48,21 +48,19 @@ class Rosters:
         return self.each[-1] if self.each else None
 
     @property
-    def told(self) -> str:
+    def vouchers(self) -> str:
         """Who vouches for them, in words."""
-        return "\n".join(
-            f"roster version {roster.version}: "
-            + (
-                f"signed by {', '.join(rosters.signers(roster, self.founders))}, whose keys were"
-                " named"
-                if self.founders
-                else (
-                    "signed by founders that it names itself; for who vouches for it, give"
-                    " --founder"
-                )
+        return "\n".join(map(self._voucher, self.each))
+
+    def _voucher(self, roster: Roster) -> str:
+        version = f"roster version {roster.version}"
+        if not self.founders:
+            return (
+                f"{version}: signed by founders that it names itself; for who vouches for it, give"
+                " --founder"
             )
-            for roster in self.each
-        )
+        signers = ", ".join(rosters.signers(roster, self.founders))
+        return f"{version}: signed by {signers}, whose keys were named"
 
 
 def read(
@@ -72,19 +70,28 @@ def read(
 
     LocalError or PeerError say what is wrong.
     """
-    if (founders or threshold) and not files:
-        raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
-    if threshold and threshold > len(set(founders or [])):
+    fingerprints, least = tuple(founders or ()), threshold or 0
+    _check_options(files, fingerprints, least)
+    each = sorted(map(rosters.load, files or ()), key=lambda roster: roster.version)
+    federations = sorted({roster.federation for roster in each})
+    if len(federations) > 1:
         raise LocalError(
-            f"--threshold {threshold}, but {len(set(founders or []))} founders are named; add"
-            " --founder"
-        )
-    each = sorted((rosters.load(file) for file in files or []), key=lambda roster: roster.version)
-    if len(federations := {roster.federation for roster in each}) > 1:
-        raise LocalError(
-            f"rosters of several federations: {', '.join(sorted(federations))}; give those of the"
-            " ledger's"
+            f"rosters of several federations: {', '.join(federations)}; give those of the ledger's"
         )
     for roster in each:
-        rosters.verify_by(roster, founders or (), threshold or 0)
-    return Rosters(tuple(each), tuple(founders or ()))
+        rosters.verify_by(roster, fingerprints, least)
+    return Rosters(tuple(each), fingerprints)
+
+
+def _check_options(files: Sequence[Path] | None, founders: Sequence[str], threshold: int) -> None:
+    if not files and (founders or threshold):
+        raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
+    named = len(set(founders))
+    if threshold > named:
+        raise LocalError(f"--threshold {threshold}, but {named} founders are named; add --founder")
+
+
+def read_one(file: Path | None, founders: Sequence[str] | None, threshold: int | None) -> Rosters:
+    """Like ``read``, for a command that takes at most one roster."""
+    files = [] if file is None else [file]
+    return read(files, founders, threshold)

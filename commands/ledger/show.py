@@ -1,7 +1,7 @@
 """``staddle ledger show`` and ``summary``: what left a silo, message by message and added up."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -11,6 +11,7 @@ from ...errors import LocalError
 from ...security.ledger import messages, receipt_checks
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.messages import PROTOCOL, Group, LedgerMessage, Totals
+from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import (
     Deny,
     Intent,
@@ -30,6 +31,21 @@ LedgerPath = Annotated[
     Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
+Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
+
+COLUMNS = (
+    "seq",
+    "time",
+    "job",
+    "round",
+    "part",
+    "tensors",
+    "bytes",
+    "recipient",
+    "rule",
+    "outcome",
+)
 
 
 def show(
@@ -44,12 +60,12 @@ def show(
 ) -> None:
     """Show every message that left, or counts as left.
 
-    Of a coordinator's ledger, what it received and delivered.
+    For a coordinator's ledger, show what it received and delivered.
 
-    There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of
-    their protocols are shown too (as the part "(protocol)"), and how each attempt at a sum ended;
-    and what the policy held back. What the privacy budget of a data set came to is of no job, and
-    shown where nothing is asked for in particular.
+    There --recipient is the silo that uploaded or received it. Messages of the protocols of secure
+    sums and mixes are shown too (as the part "(protocol)"), and how each attempt at a sum ended,
+    and what the policy held back. The privacy budget of a data set belongs to no job, and is shown
+    if no option selects messages.
     """
     folder = ledger_folder(path)
     if received.is_coordinators(folder):
@@ -57,58 +73,86 @@ def show(
             raise LocalError("--part: a coordinator's ledger does not name parts; see the silo's")
         received.show(folder, job, round_number, recipient, as_json=as_json)
         return
-    if job is not None and job not in (jobs := messages.jobs(folder)):
+    if job is not None:
+        _check_job(folder, job)
+
+    wanted = Wanted(job, round_number, part, recipient)
+    left = [message for message in messages.messages(folder) if wanted.has_message(message)]
+    others = _others(folder, wanted)
+    if as_json:
+        documents = [_document(message) for message in left]
+        documents += [_document_of_other(line, record) for line, record in others]
+        printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
+        return
+    _print(left, others)
+    _print_policies(folder)
+
+
+def _print(left: Sequence[LedgerMessage], others: Sequence[tuple[VerifiedLine, Other]]) -> None:
+    """Print a table of messages and other records, in the order of the ledger."""
+    rows, sizes = [], []
+    for message in left:
+        rows.append(_row(message))
+        sizes.append(message.intent.message.bytes)
+    for line, record in others:
+        rows.append(_row_of_other(line, record))
+        if isinstance(record, ProtocolMessage):
+            sizes.append(record.message.bytes)
+    printer.show(printer.PrintedTable(COLUMNS, sorted(rows, key=lambda row: int(row[0]))))
+    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
+
+
+def _check_job(folder: Path, job: str) -> None:
+    jobs = messages.jobs(folder)
+    if job not in jobs:
         raise LocalError(
             f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}"
         )
 
-    def wanted(record: Intent | OfJob, parts: Sequence[str], to: str) -> bool:
-        of = round_number in (None, record.round) and job in (None, record.job)
-        return of and (part is None or part in parts) and recipient in (None, to)
 
-    rows = [
-        m for m in messages.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)
-    ]
-    beside: list[tuple[VerifiedLine, Beside]] = [
-        (line, record)
-        for line, record in messages.sums(folder)
-        if wanted(record, [PROTOCOL], _recipient(record))
-    ]
-    beside += [
-        (line, record) for line, record in messages.denials(folder) if wanted(record, [], "")
-    ]
-    if (job, round_number, part, recipient) == (None, None, None, None):
-        beside += messages.budgets(folder)
-    if as_json:
-        documents = [_document(message) for message in rows] + [
-            _document_beside(line, record) for line, record in beside
-        ]
-        printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
-        return
-    columns = (
-        "seq",
-        "time",
-        "job",
-        "round",
-        "part",
-        "tensors",
-        "bytes",
-        "recipient",
-        "rule",
-        "outcome",
-    )
-    cells = [_row(message) for message in rows] + [
-        _row_beside(line, record) for line, record in beside
-    ]
-    printer.show(printer.PrintedTable(columns, sorted(cells, key=lambda row: int(row[0]))))
-    sizes = [message.intent.message.bytes for message in rows]
-    sizes += [record.message.bytes for _, record in beside if isinstance(record, ProtocolMessage)]
-    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
-    _tell_policies(folder)
+@dataclass(frozen=True)
+class Wanted:
+    """What the user selected; None selects all."""
+
+    job: str | None
+    round: int | None
+    part: str | None
+    recipient: str | None
+
+    @property
+    def everything(self) -> bool:
+        """Whether no option selects anything."""
+        return {self.job, self.round, self.part, self.recipient} == {None}
+
+    def has_message(self, message: LedgerMessage) -> bool:
+        """Whether a message is selected."""
+        intent = message.intent
+        return self.has(intent, _parts(message), intent.recipient.id)
+
+    def has(self, record: Intent | OfJob, parts: Sequence[str], recipient: str) -> bool:
+        """Whether a record of a job is selected."""
+        if self.part is not None and self.part not in parts:
+            return False
+        pairs = (
+            (self.job, record.job),
+            (self.round, record.round),
+            (self.recipient, recipient),
+        )
+        return all(selected in (None, value) for selected, value in pairs)
 
 
-OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
-Beside: TypeAlias = OfJob | PrivacyHead  # what is shown beside the messages
+def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
+    """The selected records that are not messages of a round."""
+    found: list[tuple[VerifiedLine, Other]] = []
+    for line, record in messages.sums(folder):
+        if wanted.has(record, [PROTOCOL], _recipient(record)):
+            found.append((line, record))
+    for line, denial in messages.denials(folder):
+        if wanted.has(denial, [], ""):
+            found.append((line, denial))
+    if wanted.everything:
+        found += messages.budgets(folder)
+    return found
 
 
 GROUPS: Sequence[Group] = ("job", "method", "part", "taint", "recipient")
@@ -132,25 +176,28 @@ def summary(
     """
     folder = ledger_folder(path)
     received.check_silos(folder)
-    given = roster_files.read(roster, founder, threshold)
-    receipts = receipt_checks.check(messages.lines(folder), given.each) if given.each else None
-    for problem in receipts.problems if receipts else []:
+    rosters = roster_files.read(roster, founder, threshold)
+    receipts = Receipts()
+    if rosters.each:
+        receipts = receipt_checks.check(messages.lines(folder), rosters.each)
+    for problem in receipts.problems:
         printer.show(f"problem: {problem}", err=True)
     totals = messages.summary(folder, GROUPS)
     if as_json:
-        rows: list[dict[str, Any]] = [
-            {**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()
-        ]
-        printer.show_json(rows + [_document_beside(*last) for last in _last_budgets(folder)])
+        rows: list[dict[str, Any]] = []
+        for key, total in totals.items():
+            rows.append({**dict(zip(GROUPS, key, strict=True)), **asdict(total)})
+        rows += [_document_of_other(*last) for last in _last_budgets(folder)]
+        printer.show_json(rows)
     else:
-        _tell_totals(folder, totals)
-        if receipts:
-            printer.show(given.told, receipts.told)
-    if receipts and receipts.problems:
+        _print_totals(folder, totals)
+        if rosters.each:
+            printer.show(rosters.vouchers, receipts.told)
+    if receipts.problems:
         raise typer.Exit(1)
 
 
-def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
+def _print_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
     columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
     cells = [
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
@@ -160,16 +207,19 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
     printer.show(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
     for line, head in _last_budgets(folder):
         printer.show(f"{spent(head)}, as of record {line.seq}")
-    _tell_policies(folder)
+    _print_policies(folder)
 
 
-def _tell_policies(folder: Path) -> None:
+def _print_policies(folder: Path) -> None:
     for seq, time, change in messages.policies(folder):
         printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
 
 
 def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
-    return list({head.dataset: (line, head) for line, head in messages.budgets(folder)}.values())
+    last: dict[str, tuple[VerifiedLine, PrivacyHead]] = {}
+    for line, head in messages.budgets(folder):
+        last[head.dataset] = (line, head)
+    return list(last.values())
 
 
 def spent(head: PrivacyHead) -> str:
@@ -181,9 +231,8 @@ def spent(head: PrivacyHead) -> str:
 
 
 def _parts(message: LedgerMessage) -> list[str]:
-    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [
-        messages.MESSAGE
-    ]
+    parts = dict.fromkeys(tensor.part for tensor in message.intent.tensors)
+    return list(parts) or [messages.MESSAGE]
 
 
 def _document(message: LedgerMessage) -> dict[str, Any]:
@@ -199,19 +248,6 @@ def _document(message: LedgerMessage) -> dict[str, Any]:
 
 def _row(message: LedgerMessage) -> list[str]:
     intent = message.intent
-    outcome = message.status if message.digested else f"{message.status}, no digest"
-    if masked := intent.secagg:
-        outcome += f"; masked among {', '.join(masked.members)}, threshold {masked.threshold}"
-    for part, readers in _readers(intent).items():
-        outcome += f"; {part} read by {', '.join(readers)}"
-    if hidden := intent.hidden:
-        outcome += f"; {intent.form}, " + (
-            f"version {hidden.number}" if intent.form == PADDED else "to be compared"
-        )
-    for taint, parts in _taints(intent).items():
-        outcome += f"; {taint}: {', '.join(parts)}"
-    if paid := intent.dp:
-        outcome += f"; paid by {', '.join(map(str, paid.ids))} of data set {paid.dataset!r}"
     return [
         str(message.seq),
         message.time,
@@ -222,50 +258,67 @@ def _row(message: LedgerMessage) -> list[str]:
         f"{intent.message.bytes:,}",
         intent.recipient.id,
         intent.policy.rule,
-        outcome,
+        "; ".join(_outcome(message)),
     ]
 
 
-def _readers(intent: Intent) -> dict[str, tuple[str, ...]]:
-    """By part, where they are not all who can open something of the message."""
-    return {tensor.part: tensor.readers for tensor in intent.tensors if tensor.readers}
+def _outcome(message: LedgerMessage) -> Iterator[str]:
+    """How a message ended, and what hides or pays for it."""
+    intent = message.intent
+    yield message.status if message.digested else f"{message.status}, no digest"
+    if masked := intent.secagg:
+        yield f"masked among {', '.join(masked.members)}, threshold {masked.threshold}"
+
+    # by part, where they are not all who can open something of the message
+    readers = {tensor.part: tensor.readers for tensor in intent.tensors if tensor.readers}
+    for part, names in readers.items():
+        yield f"{part} read by {', '.join(names)}"
+    if hidden := intent.hidden:
+        use = f"version {hidden.number}" if intent.form == PADDED else "to be compared"
+        yield f"{intent.form}, {use}"
+    for taint, parts in _taints(intent).items():
+        yield f"{taint}: {', '.join(parts)}"
+    if paid := intent.dp:
+        yield f"paid by {', '.join(map(str, paid.ids))} of data set {paid.dataset!r}"
 
 
-def _taints(intent: Intent) -> dict[str, list[str]]:
+def _taints(intent: Intent) -> dict[str, dict[str, None]]:
     """The parts of each taint; nothing where all is private, as in a job without [privacy]."""
     found: dict[str, dict[str, None]] = {}
     for tensor in intent.tensors:
         found.setdefault(tensor.taint, {})[tensor.part] = None
-    return (
-        {taint: list(parts) for taint, parts in found.items()} if found.keys() - {"private"} else {}
-    )
+    return {} if found.keys() == {"private"} else found
 
 
-def _recipient(record: Beside) -> str:
+def _recipient(record: Other) -> str:
     return record.recipient.id if isinstance(record, ProtocolMessage) else ""
 
 
-def _document_beside(line: VerifiedLine, record: Beside) -> dict[str, Any]:
+def _document_of_other(line: VerifiedLine, record: Other) -> dict[str, Any]:
     return {"seq": line.seq, "time": line.record["time"], **record.model_dump(mode="json")}
 
 
-def _row_beside(line: VerifiedLine, record: Beside) -> list[str]:
+def _row_of_other(line: VerifiedLine, record: Other) -> list[str]:
+    stamp = [str(line.seq), line.record["time"]]
     if isinstance(record, PrivacyHead):
-        return [str(line.seq), line.record["time"], *[""] * 7, spent(record)]
-    part, size, what = PROTOCOL, "", ""
+        return [*stamp, *[""] * 7, spent(record)]
+    part = "" if isinstance(record, Deny) else PROTOCOL
+    size = f"{record.message.bytes:,}" if isinstance(record, ProtocolMessage) else ""
+    of_job = [record.job, str(record.round), part, "", size, _recipient(record), ""]
+    return [*stamp, *of_job, _event(record)]
+
+
+def _event(record: OfJob) -> str:
     match record:
         case ProtocolMessage():
-            size, what = f"{record.message.bytes:,}", f"{record.kind}, counts as left"
+            return f"{record.kind}, counts as left"
         case SumEnd():
             blame = f", blamed: {record.blame}" if record.blame else ""
-            what = f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
+            return f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
         case SumSigned():
-            what = (
-                f"sum {record.ctx[:8]} may be open over {', '.join(record.survivors)} from here on"
-            )
+            silos = ", ".join(record.survivors)
+            return f"sum {record.ctx[:8]} may be open over {silos} from here on"
         case SumOpened():
-            what = f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
+            return f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
         case Deny():
-            part, what = "", f"held back by the policy: {'; '.join(record.reasons)}"
-    of = [str(line.seq), line.record["time"], record.job, str(record.round)]
-    return [*of, part, "", size, _recipient(record), "", what]
+            return f"held back by the policy: {'; '.join(record.reasons)}"

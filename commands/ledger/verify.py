@@ -1,7 +1,7 @@
 """``staddle ledger verify``: whether a ledger holds."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import LocalError
-from ...security.identity import roster as rosters
-from ...security.identity.roster import Roster
+from ...security.identity.roster import Roster, signers
 from ...security.ledger import audit, messages, receipt_checks
 from ...security.ledger.audit import AuditResult
+from ...security.ledger.receipt_checks import Receipts
 from ...security.log.head import roster_log_key, stored
 from ...security.log.lock import held
 from ...security.log.note import Note, VerifierKey
@@ -21,7 +21,7 @@ from ...security.log.tree_head import TreeHead, owner
 from ..console import printer
 from . import roster_files
 from .proofs import read_note
-from .roster_files import Founders, RosterFiles, Threshold
+from .roster_files import Founders, RosterFiles, Rosters, Threshold
 from .show import Json, LedgerPath
 
 
@@ -53,83 +53,116 @@ def verify(
     Whoever has the silo's log key could still cut off or rewrite records: pass what the
     coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
-    given = roster_files.read(roster, founder, threshold)
+    rosters = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
     noted = {str(file): read_note(file) for file in checkpoint or []}
     own = stored(folder)
-    key = _key(given.newest, own, noted)
-    found = audit.verify(folder, dict(_known(text) for text in known or []), key, noted)
+    key = _key(rosters.newest, own, noted)
+    found = audit.verify(folder, dict(map(_known, known or [])), key, noted)
+
+    # A receipt is bound to a record, so receipts are checked only where the records hold, and only
+    # those that were checked: the agent may append more meanwhile.
     receipts = None
-    if given.each and found.ok:
-        receipts = receipt_checks.check(islice(messages.lines(folder), found.records), given.each)
+    if rosters.each and found.ok:
+        lines = islice(messages.lines(folder), found.records)
+        receipts = receipt_checks.check(lines, rosters.each)
         found = replace(found, problems=tuple(receipts.problems))
-    federation, whose = (
-        owner(TreeHead.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
-    )
-    unsigned, running = found.records - (found.checkpoint or 0), held(folder)
-    found = replace(
-        found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running))
-    )
+    checked = _Checked(found, rosters, receipts, key, running=held(folder))
+    if own and found.checkpoint is not None:
+        federation, whose = owner(TreeHead.parse(own.text).origin)
+        checked = replace(checked, federation=federation, silo=whose)
+    problems = (*found.problems, *_ownership(checked.silo, silo), *_loose(checked))
+    checked = replace(checked, found=replace(found, problems=problems))
     if as_json:
-        said = {"federation": federation, "silo": whose, "unsigned": unsigned, "running": running}
-        document: dict[str, Any] = {"ok": found.ok, **asdict(found), **said}
-        if given.each:
-            document["rosters"] = {
-                each.version: rosters.signers(each, given.founders) for each in given.each
-            }
-        if receipts:
-            counts = {
-                "good": len(receipts.good),
-                "without": receipts.without,
-                "unchecked": receipts.unchecked,
-            }
-            document["receipts"] = counts
-        printer.show_json(document)
+        printer.show_json(_document(checked))
     else:
-        _tell(found)
-        if whose:
-            by = f"by {key}" if key and found.signed else "by whom was not checked (give --roster)"
-            printer.show(f"ledger of {whose}, federation {federation}")
-            printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
-        for told in (given.told, receipts.told if receipts else ""):
-            if told:
-                printer.show(told)
-        head = f"{found.records - 1}:{found.head}" if found.head else "none"
-        printer.show(
-            f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}"
-        )
-    if not found.ok:
+        _print(checked)
+    if problems:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Everything that was found out about one ledger."""
+
+    found: AuditResult
+    rosters: Rosters
+    receipts: Receipts | None  # None where none were checked
+    key: VerifierKey | None  # that must have signed the tree head
+    federation: str = ""  # as the tree head names it
+    silo: str = ""
+    running: bool = False  # an agent at work signs the newest records soon
+
+    @property
+    def unsigned(self) -> int:
+        """Records behind the tree head."""
+        return self.found.records - (self.found.checkpoint or 0)
+
+
+def _document(checked: _Checked) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "ok": checked.found.ok,
+        **asdict(checked.found),
+        "federation": checked.federation,
+        "silo": checked.silo,
+        "unsigned": checked.unsigned,
+        "running": checked.running,
+    }
+    if checked.rosters.each:
+        founders = checked.rosters.founders
+        document["rosters"] = {
+            each.version: signers(each, founders) for each in checked.rosters.each
+        }
+    if receipts := checked.receipts:
+        document["receipts"] = {
+            "good": len(receipts.good),
+            "without": receipts.without,
+            "unchecked": receipts.unchecked,
+        }
+    return document
+
+
+def _print(checked: _Checked) -> None:
+    found = checked.found
+    _print_problems(found)
+    if checked.silo:
+        by = "by whom was not checked (give --roster)"
+        if checked.key and found.signed:
+            by = f"by {checked.key}"
+        printer.show(f"ledger of {checked.silo}, federation {checked.federation}")
+        printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
+    if checked.rosters.vouchers:
+        printer.show(checked.rosters.vouchers)
+    if checked.receipts:
+        printer.show(checked.receipts.told)
+    head = f"{found.records - 1}:{found.head}" if found.head else "none"
+    verdict = "verified" if found.ok else "NOT VERIFIED"
+    printer.show(f"{verdict}: {found.records} records, head {head}")
 
 
 def _ownership(found: str, expected: str | None) -> tuple[str, ...]:
     if expected is None or found == expected:
         return ()
-    return (
-        (
-            f"it is the ledger of silo {found or 'nobody'}, not of {expected}; name the folder of"
-            f" {expected}"
-        ),
-    )
+    actual = found or "nobody"
+    return (f"it is the ledger of silo {actual}, not of {expected}; name the folder of {expected}",)
 
 
-def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
+def _loose(checked: _Checked) -> tuple[str, ...]:
     """What is wrong with records that nobody signed.
 
     Nothing while their agent runs, which signs every 64.
     """
-    if unsigned <= 0 or running:
+    if checked.unsigned <= 0 or checked.running:
         return ()
-    why = (
-        f"the last {unsigned} records are signed by nobody, and no agent runs that would sign them;"
-        " after a crash "
+    problem = (
+        f"the last {checked.unsigned} records are signed by nobody, and no agent runs that would"
+        " sign them; after a crash start it: it does, if its log key wrote them. Of a copy, take it"
+        " again after that"
     )
-    return (
-        why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",
-    )
+    return (problem,)
 
 
-def _tell(found: AuditResult) -> None:
+def _print_problems(found: AuditResult) -> None:
     for problem in found.problems:
         printer.show(f"problem: {problem}")
     for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):

@@ -16,7 +16,7 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
 from ...security.policy.policy import Policy, Verdict
-from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
+from ...security.policy.release import MASKED, PADDED, ROTATED, Release
 from ...silo import config as configs
 from ...silo.admission import checks
 from ...silo.admission.checks import Outflow
@@ -24,13 +24,12 @@ from ...silo.admission.private_jobs import privacy_objections
 from ..console import printer
 from ..console.output import number
 from ..privacy import budget_text
-from .visibility import together, told_by_likeness, unbounded
+from .visibility import FOR_SILOS, ROWS, SHARED, revealed_by_likeness, together, unbounded, way_of
 
 WIDTH = 100
-SHARED = f"{MASKED} to be compared"
 READ = {  # who reads what leaves in a form that hides it
     MASKED: "masked, read as a sum over the round's silos alone",
-    SILOS_READER: (
+    FOR_SILOS: (
         "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo"
         " together"
     ),
@@ -136,69 +135,82 @@ def _lines(
     )
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
-    if job.security.required:
-        weights = "stand in it" if job.security.weights == "public" else "are masked too"
-        said = (
-            f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos'"
-            f" weights {weights}"
-        )
-        yield from _wrapped(said, "")
-    if batches := together(job):
-        yield from _wrapped(batches, "")
-    if open_still := unbounded(plan):
-        yield from _wrapped(open_still, "")
-    yield from _wrapped(_looked_at(policy), "")
-    if job.privacy is not None:
-        for line in budget_text.told(job, policy):
-            yield from _wrapped(line, "")
-    if declared := _declared(job, silo):
-        yield from _wrapped(
-            f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", ""
-        )
-    if job.counted:
-        enough = job.min_holders + job.security.colluders
-        said = (
-            f"round 0 counts the silos that hold each class; its rows leave where {enough} of"
-            f" {len(job.silos)} do"
-        )
-        yield from _wrapped(said, "")
-    if checks.trusting(plan):
-        trust = policy.file.secure_aggregation.trust
-        forms = {
-            verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors
-        }
-        hidden, it = ("the tags of its counts are", "them")
-        if forms - {MASKED} or job.for_silos:
-            mixed = ["what it mixes and compares"] if forms - {MASKED} else []
-            summed = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
-            hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
-        said = (
-            f"{hidden} hidden by a key that the job's silos share: the coordinator together with"
-            " any one of them"
-        )
-        yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
-    if likeness := told_by_likeness(plan):
-        yield from _wrapped(likeness, "")
+    for fact in filter(None, _facts(plan, silo, policy, outflows)):
+        yield from _wrapped(fact, "")
     for outflow in outflows:
-        yield ""
-        yield f"{_rounds(outflow)}:"
-        for part, verdicts in groupby(
-            outflow.decision.tensors, key=lambda verdict: verdict.release.part
-        ):
-            rule = policy.rule(job.method_name, part)
-            yield from _part(part, list(verdicts), outflow, rule.max_norm if rule else None)
-        count, limits = len(outflow.decision.tensors), policy.file.limits
-        most = (
-            f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round}"
-            " attempts"
-        )
-        yield from _wrapped(
-            f"{number(count, 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}",
-            "  ",
-        )
-        for reason in outflow.decision.whole:
-            yield from _wrapped(f"HELD BACK: {reason}", "  ")
+        yield from _phase(job, policy, outflow)
     yield ""
+
+
+def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
+    """What holds of all rounds; an empty text for what is not the case."""
+    job = plan.job
+    yield _blind(job)
+    yield together(job)
+    yield unbounded(plan)
+    yield _looked_at(policy)
+    if job.privacy is not None:
+        yield from budget_text.told(job, policy)
+    yield _declaration(job, silo)
+    yield _census(job)
+    yield _trust(plan, policy, outflows)
+    yield revealed_by_likeness(plan)
+
+
+def _blind(job: Job) -> str:
+    if not job.security.required:
+        return ""
+    weights = "stand in it" if job.security.weights == "public" else "are masked too"
+    colluders = number(job.security.colluders, "colluder")
+    return f"its sums are blind: {colluders} assumed, the silos' weights {weights}"
+
+
+def _census(job: Job) -> str:
+    if not job.counted:
+        return ""
+    enough = job.min_holders + job.security.colluders
+    return (
+        f"round 0 counts the silos that hold each class; its rows leave where {enough} of"
+        f" {len(job.silos)} do"
+    )
+
+
+def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
+    """What one silo that colludes with the coordinator would reveal to it."""
+    if not checks.trusting(plan):
+        return ""
+    forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
+    hidden = []
+    if forms - {MASKED}:
+        hidden.append("what it mixes and compares")
+    if plan.job.for_silos:
+        hidden.append(f"the sum of {', '.join(sorted(plan.job.for_silos))}")
+    what, it = f"{' and '.join(hidden)} is", "it"
+    if not hidden:
+        what, it = "the tags of its counts are", "them"
+    return (
+        f"{what} hidden by a key that the job's silos share: the coordinator together with"
+        f" any one of them reads {it}; here trust = {policy.file.secure_aggregation.trust!r}"
+    )
+
+
+def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
+    """What leaves in each round of one phase."""
+    yield ""
+    yield f"{_rounds(outflow)}:"
+    norms = _max_norms(job, policy, outflow)
+    tensors, limits = outflow.decision.tensors, policy.file.limits
+    for part, verdicts in groupby(tensors, key=lambda verdict: verdict.release.part):
+        yield from _part(part, list(verdicts), outflow, norms.get(part))
+    most = (
+        f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
+    )
+    yield from _wrapped(
+        f"{number(len(tensors), 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}",
+        "  ",
+    )
+    for reason in outflow.decision.whole:
+        yield from _wrapped(f"HELD BACK: {reason}", "  ")
 
 
 def _looked_at(policy: Policy) -> str:
@@ -233,11 +245,19 @@ def _declared(job: Job, silo: str) -> dict[str, Any]:
     return found
 
 
-def _told(declared: dict[str, Any]) -> str:
-    own = [number(declared["records"], "record")] if "records" in declared else []
+def _declaration(job: Job, silo: str) -> str:
+    declared = _declared(job, silo)
+    if not declared:
+        return ""
+    facts = []
+    if "records" in declared:
+        facts.append(number(declared["records"], "record"))
     if "classes" in declared:
-        own.append(f"by class {', '.join(map(str, declared['classes']))}")
-    return f"{', '.join(own)} to train on; compare with your own"
+        facts.append(f"by class {', '.join(map(str, declared['classes']))}")
+    return (
+        f"it declares of {silo!r}, for all its silos to read: {', '.join(facts)} to train on;"
+        " compare with your own"
+    )
 
 
 def _objections(objections: Sequence[str]) -> Iterator[str]:
@@ -256,43 +276,45 @@ def _rounds(outflow: Outflow) -> str:
 def _part(
     part: str, verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None
 ) -> Iterator[str]:
-    """One part, a line a tensor; all of a part leave in one form."""
+    """One part, a line per tensor; all tensors of a part leave in one form."""
     release = verdicts[0].release
-    way = SILOS_READER if SILOS_READER in release.readers else release.form
-    way = SHARED if way == MASKED and GRAM_READER in release.readers else way
-    read = READ.get(way, f"read by {', '.join(outflow.readers)}")
-    if release.is_row:
-        read = (
-            f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means"
-            " of it alone"
-        )
     size = sum(verdict.release.nbytes for verdict in verdicts)
-    norm = (
-        f"; held back in a round in which its norm is over {longest:g}"
-        if longest is not None
-        else ""
-    )
+    norm = ""
+    if longest is not None:
+        norm = f"; held back in a round in which its norm is over {longest:g}"
+    read = _read_by(release, outflow)
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
-    cells = [_cells(verdict) for verdict in verdicts]
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
+
+    cells = list(map(_cells, verdicts))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for verdict, (name, dtype, shape, count, rule) in zip(verdicts, cells, strict=True):
         row = (
             f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}} "
-            f" {size_:>{widths[3]}}"
+            f" {count:>{widths[3]}}"
         )
-        if len(f"{row}  {said}") > WIDTH:  # long names: what is said comes on a line of its own
+        if len(f"{row}  {rule}") > WIDTH:  # after a long name, the rule has a line of its own
             yield row
-            yield f"      {said}"
+            yield f"      {rule}"
         else:
-            yield f"{row}  {said}"
+            yield f"{row}  {rule}"
         for reason in verdict.reasons:
             yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
 
 
+def _read_by(release: Release, outflow: Outflow) -> str:
+    way = way_of(release)
+    if way == ROWS:
+        return (
+            f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means"
+            " of it alone"
+        )
+    return READ.get(way, f"read by {', '.join(outflow.readers)}")
+
+
 def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
     release = verdict.release
-    said = f"leaves by rule {verdict.rule}" if not verdict.reasons else "HELD BACK:"
-    return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", said
+    rule = "HELD BACK:" if verdict.reasons else f"leaves by rule {verdict.rule}"
+    return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", rule
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -302,17 +324,19 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
+    total = held = 0
+    for outflow in outflows:
+        total += outflow.size * (outflow.last - outflow.first + 1)
+        held += sum(bool(verdict.reasons) for verdict in outflow.decision.tensors)
     if accepts:
-        total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
         return (
             f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
             "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
         )
-    held = sum(
-        bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors
-    )
-    said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."
-    return (f"This silo would DECLINE the job{said}",)
+    if not held:
+        return ("This silo would DECLINE the job.",)
+    are = "is" if held == 1 else "are"
+    return (f"This silo would DECLINE the job; {number(held, 'tensor')} {are} held back.",)
 
 
 # For scripts.
@@ -332,33 +356,33 @@ def _document(
         "max_attempts_per_round": policy.file.limits.max_attempts_per_round,
         "max_step": policy.file.limits.max_step,
         "max_parallel": policy.file.limits.max_parallel,
-        "phases": [
-            {
-                "first_round": outflow.first,
-                "last_round": outflow.last,
-                "bytes": outflow.size,
-                "readers": outflow.readers,
-                "allow": outflow.decision.allow,
-                "reasons": outflow.decision.whole,
-                "max_norms": _max_norms(job, policy, outflow),
-                "tensors": [
-                    _tensor(verdict, outflow.readers) for verdict in outflow.decision.tensors
-                ],
-            }
-            for outflow in outflows
-        ],
+        "phases": [_outflow(job, policy, outflow) for outflow in outflows],
+    }
+
+
+def _outflow(job: Job, policy: Policy, outflow: Outflow) -> dict[str, Any]:
+    tensors = outflow.decision.tensors
+    return {
+        "first_round": outflow.first,
+        "last_round": outflow.last,
+        "bytes": outflow.size,
+        "readers": outflow.readers,
+        "allow": outflow.decision.allow,
+        "reasons": outflow.decision.whole,
+        "max_norms": _max_norms(job, policy, outflow),
+        "tensors": [_tensor(verdict, outflow.readers) for verdict in tensors],
     }
 
 
 def _max_norms(job: Job, policy: Policy, outflow: Outflow) -> dict[str, float]:
     """By part, where the policy has one."""
-    rules = {
-        v.release.part: policy.rule(job.method_name, v.release.part)
-        for v in outflow.decision.tensors
-    }
-    return {
-        part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None
-    }
+    norms = {}
+    for verdict in outflow.decision.tensors:
+        part = verdict.release.part
+        rule = policy.rule(job.method_name, part)
+        if rule and rule.max_norm is not None:
+            norms[part] = rule.max_norm
+    return norms
 
 
 def _tensor(verdict: Verdict, readers: Sequence[str]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""A starting policy for given jobs: exactly what they give and nothing else, for a person to read
-and tighten.
+"""A starting policy for given jobs: it lets leave what they need and nothing else.
+
+A person reads and tightens it.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +15,16 @@ from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
 from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
-from ...security.blind.plan import JobPlan
+from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.identity import roster as rosters
 from ...security.policy import policy as policies
 from ...security.policy.file import SecureAggregation
 from ...security.policy.policy import DATASET
 from ...security.policy.release import (
-    GRAM_READER,
     MASKED,
     PADDED,
     PLAIN,
     ROTATED,
-    SILOS_READER,
     Release,
 )
 from ...silo.admission import checks
@@ -36,12 +35,11 @@ from ..console import examples, printer
 from ..console.output import number
 from ..console.toml import to_toml
 from ..privacy import budget_text
+from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
-FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
-SHARED = f"{MASKED} to be compared"
 # of federations whose silos have about as many records, honest ones stayed below 2.2
 MAX_STEP = 3.0
 MAX_PARALLEL = 2  # honest layers have none
@@ -109,10 +107,10 @@ def new(
         str, typer.Option(help="The silo's data set, as its configuration calls it.")
     ] = policies.DATASET,
 ) -> None:
-    """Write a policy that lets leave what these jobs give and nothing else, for you to read and
-    tighten.
+    """Write a policy that lets leave what these jobs upload and nothing else.
 
-    Each rule says what its tensors are and what they can tell about your records.
+    Read and tighten it. Each rule says what its tensors are and what they can tell about your
+    records.
     """
     members = rosters.load(roster)
     jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
@@ -123,7 +121,7 @@ def new(
         f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config"
         " SILO.toml"
     )
-    if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
+    if names := _changing_jobs(jobs):
         printer.show(
             f"{out}: declines {names} as it is. These go on with whichever silos are left when"
             " others drop out, and over many rounds such sums tell what single silos gave; if that"
@@ -139,9 +137,7 @@ def new(
 
 @dataclass
 class Drafted:
-    """One rule as it grows: the parts of one method that bear one name, and the jobs they
-    are of.
-    """
+    """One rule as it grows: the parts of one method that bear one name, and their jobs."""
 
     method: str
     kind: Kind
@@ -152,14 +148,7 @@ class Drafted:
 
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
-        way = (
-            FOR_SILOS
-            if SILOS_READER in release.readers
-            else ROWS
-            if release.is_row
-            else release.form
-        )
-        way = SHARED if way == MASKED and GRAM_READER in release.readers else way
+        way = way_of(release)
         known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
@@ -173,39 +162,39 @@ def draft(
     *,
     trust: bool = False,
 ) -> str:
-    """Text of a policy.toml; without a limit, a round may give some times what the largest of these
-    jobs gives.
+    """Text of a policy.toml; without a limit, a round may upload some times what jobs need.
 
-    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo,
-    and lets sums be over changing silos. Otherwise what to write if they do stands in a comment,
-    and jobs that ask for it are declined.
-
-    Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a
-    silo drops out of is begun again, and each attempt sends all masked words anew; a padded upload
-    is begun anew after a restart. Private jobs spend on the data set of this name.
+    ``trust``: the person whose policy it is trusts that the coordinator colludes with no silo, and
+    lets sums be over changing silos. Otherwise what to write if they do stands in a comment, and
+    jobs that ask for it are declined. Private jobs spend on the data set of this name.
     """
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
     for job in jobs:
         for phase in JobPlan(job).phases:
             releases = upload_releases(phase)
-            given = sum(release.nbytes for release in releases)
-            if job.security.required:
-                groups = len(phase.groups[1])
-                products = sum(
-                    4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in phase.shared
-                )
-                given = TIMES_BLIND * (given + most_contributed(len(job.silos), groups, products))
-            else:
-                given *= TIMES
-            largest = max(largest, given)
+            largest = max(largest, _most(job, phase, releases))
             for release in releases:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    return _head(jobs, limit, dataset, trust=trust) + "".join(
-        _rule(part, rule) for (_, part), rule in rules.items()
-    )
+    texts = [_rule(part, rule) for (_, part), rule in rules.items()]
+    return _head(jobs, limit, dataset, trust=trust) + "".join(texts)
+
+
+def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
+    """Bytes that a silo may upload in one round of a phase."""
+    size = sum(release.nbytes for release in releases)
+
+    # Twice, since a broken upload resumes where it broke and counts once more.
+    if not job.security.required:
+        return TIMES * size
+
+    # A secure sum that a silo drops out of begins again, and each attempt sends all masked words
+    # anew; a padded upload begins anew after a restart.
+    silos, groups = len(job.silos), len(phase.groups[1])
+    products = sum(4 * part.tensors[0].shape[0] * silos**2 * 2 for part in phase.shared)
+    return TIMES_BLIND * (size + most_contributed(silos, groups, products))
 
 
 def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
@@ -256,99 +245,137 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
         why = "Silos that may be in league with the coordinator: a job takes none to be."
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(map(tells_fixed, blind)):
-        least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
-        why = (
-            "How many records a silo has, and of which classes, is the same in every job: sums over"
-            " several sets of silos tell it of those by which they differ. No sum is given that"
-            " would tell it of fewer silos than this, but for silos that joined or left the"
-            " federation by its roster."
-        )
-        lines += [*_comment(why), f"min_difference = {least}"]
-    if any(job.security.weights == "public" for job in blind):
-        what = ", and of which class" if any(job.security.class_counts for job in blind) else ""
-        lines += [
-            *_comment(f"How many records this silo has to train on{what} stands in a job."),
-            "public_counts = true",
-        ]
-    if changing := ", ".join(f"{job.name!r}" for job in blind if job.security.dropouts == "any"):
-        decide = (
-            'Keep this line only if that may be told; "batches" declines such jobs.'
-            if trust
-            else (
-                "Only you can say whether that may be told. As it is, this silo declines such jobs;"
-                " if it may, take the # from the line below."
-            )
-        )
-        why = (
-            f"A round of {changing} goes on with whichever silos are left when others drop out."
-            f" Over many rounds such sums tell what single silos gave. {decide}"
-        )
-        lines += [*_comment(why), f'{"" if trust else "# "}dropouts = "any"']
-    if keyed := trusting_jobs(blind):
-        decide = (
-            'Keep this line only if you trust that they do not; "none" declines such jobs.'
-            if trust
-            else (
-                "Only you can say whether you trust that they do not. As it is, this silo declines"
-                " such jobs; if you do, take the # from the line below."
-            )
-        )
-        why = (
-            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which"
-            " silos check who holds a class, are hidden from the coordinator by a key that all of"
-            " the job's silos have. If the coordinator and any one of them put what they have"
-            " together, they read such sums and what each silo gives to be mixed or compared, and"
-            f" can alter those counts. {decide}"
-        )
-        lines += [*_comment(why), f'{"" if trust else "# "}trust = "{TRUSTED}"']
+        lines += _least_difference(colluders)
+    lines += _public_counts(blind)
+    lines += _changing(blind, trust=trust)
+    lines += _keyed(blind, trust=trust)
     return ["", "[secure_aggregation]", *lines] if lines else []
 
 
+def _least_difference(colluders: int) -> list[str]:
+    least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
+    why = (
+        "How many records a silo has, and of which classes, is the same in every job: sums over"
+        " several sets of silos tell it of those by which they differ. No sum is given that"
+        " would tell it of fewer silos than this, but for silos that joined or left the"
+        " federation by its roster."
+    )
+    return [*_comment(why), f"min_difference = {least}"]
+
+
+def _public_counts(blind: Sequence[Job]) -> list[str]:
+    if not any(job.security.weights == "public" for job in blind):
+        return []
+    what = ""
+    if any(job.security.class_counts for job in blind):
+        what = ", and of which class"
+    return [
+        *_comment(f"How many records this silo has to train on{what} stands in a job."),
+        "public_counts = true",
+    ]
+
+
+def _changing(blind: Sequence[Job], *, trust: bool) -> list[str]:
+    """The line for jobs whose sums are over whichever silos are left."""
+    names = _changing_jobs(blind)
+    if not names:
+        return []
+    why = (
+        f"A round of {names} goes on with whichever silos are left when others drop out."
+        " Over many rounds such sums tell what single silos gave."
+    )
+    keep = 'Keep this line only if that may be told; "batches" declines such jobs.'
+    decide = (
+        "Only you can say whether that may be told. As it is, this silo declines such jobs;"
+        " if it may, take the # from the line below."
+    )
+    return _decision(f"{why} {keep if trust else decide}", 'dropouts = "any"', trust=trust)
+
+
+def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
+    """The line for jobs that hide something by a key that all their silos have."""
+    names = trusting_jobs(blind)
+    if not names:
+        return []
+    why = (
+        f"What {names} mixes or compares, sums that silos alone read, and the tags by which"
+        " silos check who holds a class, are hidden from the coordinator by a key that all of"
+        " the job's silos have. If the coordinator and any one of them put what they have"
+        " together, they read such sums and what each silo gives to be mixed or compared, and"
+        " can alter those counts."
+    )
+    keep = 'Keep this line only if you trust that they do not; "none" declines such jobs.'
+    decide = (
+        "Only you can say whether you trust that they do not. As it is, this silo declines"
+        " such jobs; if you do, take the # from the line below."
+    )
+    return _decision(f"{why} {keep if trust else decide}", f'trust = "{TRUSTED}"', trust=trust)
+
+
+def _decision(why: str, line: str, *, trust: bool) -> list[str]:
+    """A line that only a person can allow: commented out unless they did."""
+    return [*_comment(why), line if trust else f"# {line}"]
+
+
+def _changing_jobs(jobs: Sequence[Job]) -> str:
+    return ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any")
+
+
 def trusting_jobs(jobs: Sequence[Job]) -> str:
-    """Names of those that ask a silo to trust that the coordinator is in league with no silo.
+    """Names of the jobs that ask a silo to trust that the coordinator colludes with no silo.
 
     Empty for none.
     """
-    return ", ".join(
-        f"{job.name!r}" for job in jobs if job.security.required and trusting(JobPlan(job))
-    )
+    blind = [job for job in jobs if job.security.required]
+    return ", ".join(f"{job.name!r}" for job in blind if trusting(JobPlan(job)))
 
 
 def _rule(part: str, rule: Drafted) -> str:
-    of = f"{part!r}: {WHAT[rule.kind]}. Of job {', '.join(repr(job) for job in rule.jobs)}: "
-    ways = list(dict.fromkeys(way for way, _ in rule.releases))
-    said, shown = [_said(rule, way) for way in ways], [_shown(rule, way) for way in ways]
-    forms = list(dict.fromkeys(release.form for release in rule.releases.values()))
-    readers = [release.readers or ("coordinator",) for release in rule.releases.values()]
-    document: Mapping[str, Any] = {
+    names, forms, elements = [], [], []
+    readers: list[str] = []
+    by_way: dict[str, list[Release]] = {}
+    for (way, name), release in rule.releases.items():
+        by_way.setdefault(way, []).append(release)
+        names.append(_glob(name))
+        forms.append(release.form)
+        readers += release.readers or ("coordinator",)
+        elements.append(release.elements)
+    document: dict[str, Any] = {
         "name": f"{rule.method}-{part}",
         "methods": [rule.method],
         "parts": [part],
         "kinds": [rule.kind.name.lower()],
-        "tensors": list(dict.fromkeys(_glob(name) for _, name in rule.releases)),
+        "tensors": _distinct(names),
         "dtypes": list(rule.dtypes),
-        "max_elements": max(release.elements for release in rule.releases.values()),
+        "max_elements": max(elements),
         "recipients": ["coordinator"],
-        "readers": list(dict.fromkeys(reader for each in readers for reader in each)),
-        **({} if forms == [PLAIN] else {"forms": forms}),
+        "readers": _distinct(readers),
     }
+    if set(forms) != {PLAIN}:
+        document["forms"] = _distinct(forms)
+
+    jobs = ", ".join(map(repr, rule.jobs))
+    ways = "; ".join(_summary(way, releases) for way, releases in by_way.items())
     comments = [
-        *_comment(of + "; ".join(said) + "."),
-        *_comment("Tensors: " + "; ".join(shown) + "."),
+        *_comment(f"{part!r}: {WHAT[rule.kind]}. Of job {jobs}: {ways}."),
+        *_comment(f"Tensors: {'; '.join(map(_listed, by_way.values()))}."),
     ]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
 
 
-def _said(rule: Drafted, way: str) -> str:
-    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == way]
-    return f"{number(len(sizes), 'tensor')}, {sum(sizes):,} bytes a round, {HOW[way]}"
+def _distinct(texts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
 
 
-def _shown(rule: Drafted, way: str) -> str:
-    tensors = [release for (own, _), release in rule.releases.items() if own == way]
-    shown = [f"{release.name} {list(release.shape)}" for release in tensors[:LISTED]]
-    if len(tensors) > LISTED:
-        shown.append(f"and {len(tensors) - LISTED} more, which staddle policy check lists")
+def _summary(way: str, releases: Sequence[Release]) -> str:
+    size = sum(release.nbytes for release in releases)
+    return f"{number(len(releases), 'tensor')}, {size:,} bytes a round, {HOW[way]}"
+
+
+def _listed(releases: Sequence[Release]) -> str:
+    shown = [f"{release.name} {list(release.shape)}" for release in releases[:LISTED]]
+    if (more := len(releases) - LISTED) > 0:
+        shown.append(f"and {more} more, which staddle policy check lists")
     return "; ".join(shown)
 
 

@@ -1,60 +1,69 @@
-"""What the coordinator can see of a job, in one line, and in others what more its members may learn
-of records.
-"""
+"""What the coordinator can see of a job, and what more its members may learn of records."""
 
-from ...algorithms.exchange.parts import Gram, Kind, Mix
+from collections.abc import Sequence
+
+from ...algorithms.exchange.parts import Gram, Kind, Mix, Part
 from ...algorithms.job.job import Job
 from ...security.blind.plan import JobPlan
+from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, Release
 from ..console.output import number
+
+# ways to leave masked, next to MASKED itself, which is a sum for the coordinator
+FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"
+SHARED = f"{MASKED} to be compared"
 
 
 def seen(job: Job) -> str:
-    """Unless a silo is in league with it; of what is mixed also where some are."""
+    """What the coordinator sees unless silos collude with it; for mixes, also where some do."""
     if not job.security.required:
         return "in the clear: the coordinator sees what each silo gives"
     exchanges = {type(part.exchange) for start in job.phase_starts for part in job.up(start)}
-    hidden = f"nothing of the sum of {', '.join(sorted(job.for_silos))}, " if job.for_silos else ""
-    mixed = f"nothing of what it mixes{_mixed(job)}, " if Mix in exchanges else ""
-    compared = "of what it compares the inner products, " if Gram in exchanges else ""
-    enough = job.min_holders + job.security.colluders
-    rare = f"no row of a class that fewer than {enough} of them hold, " if job.counted else ""
-    whole = (
-        f"all {len(job.silos)}"
-        if job.cohort_size == len(job.silos)
-        else f"{job.cohort_size} of {len(job.silos)}"
-    )
-    fixed = " in fixed batches" if len(job.batches) > 1 else ""
-    fixed = fixed or (" or those that are left" if job.security.dropouts == "any" else "")
-    read = "other sums" if hidden else "the sums"
-    reads = (
-        f"{hidden}{read} over {whole} silos{fixed}, {rare}{mixed}{compared}who took part, sizes and"
-        " times"
-    )
-    return f"blind: what a silo gives is masked, the coordinator reads {reads}"
+    reads = [f"the sums over {_sets(job)}"]
+    if job.for_silos:
+        hidden = f"nothing of the sum of {', '.join(sorted(job.for_silos))}"
+        reads = [hidden, f"other sums over {_sets(job)}"]
+    if job.counted:
+        enough = job.min_holders + job.security.colluders
+        reads.append(f"no row of a class that fewer than {enough} of them hold")
+    if Mix in exchanges:
+        reads.append(f"nothing of what it mixes{_mixed(job)}")
+    if Gram in exchanges:
+        reads.append("of what it compares the inner products")
+    reads.append("who took part, sizes and times")
+    return f"blind: what a silo gives is masked, the coordinator reads {', '.join(reads)}"
+
+
+def _sets(job: Job) -> str:
+    """The sets of silos over which a sum may be."""
+    silos = len(job.silos)
+    whole = f"all {silos}" if job.cohort_size == silos else f"{job.cohort_size} of {silos}"
+    if len(job.batches) > 1:
+        return f"{whole} silos in fixed batches"
+    if job.security.dropouts == "any":
+        return f"{whole} silos or those that are left"
+    return f"{whole} silos"
 
 
 def unbounded(plan: JobPlan) -> str:
-    """What blind sums leave open, by the coordinator and by a silo.
+    """What blind sums leave open, to the coordinator and to a silo.
 
     Empty where it is bounded, or where all is seen.
 
-    A coordinator alone hands down a model of its own where silos cannot check it: what is neither
-    the words of a sum that they tagged nor a row of a Mix.
+    A coordinator alone can hand down a model of its own where silos cannot check it: a part that is
+    neither the words of a sum that they tagged nor a row of a Mix.
     """
     job = plan.job
-    delivered = [plan.round(start) for start in (*job.phase_starts, job.length)]
-    down = [(round_, part) for round_ in delivered for part in round_.down]
-    if not job.security.required or job.privacy is not None or not down:
+    if not job.security.required or job.privacy is not None:
         return ""
-    alone = any(
-        part.name not in round_.in_words and not isinstance(part.exchange, Mix)
-        for round_, part in down
-    )
-    whom = (
-        "the coordinator or to one silo"
-        if alone
-        else "one silo, alone or in league with the coordinator"
-    )
+    rounds = [plan.round(start) for start in (*job.phase_starts, job.length)]
+    down = [(round_, part) for round_ in rounds for part in round_.down]
+    if not down:
+        return ""
+    whom = "one silo, alone or in league with the coordinator"
+    for round_, part in down:
+        checked = part.name in round_.in_words or isinstance(part.exchange, Mix)
+        if not checked:
+            whom = "the coordinator or to one silo"
     return (
         "blind sums do not bound what a model that is made to leak shows of single records, to"
         f" {whom}: policies look for such models, [privacy] alone bounds what any of them shows"
@@ -62,7 +71,7 @@ def unbounded(plan: JobPlan) -> str:
 
 
 def together(job: Job) -> str:
-    """Which silos are summed together or not at all, and what a lost one costs.
+    """Which silos are summed only together, and what a lost one costs.
 
     Empty where any may be missing.
     """
@@ -78,49 +87,64 @@ def together(job: Job) -> str:
     return f"it has {len(job.batches)} batches: {named}; {lost}"
 
 
-def told_by_likeness(plan: JobPlan) -> str:
-    """What a job's comparisons tell of the records; empty where it compares nothing.
+def revealed_by_likeness(plan: JobPlan) -> str:
+    """What a job's comparisons reveal of the records; empty where it compares nothing.
 
     The figures are those of pFedSim's classifier rows, which alone were examined
     (docs/threat-model.md).
     """
-    parts = [part for phase in plan.phases for part in phase.up if isinstance(part.exchange, Gram)]
-    if not parts:
+    compared = [part for phase in plan.phases for part in phase.up if _compares(part)]
+    if not compared:
         return ""
-    rows = [
-        spec.shape[0]
-        for part in parts
-        if part.kind is Kind.CLASSIFIER_ROWS
-        for spec in part.tensors
-    ]
-    if any(groups > 1 for groups in rows):
-        told = "which silo holds which class (AUC 0.97 to 1.00 where this was examined)"
-    elif rows:
-        told = (
-            "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was"
-            " examined)"
-        )
-    else:
-        told = "which silos have similar records"
-    weighed = any(phase.rows for phase in plan.phases)
-    whom = (
-        "the coordinator, and the silos of a round, which check the weights of its rows,"
-        if weighed
-        else "the coordinator"
+    rows: list[int] = []
+    for part in compared:
+        if part.kind is Kind.CLASSIFIER_ROWS:
+            rows += [spec.shape[0] for spec in part.tensors]
+
+    whom = "the coordinator"
+    if any(phase.rows for phase in plan.phases):
+        whom = "the coordinator, and the silos of a round, which check the weights of its rows,"
+    return f"it compares silos, and that tells {whom} {_facts(rows)}"
+
+
+def _facts(rows: Sequence[int]) -> str:
+    """What likenesses reveal, by the numbers of rows in which classifiers are compared."""
+    if not rows:
+        return "which silos have similar records"
+
+    # a likeness for each class shows who has it; one for all rows shows only their proportions
+    if max(rows) > 1:
+        return "which silo holds which class (AUC 0.97 to 1.00 where this was examined)"
+    return (
+        "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was"
+        " examined)"
     )
-    return f"it compares silos, and that tells {whom} {told}"
+
+
+def _compares(part: Part) -> bool:
+    return isinstance(part.exchange, Gram)
 
 
 def _mixed(job: Job) -> str:
-    """What is different where silos are in league with it."""
+    """What is different where silos collude with the coordinator."""
     security = job.security
     if security.mix == "one-upload":
         return " (but all of it as soon as one silo is in league with it)"
     if not security.colluders:
         return ""
-    who, get = (
-        number(security.colluders, "silo"),
-        "it gets" if security.colluders == 1 else "they get",
-    )
-    weighed = ", by the coordinator's weights" if job.method().directed_for == "members" else ""
-    return f" (nor, with {who} in league, more than the means that {get}{weighed})"
+    they = "it gets" if security.colluders == 1 else "they get"
+    means = f"the means that {they}"
+    if job.method().directed_for == "members":
+        means = f"{means}, by the coordinator's weights"
+    return f" (nor, with {number(security.colluders, 'silo')} in league, more than {means})"
+
+
+def way_of(release: Release) -> str:
+    """How something leaves: its form, and of what is masked the one by who can read it."""
+    if SILOS_READER in release.readers:
+        return FOR_SILOS
+    if release.is_row:
+        return ROWS
+    if release.form == MASKED and GRAM_READER in release.readers:
+        return SHARED
+    return release.form

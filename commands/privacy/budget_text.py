@@ -75,8 +75,9 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
 
 
 def _together(jobs: Sequence[Job], delta: float) -> Decimal:
-    """What private jobs cost a data set, all of them: less than the sum of what each may, where
-    noise is planned.
+    """Epsilon that private jobs cost a data set together.
+
+    Where noise is planned, it is less than the sum of what each may cost.
     """
     most = sum((Decimal(decimal(job.private.epsilon)) for job in jobs), Decimal(0))
     if any(job.private.sigma is None for job in jobs):

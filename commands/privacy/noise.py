@@ -42,9 +42,7 @@ def planned(job: Job, origin: str) -> Job:
 
 
 def drafted_noise(method: str) -> str:
-    """What [privacy] adds and costs as ``job init`` drafts it, or why a job of the method cannot
-    have it; one line.
-    """
+    """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it."""
     file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
     try:
@@ -54,8 +52,9 @@ def drafted_noise(method: str) -> str:
 
 
 def check_fits_sums(job: Job, origin: str) -> None:
-    """LocalError where the noise of class means is above what a blind sum takes, so that no round
-    would be given.
+    """Raise LocalError where the noise of class means is above what a blind sum takes.
+
+    No silo would upload such a round.
     """
     clip = job.security.clip_exponent
     if job.security.required and clip < (least := least_clip_exponent(job)):

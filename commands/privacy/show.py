@@ -132,6 +132,16 @@ def _tell(each: Mapping[str, Any]) -> None:
         f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta ="
         f" {limit['delta']}, {each['left']} left; {by_prv}"
     )
+    _tell_policy(policy, limit)
+    printer.show("  unit: one record more or less")
+    if person := each.get("person"):
+        _tell_person(person)
+    if each["jobs"]:
+        _tell_jobs(each["jobs"])
+
+
+def _tell_policy(policy: Mapping[str, str] | None, limit: Mapping[str, str]) -> None:
+    """Say what the policy changed since the budget was opened."""
     if policy is None:
         printer.show("  the policy has no table for it now: no private job runs on it")
     elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
@@ -139,29 +149,25 @@ def _tell(each: Mapping[str, Any]) -> None:
             f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from"
             " the agent's next start on"
         )
-    printer.show("  unit: one record more or less")
-    if person := each.get("person"):
-        delta = (
-            "with no delta below 1, so nothing is promised"
-            if person["delta"] is None
-            else f"delta = {person['delta']}"
-        )
-        printer.show(
-            f"  a person with up to {person['records']} records: epsilon {person['epsilon']},"
-            f" {delta} (bound for a group, from the above)"
-        )
-    if each["jobs"]:
-        columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
-        rows = [
-            [
-                job["job"],
-                job["digest"][:12],
-                job["epsilon"],
-                job["epsilon_prv"] or NONE,
-                str(job["open"]),
-            ]
-            for job in each["jobs"]
-        ]
-        printer.show(printer.PrintedTable(columns, rows))
-        opened = sum(job["open"] for job in each["jobs"])
-        printer.show(ADDING, *([f"{number(opened, 'reservation')} open; {OPEN}"] if opened else []))
+
+
+def _tell_person(person: Mapping[str, Any]) -> None:
+    delta = f"delta = {person['delta']}"
+    if person["delta"] is None:
+        delta = "with no delta below 1, so nothing is promised"
+    printer.show(
+        f"  a person with up to {person['records']} records: epsilon {person['epsilon']},"
+        f" {delta} (bound for a group, from the above)"
+    )
+
+
+def _tell_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
+    rows, opened = [], 0
+    for job in jobs:
+        by_prv = job["epsilon_prv"] or NONE
+        rows.append([job["job"], job["digest"][:12], job["epsilon"], by_prv, str(job["open"])])
+        opened += job["open"]
+    printer.show(printer.PrintedTable(columns, rows), ADDING)
+    if opened:
+        printer.show(f"{number(opened, 'reservation')} open; {OPEN}")

@@ -82,17 +82,18 @@ class Chart:
 
 
 def patterns(totals: Mapping[str, int]) -> dict[str, int]:
-    """A pattern for each name, the same in all pictures: one each for the largest, one for all
-    others together.
+    """A pattern for each name, the same in all pictures.
+
+    The largest have one each, all others share one.
     """
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
     return {name: min(rank, PATTERNS - 1) for rank, name in enumerate(ranked)}
 
 
 def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
-    """Columns of rounds in a row, empty ones among them.
+    """Columns of consecutive rounds, empty ones among them.
 
-    Of several rounds each where there are many.
+    Where there are many rounds, a column is several of them.
     """
     first, last = min(rounds), max(rounds)
     step = -(-(last - first + 1) // MAX_BARS)
@@ -104,10 +105,7 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
 
 
 def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
-    """Columns of days (YYYY-MM-DD) on which something left.
-
-    Of months or years where there are too many.
-    """
+    """Columns of days (YYYY-MM-DD) on which something left; months or years if too many."""
     for digits in (10, 7, 4):
         columns: dict[str, Counter[str]] = {}
         for date in sorted(dates):
@@ -127,7 +125,7 @@ def stacked(
     columns: Sequence[tuple[str, Mapping[str, int]]],
     pattern: Mapping[str, int],
 ) -> Chart:
-    """Bars of bytes, one a column, on a scale of their own.
+    """Bars of bytes, one per column, on a scale of their own.
 
     Parts lie in the order of their patterns.
     """
@@ -139,42 +137,35 @@ def stacked(
     slot = ACROSS / len(columns)
     width = min(0.8 * slot, WIDEST)
     order = sorted(totals, key=lambda name: (pattern[name], name))
-    segments = []
+    segments: list[Segment] = []
     for number, (column, parts) in enumerate(columns):
-        y = TOP + UP
+        x, y = LEFT + slot * (number + 0.5) - width / 2, TOP + UP
         for name in order:
-            if parts.get(name):
-                height = UP * parts[name] / end
-                y -= height
-                x = LEFT + slot * (number + 0.5) - width / 2
-                segments.append(
-                    Segment(
-                        name,
-                        parts[name],
-                        pattern[name],
-                        _r(x),
-                        _r(y),
-                        _r(width),
-                        _r(height),
-                        column,
-                    )
-                )
+            count = parts.get(name, 0)
+            if not count:
+                continue
+            height = UP * count / end
+            y -= height
+            box = (_r(x), _r(y), _r(width), _r(height))
+            segments.append(Segment(name, count, pattern[name], *box, column))
+
+    # labels below the bars must not overlap, so where names are long only some bars have one
     every = ceil(GLYPH * (2 + max(len(column) for column, _ in columns)) / slot)
+    labels = [
+        Mark(_r(LEFT + slot * (number + 0.5)), columns[number][0])
+        for number in range(0, len(columns), every)
+    ]
+    by_part = ", ".join(f"{name} {totals[name]:,} bytes" for name in order)
     return Chart(
         title=title,
         description=(
-            f"{title}: {sum(totals.values()):,} bytes in {len(columns)} bars, at most {most:,}"
-            " bytes in one; "
-        )
-        + ", ".join(f"{name} {totals[name]:,} bytes" for name in order),
+            f"{title}: {totals.total():,} bytes in {len(columns)} bars, at most {most:,}"
+            f" bytes in one; {by_part}"
+        ),
         across=across,
         segments=tuple(segments),
         ticks=ticks,
-        labels=tuple(
-            Mark(_r(LEFT + slot * (number + 0.5)), column)
-            for number, (column, _) in enumerate(columns)
-            if number % every == 0
-        ),
+        labels=tuple(labels),
         legend=_legend(totals, pattern),
     )
 
@@ -184,9 +175,9 @@ def stacked(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What was spent by then."""
+    """Epsilon that was spent up to one head of the budget."""
 
-    told: str
+    text: str
     x: float
     y: float
     width: float
@@ -206,9 +197,9 @@ class SpendingChart:
 
 
 def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
-    """Bars of epsilon, one a head of one data set's budget.
+    """Bars of epsilon, one per head of one data set's budget.
 
-    Of many heads the last of several each.
+    Where there are many heads, a bar is the last of several.
     """
     step = -(-len(heads) // MAX_BARS)
     shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
@@ -220,18 +211,18 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
     width = min(0.8 * slot, WIDEST)
     bars, labels = [], []
     every = ceil(GLYPH * (2 + len(str(len(heads)))) / slot)
-    for place, at in enumerate(shown):
+    for number, at in enumerate(shown):
         height = UP * float(Decimal(at.record.epsilon) / end)
-        middle = LEFT + slot * (place + 0.5)
-        told = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
-        bars.append(Bar(told, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
-        if place % every == 0:
-            labels.append(Mark(_r(middle), str(min((place + 1) * step, len(heads)))))
+        middle = LEFT + slot * (number + 0.5)
+        text = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
+        bars.append(Bar(text, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
+        if number % every == 0:
+            labels.append(Mark(_r(middle), str(min((number + 1) * step, len(heads)))))
     limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
     title = f"Data set {last.dataset}"
     after = output.number(len(heads), "head")
-    said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
-    return SpendingChart(title, said, tuple(bars), ticks, tuple(labels), limit)
+    summary = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
+    return SpendingChart(title, summary, tuple(bars), ticks, tuple(labels), limit)
 
 
 def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
@@ -239,26 +230,30 @@ def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
     power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
     step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
     count = max(1, ceil(most / step))
-    ticks = (
-        Mark(_r(TOP + UP * (1 - i / count)), format(i * step, "f") if i else "0")
-        for i in range(count + 1)
-    )
-    return step * count, tuple(ticks)
+    return step * count, _axis([format(i * step, "f") for i in range(1, count + 1)])
 
 
 def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
-    """Bytes at the upper end of the axis, and its ticks: round numbers of the unit in which
-    ``most`` is 4 or more.
+    """Bytes at the upper end of the axis, and its ticks.
+
+    Ticks are round numbers of the largest unit in which ``most`` is 4 or more.
     """
-    unit = max(power for power in range(len(UNITS)) if power == 0 or most >= 4 * 1024**power)
-    high = -(-most // 1024**unit)
+    power = 0
+    while power + 1 < len(UNITS) and most >= 4 * 1024 ** (power + 1):
+        power += 1
+    unit = 1024**power
+    high = -(-most // unit)
     step = next((nice for nice in NICE if nice * TICKS >= high), -(-high // TICKS))
     count = max(1, -(-high // step))
-    ticks = (
-        Mark(_r(TOP + UP * (1 - i / count)), f"{i * step} {UNITS[unit]}" if i else "0")
-        for i in range(count + 1)
-    )
-    return step * count * 1024**unit, tuple(ticks)
+    return step * count * unit, _axis([f"{i * step} {UNITS[power]}" for i in range(1, count + 1)])
+
+
+def _axis(labels: Sequence[str]) -> tuple[Mark, ...]:
+    """Ticks at equal distances: 0, and the labels of those above it."""
+    marks = [Mark(_r(TOP + UP), "0")]
+    for number, label in enumerate(labels, 1):
+        marks.append(Mark(_r(TOP + UP * (1 - number / len(labels))), label))
+    return tuple(marks)
 
 
 def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[LegendEntry, ...]:
@@ -266,15 +261,11 @@ def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Lege
     for name, count in totals.items():
         before = found.get(pattern[name])
         found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
-    return tuple(
-        LegendEntry(
-            number,
-            name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026",
-            count,
-            TOP + 8 + 22 * line,
-        )
-        for line, (number, (name, count)) in enumerate(sorted(found.items()))
-    )
+    entries = []
+    for line, (number, (name, count)) in enumerate(sorted(found.items())):
+        short = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026"
+        entries.append(LegendEntry(number, short, count, TOP + 8 + 22 * line))
+    return tuple(entries)
 
 
 def _r(number: float) -> float:

@@ -1,9 +1,7 @@
-"""What stands on the ledger report: the model that the template draws, a pure function of ledger,
-files and date.
-"""
+"""The model that the template of the ledger report draws: a pure function of its sources."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...security.identity import roster as rosters
@@ -27,25 +25,28 @@ MAX_CHARTS = 12
 
 @dataclass(frozen=True, slots=True)
 class RosterSources:
-    """What was given beside the ledger: rosters, and fingerprints of founders who must have signed
-    them.
+    """Sources next to the ledger: rosters, and founders who must have signed them.
+
+    Founders are named by the fingerprints of their keys.
     """
 
     rosters: tuple[Roster, ...] = ()
     founders: tuple[str, ...] = ()
 
     def named(self, view: LedgerOverview) -> Roster | None:
-        """The roster that the newest start names, of those that are here."""
+        """The roster that the newest start names, if it is one of these."""
         known = {rosters.digest(roster): roster for roster in self.rosters}
-        digests = (start.record.roster for start in reversed(view.starts))
-        return next((known[digest] for digest in digests if digest in known), None)
+        for start in reversed(view.starts):
+            if start.record.roster in known:
+                return known[start.record.roster]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class RosterFacts:
-    """The newest roster that was given and that the ledger names.
+    """The newest of the sources' rosters that the ledger names.
 
-    Else the first, of which nothing is used.
+    If it names none of them, the first one stands here, and nothing of it is used.
     """
 
     federation: str
@@ -117,9 +118,7 @@ class Page:
 
 
 def broken(verified: AuditResult, made: str, silo: str) -> Page:
-    """The page of a ledger that does not hold: what is wrong, and of what it says only whose it
-    claims to be.
-    """
+    """The page of a ledger that does not hold: what is wrong, and whose it claims to be."""
     return Page(silo, made, "", verified, "", None, None, None)
 
 
@@ -154,22 +153,17 @@ def _body(
     whole: LedgerOverview, view: LedgerOverview, members: Roster | None, receipts: Receipts | None
 ) -> Body:
     flows = tables.flow_table(view, control=view is whole)
-    total = Totals()
-    for group in flows:
-        total.add(group.total)
+    budgets = tables.budget_table(view.budgets)
     sessions, control = tables.session_table(view.sessions)
     grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
     days, charts, left_out = _charts(view)
-    sent = {message.seq for message in view.messages} | {at.seq for at in view.protocol}
-    others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
-    others += [at.record.message.bytes for at in whole.protocol if at.seq not in sent]
     return Body(
         first=whole.first,
         last=whole.last,
         software=tuple(dict.fromkeys(start.record.software for start in whole.starts)),
         sentences=tuple((job, sentence(view.of(job), members)) for job in view.jobs),
         flows=flows,
-        total=total,
+        total=tables.added(group.total for group in flows),
         recipients=tuple(_recipients(view, members)),
         days=days,
         charts=charts,
@@ -182,13 +176,8 @@ def _body(
         jobs=tables.job_table(view),
         sums=report_sums.sum_table(view),
         taints=tables.taint_table(view.messages),
-        budgets=(budgets := tables.budget_table(view.budgets)),
-        spending=tuple(
-            chart.spending(
-                [at for at in view.budgets if at.record.dataset == row.last.record.dataset]
-            )
-            for row in budgets[:MAX_CHARTS]
-        ),
+        budgets=budgets,
+        spending=tuple(_spending(view, row.last.record.dataset) for row in budgets[:MAX_CHARTS]),
         sessions=sessions,
         control=control,
         events=tables.event_table(view),
@@ -196,8 +185,24 @@ def _body(
         grouped=grouped,
         messages=rows,
         message_count=len(view.messages),
-        elsewhere=(len(others), sum(others)),
+        elsewhere=_elsewhere(whole, view),
     )
+
+
+def _spending(view: LedgerOverview, dataset: str) -> SpendingChart:
+    return chart.spending([at for at in view.budgets if at.record.dataset == dataset])
+
+
+def _elsewhere(whole: LedgerOverview, view: LedgerOverview) -> tuple[int, int]:
+    """Messages, and their bytes, of jobs that are not on this page."""
+    shown, sizes = _sizes(view), _sizes(whole)
+    return len(sizes) - len(shown), sum(sizes.values()) - sum(shown.values())
+
+
+def _sizes(view: LedgerOverview) -> dict[int, int]:
+    """Bytes of each message, those of protocols included, by seq."""
+    sizes = {message.seq: message.intent.message.bytes for message in view.messages}
+    return sizes | {at.seq: at.record.message.bytes for at in view.protocol}
 
 
 def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]:
@@ -228,21 +233,20 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
 
 
 def _recipients(view: LedgerOverview, members: Roster | None) -> Iterable[Recipient]:
-    peers: Mapping[Peer, None] = dict.fromkeys(
-        [message.intent.recipient for message in view.messages]
-        + [sent.record.recipient for sent in view.protocol]
-        + [session.opened.recipient for session in view.sessions]
-    )
-    for peer in peers:
-        if members is None:
-            yield Recipient(peer.id, peer.spki, "", "")
-        elif peer.id not in members:
-            yield Recipient(peer.id, peer.spki, "", "not in the roster")
-        else:
-            same = members[peer.id].spki_sha256 == peer.spki
-            yield Recipient(
-                peer.id,
-                peer.spki,
-                members[peer.id].organisation,
-                "its key" if same else "has ANOTHER key there",
-            )
+    peers = [message.intent.recipient for message in view.messages]
+    peers += [sent.record.recipient for sent in view.protocol]
+    peers += [session.opened.recipient for session in view.sessions]
+    for peer in dict.fromkeys(peers):
+        organisation, roster = _in_roster(peer, members)
+        yield Recipient(peer.id, peer.spki, organisation, roster)
+
+
+def _in_roster(peer: Peer, members: Roster | None) -> tuple[str, str]:
+    """The organisation of a peer, and what the roster knows of its TLS key."""
+    if members is None:
+        return "", ""
+    if peer.id not in members:
+        return "", "not in the roster"
+    member = members[peer.id]
+    key = "its key" if member.spki_sha256 == peer.spki else "has ANOTHER key there"
+    return member.organisation, key

@@ -1,6 +1,4 @@
-"""The policies of the ledger report: which were in force when, with their texts, and which rules
-let messages out.
-"""
+"""The policies of the ledger report: when each was in force, its text, and what it let out."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,13 +25,16 @@ class PolicySpan:
 def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicySpan, ...]:
     """Changes of the policy, oldest first."""
     found: list[PolicySpan] = []
+    in_force: PolicySpan | None = None
     for at in named:
-        digest = at.record.policy if isinstance(at.record, Start) else at.record.after
-        if not found or found[-1].digest != digest:
-            if found:
-                found[-1].until = at.time
-            found.append(PolicySpan(digest, at.time))
-        found[-1].starts += isinstance(at.record, Start)
+        record = at.record
+        digest = record.policy if isinstance(record, Start) else record.after
+        if in_force is None or in_force.digest != digest:
+            if in_force is not None:
+                in_force.until = at.time
+            in_force = PolicySpan(digest, at.time)
+            found.append(in_force)
+        in_force.starts += isinstance(record, Start)
     return tuple(found)
 
 
@@ -52,22 +53,20 @@ class PolicyText:
 def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyText, ...]:
     """Each policy once, in the order in which they came into force."""
     texts = {at.record.after: at.record.text for at in named if isinstance(at.record, PolicyChange)}
-    spans = policy_table(named)
-    return tuple(
-        PolicyText(
-            digest,
-            tuple(span for span in spans if span.digest == digest),
-            tuple(texts.get(digest, "").expandtabs(4).splitlines()),
-        )
-        for digest in dict.fromkeys(span.digest for span in spans)
-    )
+    spans: dict[str, list[PolicySpan]] = {}
+    for span in policy_table(named):
+        spans.setdefault(span.digest, []).append(span)
+    found = []
+    for digest, own in spans.items():
+        lines = texts.get(digest, "").expandtabs(4).splitlines()
+        found.append(PolicyText(digest, tuple(own), tuple(lines)))
+    return tuple(found)
 
 
 def unannounced(view: LedgerOverview) -> tuple[str, ...]:
     """Digests of policies by which something was decided and that no record puts in force."""
-    used = [message.intent.policy.file for message in view.messages] + [
-        d.record.policy for d in view.denials
-    ]
+    used = [message.intent.policy.file for message in view.messages]
+    used += [denial.record.policy for denial in view.denials]
     named = {span.digest for span in policy_table(view.policies)}
     return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
 
@@ -77,7 +76,15 @@ def rule_table(messages: Iterable[LedgerMessage]) -> tuple[tuple[str, str, int],
 
     A message of several parts may take several rules.
     """
-    found = Counter(
-        (m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", ")
-    )
+    found: Counter[tuple[str, str]] = Counter()
+    for message in messages:
+        found.update((message.intent.job, rule) for rule in rules_of([message]))
     return tuple((job, rule, count) for (job, rule), count in found.items())
+
+
+def rules_of(messages: Iterable[LedgerMessage]) -> list[str]:
+    """The rules that let messages out, in order; one for each part of each message."""
+    found = []
+    for message in messages:
+        found += message.intent.policy.rule.split(", ")
+    return found

@@ -1,4 +1,4 @@
-"""The ledger report as HTML: one file that holds all of itself, for people who print and file it.
+"""The ledger report as HTML: one self-contained file, for people who print and file it.
 
 Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of
 jinja2, which PyTorch brings along in any case), ``printable`` shows characters that would not be
@@ -29,6 +29,8 @@ from ...security.ledger import (
     overview,
     receipt_checks,
 )
+from ...security.ledger.audit import AuditResult
+from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
@@ -65,8 +67,8 @@ def report(
     ledger holds. A roster gives it names, and the keys to check the tree head and receipts with;
     founders vouch for the roster.
     """
-    given = roster_files.read(roster, founder, threshold)
-    sources = report_page.RosterSources(given.each, given.founders)
+    files = roster_files.read(roster, founder, threshold)
+    sources = report_page.RosterSources(files.each, files.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder = audit.ledger_folder(path)
     received.check_silos(folder)
@@ -82,7 +84,7 @@ def report(
 def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Page:
     """The page of a ledger, which is checked first.
 
-    LocalError where there is none, or none of that job in it.
+    Raises LocalError where there is no ledger, or nothing of that job in it.
     """
     if not ledger.exists():
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
@@ -94,21 +96,33 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         raise LocalError(
             f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}"
         )
-    receipts = None
-    if roster := sources.named(view):
-        try:
-            signed = audit.verify(ledger, key=_log_key(ledger, roster))
-        except ProofError as error:
-            signed = replace(verified, problems=(str(error),))
-        if signed.ok:
-            receipts = receipt_checks.check(
-                islice(messages.lines(ledger), verified.records), sources.rosters
-            )
-            signed = replace(signed, problems=tuple(receipts.problems))
-        if not signed.ok:
-            return report_page.broken(signed, made, view.silo)
-        view = replace(view, verified=replace(verified, signed=True))
+    roster = sources.named(view)
+    if roster is None:
+        return report_page.page(view, made, sources, only)
+
+    # A roster has the keys of silo and coordinator, so signatures can be checked as well. A page
+    # that holds shows no wrong receipt: the first one makes it the page of a broken ledger.
+    signed, receipts = _check_signatures(ledger, verified, roster, sources)
+    if receipts is None or not signed.ok:
+        return report_page.broken(signed, made, view.silo)
+    view = replace(view, verified=replace(verified, signed=True))
     return report_page.page(view, made, sources, only, receipts)
+
+
+def _check_signatures(
+    ledger: Path, verified: AuditResult, roster: Roster, sources: RosterSources
+) -> tuple[AuditResult, Receipts | None]:
+    """Check the tree head, and then the receipts; None where the head does not hold."""
+    try:
+        signed = audit.verify(ledger, key=_log_key(ledger, roster))
+    except ProofError as error:
+        return replace(verified, problems=(str(error),)), None
+    if not signed.ok:
+        return signed, None
+    # the agent may have appended since, and what it wrote then is not on the page
+    lines = islice(messages.lines(ledger), verified.records)
+    receipts = receipt_checks.check(lines, sources.rosters)
+    return replace(signed, problems=tuple(receipts.problems)), receipts
 
 
 def _log_key(ledger: Path, roster: Roster) -> VerifierKey:
@@ -136,7 +150,7 @@ def html(page: Page) -> bytes:
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_seen,
+        finalize=_harmless,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -148,18 +162,21 @@ def html(page: Page) -> bytes:
     return template.render(page=page, style=style, style_digest=digest, frame=chart).encode()
 
 
-def _seen(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _harmless(value: Any) -> Any:
+    untrusted = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value) if untrusted else value
 
 
 def _wrapping(text: str) -> str:
-    """The style class of a cell's text: a word too long for a column is broken, a short
-    name never.
+    """The style class of a cell's text.
+
+    A word too long for a column is broken, a short name never.
     """
     words = printable(text).split()
-    if any(len(word) > LONG for word in words):
+    if max(map(len, words), default=0) > LONG:
         return "long"
-    return "t" if len(words) == 1 and len(text) <= SHORT else ""
+    one_line = len(words) == 1 and len(text) <= SHORT
+    return "t" if one_line else ""
 
 
 def _time(stamp: str) -> str:

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...security.identity.roster import Roster
+from ...security.ledger.messages import LedgerMessage
 from ...security.ledger.overview import LedgerOverview, parts
-from ...security.ledger.records import JobAccept, JobDecline
+from ...security.ledger.records import JobAccept
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from ..console.output import size
+from ..console.output import number, size
+from .policies import rules_of
 
 HOW = {  # by form
     MASKED: "and can be read only in a sum",
@@ -17,82 +19,99 @@ HOW = {  # by form
     ),
 }
 
+SILOS_ALONE = (
+    "Sums that silos alone read are kept from the coordinator while no silo colludes with it. "
+)
+SHARED_OUT = (
+    "For vectors that silos share out among themselves the coordinator reads only lengths and"
+    " likeness. "
+)
+NO_COLLUSION = (
+    "For padded and rotated messages this holds while the coordinator and no silo collude. "
+)
+
 
 def sentence(view: LedgerOverview, members: Roster | None) -> str:
     """What left for one job, to whom, how much, under which rule."""
     messages = view.messages
-    declined = sum(isinstance(decision.record, JobDecline) for decision in view.decisions)
-    accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
-    held = (
-        f" The silo's policy held {_count(len(view.denials), 'message')} back."
-        if view.denials
-        else ""
-    )
-    protocol = _protocol(view)
+    besides = _protocol(view) + _held_back(view)
     if not messages:
-        what = "no tensor left" if protocol else "nothing left"
-        why = (
-            "this silo declined it"
-            if declined and not accepted
-            else "this silo accepted it"
-            if accepted
-            else ""
-        )
-        return f"{what}{f'; {why}' if why else ''}.{protocol}{held}"
+        return _nothing_left(view) + besides
     sizes: Counter[str] = Counter()
+    recipients: list[str] = []
+    readers: list[str] = []
     for message in messages:
         sizes.update(parts(message))
-    total = sum(sizes.values())
-    rounds = {message.intent.round for message in messages}
-    first, last = min(rounds), max(rounds)
-    span = f"round {first}" if first == last else f"rounds {first} to {last}"
-    if len(rounds) <= last - first:
-        span = f"{len(rounds):,} rounds between {first} and {last}"
-    rules = dict.fromkeys(
-        rule for message in messages for rule in message.intent.policy.rule.split(", ")
-    )
-    assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
+        recipients.append(message.intent.recipient.id)
+        readers += message.intent.readers
+    by_part = ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
+    rules = dict.fromkeys(rules_of(messages))
+    rule = "rule" if len(rules) == 1 else "rules"
+
+    # The sentences that say who can read it stand before the rule that let it pass, since the
+    # policy decides on readers.
     return (
-        f"{_bytes(total)} left in {_count(len(messages), 'message')}, {span}, "
-        f"for {_names((m.intent.recipient.id for m in messages), members)}: "
-        + ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
-        + f". Who can read it: {_names(r for m in messages for r in m.intent.readers)}. "
+        f"{_bytes(sizes.total())} left in {number(len(messages), 'message')}, {_rounds(messages)}, "
+        f"for {_names(recipients, members)}: {by_part}. Who can read it: {_names(readers)}. "
         + _hidden(view)
         + _protected(view)
-        + f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
-        + (
-            f" {assumed:,} of these bytes are of messages cut short and are counted in full."
-            if assumed
-            else ""
-        )
-        + protocol
-        + held
+        + f"The policy's {rule} {', '.join(rules)} let it pass."
+        + _cut_short(messages)
+        + besides
     )
+
+
+def _nothing_left(view: LedgerOverview) -> str:
+    what = "no tensor left" if view.protocol else "nothing left"
+    if not view.decisions:
+        return f"{what}."
+    accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
+    verb = "accepted" if accepted else "declined"
+    return f"{what}; this silo {verb} it."
+
+
+def _held_back(view: LedgerOverview) -> str:
+    if not view.denials:
+        return ""
+    return f" The silo's policy held {number(len(view.denials), 'message')} back."
+
+
+def _rounds(messages: Iterable[LedgerMessage]) -> str:
+    rounds = {message.intent.round for message in messages}
+    first, last = min(rounds), max(rounds)
+    if first == last:
+        return f"round {first}"
+    if len(rounds) <= last - first:
+        return f"{len(rounds):,} rounds between {first} and {last}"
+    return f"rounds {first} to {last}"
+
+
+def _cut_short(messages: Iterable[LedgerMessage]) -> str:
+    assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
+    if not assumed:
+        return ""
+    return f" {assumed:,} of these bytes are of messages cut short and are counted in full."
 
 
 def _hidden(view: LedgerOverview) -> str:
-    """What cannot be read as it stands, and while who sides with nobody."""
-    forms = Counter(message.intent.form for message in view.messages)
-    said = [
-        f"{_count(forms[form], 'message')} of these left {form}, {how}. "
-        for form, how in HOW.items()
-        if forms[form]
-    ]
-    alone = "Of padded and rotated ones this holds while the coordinator and no silo collude. "
-    if any(SILOS_READER in message.intent.readers for message in view.messages):
-        said.append(
-            "Sums that silos alone read are kept from the coordinator while no silo colludes with"
-            " it. "
-        )
-    if any(
-        message.intent.form == MASKED and GRAM_READER in message.intent.readers
-        for message in view.messages
-    ):
-        said.append(
-            "Of vectors that silos share out among them the coordinator reads only lengths and"
-            " likeness. "
-        )
-    return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
+    """Which messages cannot be read as they stand, and under which assumption."""
+    forms: Counter[str] = Counter()
+    readers: dict[str, set[str]] = {}  # by form
+    for message in view.messages:
+        forms[message.intent.form] += 1
+        readers.setdefault(message.intent.form, set()).update(message.intent.readers)
+
+    sentences = []
+    for form, how in HOW.items():
+        if forms[form]:
+            sentences.append(f"{number(forms[form], 'message')} of these left {form}, {how}. ")
+    if SILOS_READER in set().union(*readers.values()):
+        sentences.append(SILOS_ALONE)
+    if GRAM_READER in readers.get(MASKED, ()):
+        sentences.append(SHARED_OUT)
+    if forms[PADDED] or forms[ROTATED]:
+        sentences.append(NO_COLLUSION)
+    return "".join(sentences)
 
 
 def _protected(view: LedgerOverview) -> str:
@@ -103,33 +122,37 @@ def _protected(view: LedgerOverview) -> str:
     if not taints["dp"]:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
-    told = (
-        f"{_count(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
+    tensors = (
+        f"{number(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
         f" {bare}"
     )
-    return f"As the silo's software states, it is {told} (section 8). "
+    return f"As the silo's software states, it is {tensors} (section 8). "
 
 
 def _protocol(view: LedgerOverview) -> str:
     if not view.protocol:
         return ""
-    size = sum(sent.record.message.bytes for sent in view.protocol)
-    mixes = any(sent.record.kind in ("contribution", "padded") for sent in view.protocol)
-    of = "protocols of secure sums and mixes" if mixes else "protocol of secure sums"
-    return f" The {of} took {_count(len(view.protocol), 'message')} besides, {_bytes(size)}."
+    size, kinds = 0, set()
+    for sent in view.protocol:
+        size += sent.record.message.bytes
+        kinds.add(sent.record.kind)
+    of = "protocol of secure sums"
+    if not kinds.isdisjoint({"contribution", "padded"}):
+        of = "protocols of secure sums and mixes"
+    return f" The {of} took {number(len(view.protocol), 'message')} besides, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:
-    return f"{count:,} bytes" if count < 1024 else f"{count:,} bytes ({size(count)})"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    exact = f"{count:,} bytes"
+    return exact if count < 1024 else f"{exact} ({size(count)})"
 
 
 def _names(ids: Iterable[str], members: Roster | None = None) -> str:
-    told = (
-        f"{i} ({members[i].organisation})" if members and i in members else i
-        for i in dict.fromkeys(ids)
-    )
-    return ", ".join(told)
+    """Ids, each once, with their organisations where a roster has them."""
+    names = []
+    for member in dict.fromkeys(ids):
+        if members and member in members:
+            names.append(f"{member} ({members[member].organisation})")
+        else:
+            names.append(member)
+    return ", ".join(names)

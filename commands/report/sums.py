@@ -1,16 +1,19 @@
-"""What left masked, padded or rotated, for the ledger report: in which rounds, who reads what, how
-sums ended.
+"""What left masked, padded or rotated, for the ledger report.
+
+It names the rounds, who reads each part, and how secure sums ended.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ...security.ledger.messages import LedgerMessage, Totals
 from ...security.ledger.overview import At, LedgerOverview
-from ...security.ledger.records import HiddenBinding, SumEnd, SumOpened
+from ...security.ledger.records import Intent, SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .tables import Listed, newest, spans
 
+# who reads a sum → what a page calls it
+SUM_FORMS = {SUM_READER: MASKED, SILOS_READER: SILOS_READER}
 NAMED = "named"  # masked for single silos, which are its readers by name
 
 
@@ -57,79 +60,88 @@ class SumsSection:
 
 
 def sum_table(view: LedgerOverview) -> SumsSection:
-    """One row a job that has any record of one, in the order in which the ledger comes to them.
-
-    And one a part.
-    """
-    rows = [_row(view.of(job), job) for job in view.jobs]
+    """One row per job with any record of a sum, and one per part, in the order of the ledger."""
+    jobs: list[SumRow] = []
+    hidden: list[PartRow] = []
+    for job in view.jobs:
+        own = view.of(job)
+        hidden += _parts(own.messages)
+        if row := _row(own, job):
+            jobs.append(row)
+    forms = (*_sum_forms(view.messages), *sorted({row.form for row in hidden}))
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
-    parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
-    masked = {
-        reader
-        for message in view.messages
-        if message.intent.secagg
-        for reader in message.intent.readers
-    }
-    sums = [
-        name
-        for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER))
-        if reader in masked
-    ]
-    sums += [NAMED] if masked - {SUM_READER, SILOS_READER, GRAM_READER} else []
-    forms = (*sums, *sorted({row.form for row in parts}))
-    return SumsSection(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
+    return SumsSection(tuple(jobs), tuple(hidden), forms, newest(ends))
+
+
+def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
+    """The forms of masked messages, by who reads the sum."""
+    readers: set[str] = set()
+    for message in messages:
+        if message.intent.secagg:
+            readers.update(message.intent.readers)
+    forms = [form for reader, form in SUM_FORMS.items() if reader in readers]
+    if readers - SUM_FORMS.keys() - {GRAM_READER}:
+        forms.append(NAMED)
+    return forms
 
 
 def _parts(messages: Iterable[LedgerMessage]) -> Iterator[PartRow]:
     """Rows of the messages of one job."""
-    found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, HiddenBinding, int]]] = {}
-    for intent in (message.intent for message in messages):
+    found: dict[tuple[str, str, str, tuple[str, ...]], list[Intent]] = {}
+    contexts: dict[tuple[str, str, str, tuple[str, ...]], set[str]] = {}
+    for message in messages:
+        intent = message.intent
         if intent.hidden:
-            own = found.setdefault((intent.part, intent.form, intent.readers), [])
-            own.append((intent.round, intent.hidden, intent.message.bytes))
-            job = intent.job
-    for (part, form, readers), left in found.items():
+            kind = (intent.job, intent.part, intent.form, intent.readers)
+            found.setdefault(kind, []).append(intent)
+            contexts.setdefault(kind, set()).add(intent.hidden.ctx)
+    for kind, intents in found.items():
+        job, part, form, readers = kind
         yield PartRow(
             job=job,
             part=part,
             form=form,
             readers=readers,
-            rounds=spans(number for number, _, _ in left),
-            messages=len(left),
-            versions=len({hidden.ctx for _, hidden, _ in left}),
-            bytes=sum(size for _, _, size in left),
+            rounds=spans(intent.round for intent in intents),
+            messages=len(intents),
+            versions=len(contexts[kind]),
+            bytes=sum(intent.message.bytes for intent in intents),
         )
 
 
 def _row(view: LedgerOverview, job: str) -> SumRow | None:
-    masked = [
-        (message.intent.round, message.intent.secagg)
-        for message in view.messages
-        if message.intent.secagg
-    ]
-    if not (masked or view.protocol or view.sums):
+    rounds, members, thresholds, colluders = set(), set(), set(), set()
+    clipped = 0
+    for message in view.messages:
+        if attempt := message.intent.secagg:
+            rounds.add(message.intent.round)
+            members.add(len(attempt.members))
+            thresholds.add(attempt.threshold)
+            colluders.add(attempt.colluders)
+            clipped += attempt.clipped
+    if not (rounds or view.protocol or view.sums):
         return None
-    opened = [at.record for at in view.sums if isinstance(at.record, SumOpened)]
-    protocol = Totals()
-    for sent in view.protocol:
-        protocol.add(Totals(messages=1, bytes=sent.record.message.bytes))
+    opened, survivors = set(), set()
+    for at in view.sums:
+        if isinstance(at.record, SumOpened):
+            opened.add(at.record.round)
+            survivors.add(len(at.record.survivors))
+    sizes = [sent.record.message.bytes for sent in view.protocol]
     return SumRow(
         job=job,
-        masked=spans(number for number, _ in masked),
-        members=_span(len(attempt.members) for _, attempt in masked),
-        thresholds=_span(attempt.threshold for _, attempt in masked),
-        colluders=_span(attempt.colluders for _, attempt in masked),
-        clipped=sum(attempt.clipped for _, attempt in masked),
-        opened=spans(record.round for record in opened),
-        survivors=_span(len(record.survivors) for record in opened),
-        protocol=protocol,
+        masked=spans(rounds),
+        members=_span(members),
+        thresholds=_span(thresholds),
+        colluders=_span(colluders),
+        clipped=clipped,
+        opened=spans(opened),
+        survivors=_span(survivors),
+        protocol=Totals(messages=len(sizes), bytes=sum(sizes)),
     )
 
 
-def _span(numbers: Iterable[int]) -> str:
-    found = sorted(set(numbers))
-    return (
-        " to ".join(f"{number:,}" for number in dict.fromkeys((found[0], found[-1])))
-        if found
-        else ""
-    )
+def _span(found: Collection[int]) -> str:
+    if not found:
+        return ""
+    least, most = min(found), max(found)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

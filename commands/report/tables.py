@@ -20,6 +20,7 @@ from ...security.ledger.records import (
     Start,
     StopRecord,
 )
+from .policies import rules_of
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -46,16 +47,13 @@ def spans(numbers: Iterable[int]) -> str:
     """``0–3, 7``; of very many spans the first ones, and how many follow."""
     ordered = sorted(set(numbers))
     runs = [list(run) for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
-    shown = [
-        str(run[0][1]) if len(run) == 1 else f"{run[0][1]}\u2013{run[-1][1]}"
-        for run in runs[:MAX_SPANS]
-    ]
-    more = (
-        [f"and {len(runs) - MAX_SPANS} more spans up to {ordered[-1]}"]
-        if len(runs) > MAX_SPANS
-        else []
-    )
-    return ", ".join(shown + more)
+    shown = []
+    for run in runs[:MAX_SPANS]:
+        first, last = run[0][1], run[-1][1]
+        shown.append(str(first) if first == last else f"{first}\u2013{last}")
+    if (more := len(runs) - MAX_SPANS) > 0:
+        shown.append(f"and {more} more spans up to {ordered[-1]}")
+    return ", ".join(shown)
 
 
 # What left.
@@ -71,22 +69,21 @@ class JobFlows:
 
 
 def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
-    """One group a job; that of the control sessions last, if they are wanted."""
+    """One group per job; that of the control sessions last, if they are wanted."""
+    shown = view
+    if not control:
+        shown = LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
     groups: dict[str, JobFlows] = {}
-    shown = (
-        view
-        if control
-        else LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
-    )
     for flow, totals in flows(shown).items():
         group = groups.setdefault(flow.job, JobFlows(flow.job))
         group.rows.append((flow, totals))
         group.total.add(totals)
+
+    # a message of two parts stands in two rows, and counts once in their sum
     counted = Counter(message.intent.job for message in view.messages)
     counted.update(sent.record.job for sent in view.protocol)
-    for job, group in groups.items():
-        if job in counted:  # a message of two parts stands in two rows
-            group.total.messages = counted[job]
+    for job in counted.keys() & groups.keys():
+        groups[job].total.messages = counted[job]
     return tuple(groups.values())
 
 
@@ -112,19 +109,16 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
             row = found.setdefault((intent.job, tensor.taint), Totals())
             row.add(Totals(0, 1, tensor.elements, count))
         if intent.dp:
-            paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set()).update(
-                intent.dp.ids
-            )
-    told = {
-        job: "; ".join(f"{name}: {spans(ids)}" for name, ids in by.items())
-        for job, by in paid.items()
-    }
-    return tuple(
-        TaintRow(
-            job, taint, t.tensors, t.elements, t.bytes, told.get(job, "") if taint == "dp" else ""
-        )
-        for (job, taint), t in found.items()
-    )
+            reservations = paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set())
+            reservations.update(intent.dp.ids)
+
+    # only differentially private tensors were paid for, whatever else the job sent
+    rows = []
+    for (job, taint), t in found.items():
+        budgets = paid.get(job, {}) if taint == "dp" else {}
+        payment = "; ".join(f"{name}: {spans(ids)}" for name, ids in budgets.items())
+        rows.append(TaintRow(job, taint, t.tensors, t.elements, t.bytes, payment))
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +160,23 @@ def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
 
 
 def _job_row(view: LedgerOverview, job: str) -> JobRow:
+    methods: dict[str, None] = {}
+    rounds, cohorts = set(), []
+    for message in view.messages:
+        intent = message.intent
+        methods[intent.method] = None
+        rounds.add(intent.round)
+        if intent.cohort:
+            cohorts.append((intent.round, intent.cohort))
     received = view.received.get(job, Counter())
     return JobRow(
         job=job,
-        methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
+        methods=tuple(methods),
         decisions=tuple(view.decisions),
-        rounds=spans(message.intent.round for message in view.messages),
-        cohorts=_cohorts(
-            [(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]
-        ),
+        rounds=spans(rounds),
+        cohorts=_cohorts(cohorts),
         received_rounds=spans(received),
-        received_bytes=sum(received.values()),
+        received_bytes=received.total(),
     )
 
 
@@ -192,34 +192,37 @@ class Cohorts:
     members: Listed[tuple[str, str]]  # names, rounds; the newest cohort last
 
 
-def _cohorts(told: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
-    if not told:
+def _cohorts(rounds: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
+    """The cohort of each round, as the coordinator reported it; None where it reported none."""
+    if not rounds:
         return None
     sizes: dict[int, list[int]] = {}
     members: dict[tuple[str, ...], list[int]] = {}
-    for number, cohort in told:
+    for number, cohort in rounds:
         sizes.setdefault(len(cohort), []).append(number)
-        members[cohort] = [*members.pop(cohort, []), number]
+        members[cohort] = [*members.pop(cohort, []), number]  # the newest cohort last
     rows = [(", ".join(cohort), spans(numbers)) for cohort, numbers in members.items()]
+    by_size = [(size, spans(numbers)) for size, numbers in sorted(sizes.items())]
     return Cohorts(
         smallest=min(sizes),
         largest=max(sizes),
-        changes=sum(before[1] != after[1] for before, after in pairwise(told)),
-        sizes=(
-            tuple((size, spans(numbers)) for size, numbers in sorted(sizes.items()))
-            if len(sizes) > 1
-            else ()
-        ),
+        changes=sum(before[1] != after[1] for before, after in pairwise(rounds)),
+        sizes=tuple(by_size) if len(sizes) > 1 else (),
         members=newest(rows, MAX_COHORTS),
     )
 
 
 def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:
     """Sessions, and the sum of all of them."""
-    total = Totals()
-    for session in sessions:
-        total.add(session.totals)
-    return newest(sessions), total
+    return newest(sessions), added(session.totals for session in sessions)
+
+
+def added(totals: Iterable[Totals]) -> Totals:
+    """The sum of several totals."""
+    sum_of_all = Totals()
+    for each in totals:
+        sum_of_all.add(each)
+    return sum_of_all
 
 
 def event_table(view: LedgerOverview) -> Listed[tuple[int, str, str, str]]:
@@ -268,49 +271,54 @@ def message_table(
 
     ``receipts`` are seqs of those whose receipt was checked.
     """
-    if len(messages) <= MAX_ROWS:
-        return False, newest([_message_row([message], receipts) for message in messages])
-    rounds: dict[tuple[str, int], list[LedgerMessage]] = {}
+    grouped = len(messages) > MAX_ROWS
+    groups: dict[tuple[str, int], list[LedgerMessage]] = {}
     for message in messages:
-        rounds.setdefault((message.intent.job, message.intent.round), []).append(message)
-    return True, newest([_message_row(group, receipts) for group in rounds.values()])
+        row = (message.intent.job, message.intent.round) if grouped else ("", message.seq)
+        groups.setdefault(row, []).append(message)
+    return grouped, newest([_message_row(group, receipts) for group in groups.values()])
 
 
 def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | None) -> MessageRow:
-    first, many = group[0], len(group) > 1
+    first = group[0]
+    seqs, size = [], 0
     sizes: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    recipients: dict[str, None] = {}
     for message in group:
+        seqs.append(message.seq)
         sizes.update(parts(message))
-    outcomes = Counter(m.status if m.digested else f"{m.status}, no digest" for m in group)
+        size += message.intent.message.bytes
+        recipients[message.intent.recipient.id] = None
+        outcomes[message.status if message.digested else f"{message.status}, no digest"] += 1
+    outcome = "; ".join(f"{count} {name}" for name, count in outcomes.items())
+    if len(group) == 1:
+        (outcome,) = outcomes
     return MessageRow(
-        seq=spans(message.seq for message in group),
+        seq=spans(seqs),
         time=first.time,
         job=first.intent.job,
         round=first.intent.round,
         parts=", ".join(f"{part}\u00a0{count:,}" for part, count in sizes.items()),
-        bytes=sum(message.intent.message.bytes for message in group),
-        recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
-        rules=tuple(
-            dict.fromkeys(
-                rule for message in group for rule in message.intent.policy.rule.split(", ")
-            )
-        ),
-        outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
+        bytes=size,
+        recipient=", ".join(recipients),
+        rules=tuple(dict.fromkeys(rules_of(group))),
+        outcome=outcome,
         receipt=_receipts(group, receipts),
     )
 
 
 def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> str:
-    """How many of some messages have a receipt, and how many of these were checked.
+    """How many messages of a row have a receipt, and how many of these were checked.
 
-    None is wrong on a page.
+    A page is drawn only where no receipt is wrong.
     """
-    held = [message.seq for message in group if message.receipt is not None]
-    checked = sum(seq in good for seq in held) if good is not None else 0
+    held = {message.seq for message in group if message.receipt is not None}
+    checked = held.intersection(good or ())
+    count = f"{len(held)} of {len(group)}"
     if len(group) > 1:
-        return f"{len(held)} of {len(group)}" + (
-            f", {checked} checked" if held and good is not None else ""
-        )
+        unchecked = good is None or not held
+        return count if unchecked else f"{count}, {len(checked)} checked"
     if not held:
         return "no"
     return "holds" if checked else "not checked"

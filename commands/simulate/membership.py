@@ -1,11 +1,10 @@
-"""``staddle membership``: which canonical models the silos of a ppfl job mix, as far as they
-released it.
+"""``staddle membership``: which canonical models the silos of a ppfl job mix.
 
 Memberships lie in the coordinator's result of such a job, and in each silo's own model.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -53,23 +52,22 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Print memberships: a row a silo, a column a canonical model, "-" where a silo released
-    nothing.
+    """Print memberships: one row per silo, one column per canonical model.
 
-    At the coordinator only what the policies of the silos released exists: the job's option
-    release_membership = "last" or "always". A silo may always look at its own. Nothing leaves the
-    machine.
+    A silo that released nothing has "-" in its row. At the coordinator only what the policies of
+    the silos released exists: the job's option release_membership = "last" or "always". A silo may
+    always look at its own. Nothing leaves the machine.
     """
     found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
-    width = max(len(silo) for silo in ("silo", *found.silos))
-    printer.show(
-        "  ".join([f"{'silo':<{width}}", *(f"{k:>6}" for k in range(found.memberships.shape[1]))])
-    )
+    rows = {"silo": [f"{model:>6}" for model in range(found.memberships.shape[1])]}
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
-        cells = [f"{value:6.4f}" if any(row) else f"{'-':>6}" for value in row]
-        printer.show("  ".join([f"{silo:<{width}}", *cells]))
+        unreleased = [f"{'-':>6}"] * len(row)
+        rows[silo] = [f"{value:6.4f}" for value in row] if any(row) else unreleased
+    width = max(map(len, rows))
+    for name, cells in rows.items():
+        printer.show("  ".join([f"{name:<{width}}", *cells]))
     if png is not None:
         printer.show(f"{png}: {len(found.silos)} rows, darker is nearer to 1")
 
@@ -77,21 +75,32 @@ def show(
 def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     """The rows of all files; ``labels`` rename those of silos' own files."""
     found = [(path, _read(path)) for path in paths]
-    own = [i for i, (_, rows) in enumerate(found) if not rows.silos]
-    if labels and len(labels) != len(own):
+    own = [path for path, rows in found if not rows.silos]
+    names = iter(_own_names(own, labels))
+    _check_widths({path: rows.memberships.shape[1] for path, rows in found})
+    silos: list[str] = []
+    for _, rows in found:
+        silos += rows.silos or [next(names)]
+    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+
+
+def _own_names(paths: Sequence[Path], labels: Sequence[str]) -> Sequence[str]:
+    if not labels:
+        return list(map(_owner, paths))
+    if len(labels) != len(paths):
         raise LocalError(
-            f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for"
+            f"--label is given {len(labels)} times for {len(paths)} silos' own files; give one for"
             " each"
         )
-    widths = {path: rows.memberships.shape[1] for path, rows in found}
+    return labels
+
+
+def _check_widths(widths: Mapping[Path, int]) -> None:
     if len(set(widths.values())) != 1:
         listed = ", ".join(f"{path} {width}" for path, width in widths.items())
         raise LocalError(
             f"the files differ in the number of canonical models: {listed}; show them one by one"
         )
-    called = dict(zip(own, labels or [_owner(found[i][0]) for i in own], strict=True))
-    silos = [name for i, (_, rows) in enumerate(found) for name in rows.silos or (called[i],)]
-    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
 
 
 def _read(path: Path) -> Memberships:
@@ -99,9 +108,9 @@ def _read(path: Path) -> Memberships:
     try:
         with safetensors.safe_open(path, "pt") as file:
             tensor_file.check_ours(path)
-            silos, names = (file.metadata() or {}).get(SILOS), set(file.keys())
-            wanted = names & ({OWN} if silos is None else {"memberships"})
-            tensors = {name: file.get_tensor(name) for name in wanted}
+            silos = (file.metadata() or {}).get(SILOS)
+            name = OWN if silos is None else "memberships"
+            tensors = {name: file.get_tensor(name)} if name in file.keys() else {}  # noqa: SIM118
     except FileNotFoundError:
         raise LocalError(
             f"{path}: there is no such file; a coordinator writes result.safetensors at the end of"
@@ -130,19 +139,24 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
 
 def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
     memberships = heatmap.released(tensors)
-    if (
-        not isinstance(silos, list)
-        or not silos
-        or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos)
-    ):
-        raise LocalError(
-            "its list of silos is not one that a coordinator writes; copy the file again"
-        )
-    heatmap.check(memberships, silos)
-    return Memberships(tuple(silos), memberships)
+    names = _names(silos)
+    heatmap.check(memberships, names)
+    return Memberships(tuple(names), memberships)
+
+
+def _names(silos: object) -> list[str]:
+    """The silos of a coordinator's result; it comes from another machine, so it is checked."""
+    if isinstance(silos, list) and silos and all(map(_is_name, silos)):
+        return silos
+    raise LocalError("its list of silos is not one that a coordinator writes; copy the file again")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(NAME.fullmatch(value))
 
 
 def _owner(path: Path) -> str:
     """The silo's folder: model.safetensors lies in <silo>/<state>/jobs/<job>/."""
     folders = path.resolve().parents
-    return folders[3].name if len(folders) > 3 and folders[1].name == "jobs" else path.stem
+    in_state = len(folders) > 3 and folders[1].name == "jobs"
+    return folders[3].name if in_state else path.stem

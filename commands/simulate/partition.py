@@ -30,15 +30,13 @@ Counts = NDArray[np.int64]
 
 Picture = Annotated[
     Path | None,
-    typer.Option(help="Draw who holds what: a PNG, one column a silo, one row a class."),
+    typer.Option(help="Draw who holds what: a PNG, one column per silo, one row per class."),
 ]
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionCounts:
-    """What there is to show: records of each silo by side [N, 3], and by class [N, C] where labels
-    are at hand.
-    """
+    """Records of each silo by side [N, 3], and by class [N, C] where labels are known."""
 
     silos: tuple[str, ...]
     sides: Counts
@@ -90,21 +88,19 @@ def show(
     ] = False,
 ) -> None:
     """Show how many records each silo holds, of which side and of which class."""
-    held = (
-        _of_file(partition_file.read(file))
-        if file.suffix == ".json"
-        else _of_population(_populated(file))
-    )
+    if file.suffix == ".json":
+        held = _of_file(partition_file.read(file))
+    else:
+        held = _of_population(_populated(file))
     if not as_json:
         _show(held, picture, every=every)
         return
     _draw(held, picture)
-    rows = [dict(zip(SIDES, row, strict=True)) for row in held.sides.tolist()]
-    if held.classes is not None:
-        rows = [
-            {**row, "by_class": own} for row, own in zip(rows, held.classes.tolist(), strict=True)
-        ]
-    silos = dict(zip(held.silos, rows, strict=True))
+    silos = {}
+    for number, silo in enumerate(held.silos):
+        silos[silo] = dict(zip(SIDES, held.sides[number].tolist(), strict=True))
+        if held.classes is not None:
+            silos[silo]["by_class"] = held.classes[number].tolist()
     printer.show_json({"silos": silos, "class_names": held.class_names, "notes": held.notes})
 
 
@@ -113,10 +109,10 @@ def _populated(file: Path) -> "Population":
 
 
 def _of_population(population: Population) -> PartitionCounts:
-    own = population.records.values()
-    sides = [
-        (len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own
-    ]
+    sides = []
+    for own in population.records.values():
+        validation = 0 if own.validation is None else len(own.validation)
+        sides.append((len(own.train), validation, len(own.test)))
     silos, names = tuple(population.records), population.class_names
     return PartitionCounts(
         silos, np.array(sides, np.int64), counts(population), names, population.notes
@@ -130,13 +126,10 @@ def _of_file(partition: PartitionFile) -> PartitionCounts:
     )
     rest = partition.records - int(sides.sum())
     seed = "" if partition.seed is None else f", seed {partition.seed}"
-    notes = [
-        (
-            f"made from {partition.records:,} records of {partition.data}:"
-            f" {json.dumps(partition.how)}{seed}"
-        )
-    ]
-    notes += [f"{rest:,} of them are given to no client"] if rest else []
+    how = f"{json.dumps(partition.how)}{seed}"
+    notes = [f"made from {partition.records:,} records of {partition.data}: {how}"]
+    if rest:
+        notes.append(f"{rest:,} of them are given to no client")
     return PartitionCounts(tuple(one.name for one in clients), sides, None, None, tuple(notes))
 
 
@@ -144,14 +137,16 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     _draw(held, picture)
     sizes = held.sides.sum(1)
     order = np.arange(len(sizes))
-    if len(sizes) > MOST_SILOS and not every:
+    ends: tuple[int, ...] = ()
+    excerpt = len(sizes) > MOST_SILOS and not every
+    if excerpt:
         ranked = np.argsort(sizes, kind="stable")
         order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
+        ends = (EACH_END - 1,)
     columns, rows = _table(held, order.tolist())
     right = [number for number, column in enumerate(columns) if number > 0 and column != "most"]
-    ends = (EACH_END - 1,) if len(order) < len(sizes) else ()
     printer.show(printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH))
-    if len(order) < len(sizes):
+    if excerpt:
         printer.show(
             f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows"
             " every one"
@@ -169,40 +164,42 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
 
 
 def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows; a side on which no silo has a record has no column."""
     shown = [number for number in range(len(SIDES)) if held.sides[:, number].any()]
+    rows = []
+    for silo in order:
+        sides = held.sides[silo]
+        counts = map(str, (sides.sum(), *sides[shown]))
+        rows.append([held.silos[silo], *counts, *_class_cells(held, silo)])
     columns = ["silo", "records", *(SIDES[number] for number in shown)]
-    rows = [
-        [
-            held.silos[silo],
-            str(held.sides[silo].sum()),
-            *(str(held.sides[silo, number]) for number in shown),
-        ]
-        for silo in order
-    ]
+    names = _class_names(held)
+    if len(names) > MOST_CLASSES:
+        names = ("classes", "most")
+    return [*columns, *names], rows
+
+
+def _class_names(held: PartitionCounts) -> tuple[str, ...]:
     if held.classes is None:
-        return columns, rows
-    names = held.class_names or tuple(map(str, range(held.classes.shape[1])))
-    if len(names) <= MOST_CLASSES:
-        return [*columns, *names], [
-            [*row, *(str(count) if count else "·" for count in held.classes[silo].tolist())]
-            for row, silo in zip(rows, order, strict=True)
-        ]
-    return [*columns, "classes", "most"], [
-        [*row, str(np.count_nonzero(held.classes[silo])), _most(held.classes[silo], names)]
-        for row, silo in zip(rows, order, strict=True)
-    ]
+        return ()
+    return held.class_names or tuple(map(str, range(held.classes.shape[1])))
+
+
+def _class_cells(held: PartitionCounts, silo: int) -> list[str]:
+    """A count for each class, or where there are many how many and the largest."""
+    if held.classes is None:
+        return []
+    own, names = held.classes[silo], _class_names(held)
+    if len(names) > MOST_CLASSES:
+        return [str(np.count_nonzero(own)), _most(own, names)]
+    return [str(count or "·") for count in own.tolist()]
 
 
 def _most(counts: Counts, names: tuple[str, ...]) -> str:
-    largest = [
-        number
-        for number in np.argsort(-counts, kind="stable")[:MOST_LISTED].tolist()
-        if counts[number]
-    ]
-    rest = np.count_nonzero(counts) - len(largest)
-    return ", ".join(f"{names[number]}: {counts[number]}" for number in largest) + (
-        f" and {rest} more" if rest else ""
-    )
+    held = np.count_nonzero(counts)
+    largest = np.argsort(-counts, kind="stable")[: min(MOST_LISTED, held)]
+    listed = ", ".join(f"{names[number]}: {counts[number]}" for number in largest)
+    rest = held - len(largest)
+    return f"{listed} and {rest} more" if rest else listed
 
 
 def _range(counts: Counts) -> str:

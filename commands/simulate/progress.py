@@ -1,17 +1,17 @@
-"""What ``staddle simulate`` shows while it runs: bars on a terminal, a line now and then
-elsewhere.
-"""
+"""Progress of ``staddle simulate``: bars on a terminal, a line every few seconds elsewhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
 from ...simulator.experiment.plan import Run
-from ...simulator.run.history import Measured
+from ...simulator.run.history import Measure, Measured
 from ...simulator.run.progress import Doing, Pace, RunProgress
 from ..console.printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
+
+SHOWN: dict[str, Measure] = {"trained": "all/trained", "aggregated": "all/aggregated"}
 
 
 @contextmanager
@@ -30,12 +30,8 @@ class Bars:
     def __init__(
         self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic
     ) -> None:
-        self._progress, self._clock, self._pace, self._own = (
-            progress,
-            clock,
-            Pace(clock),
-            Pace(clock),
-        )
+        self._progress, self._clock = progress, clock
+        self._pace, self._own = Pace(clock), Pace(clock)
         self._left = sum(run.job.rounds for run in runs)
         self._all = self._bar(f"all {len(runs)} runs", self._left) if len(runs) > 1 else None
         self._run = self._bar("", None)
@@ -67,7 +63,9 @@ class Bars:
         self._left -= 1
         self._seen = accuracy(measured) or self._seen
         pace = f"{self._own.rate()}, {self._own.left(self._rounds - rounds)} left"
-        note = f"rounds, {pace}{self._seen and f'; {self._seen}'}"
+        note = f"rounds, {pace}"
+        if self._seen:
+            note = f"{note}; {self._seen}"
         self._progress.update(self._run, completed=rounds, note=note)
         if self._all is not None:
             self._progress.update(
@@ -86,14 +84,12 @@ class Lines:
         self._name, self._rounds, self._seen, self._told = "", 0, "", 0.0
 
     def begin(self, run: Run, rounds: int) -> None:
-        """A run begins, or goes on."""
+        """A run begins, or resumes."""
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
         self._pace, self._told = Pace(self._clock), self._clock()
+        state = f"goes on after round {rounds}" if rounds else "begins"
         if rounds < run.job.rounds:
-            self._tell(
-                f"{self._name}: {f'goes on after round {rounds}' if rounds else 'begins'}, of"
-                f" {self._rounds}"
-            )
+            self._tell(f"{self._name}: {state}, of {self._rounds}")
 
     def work(self, doing: Doing, silos: int) -> None:
         """Not shown."""
@@ -106,11 +102,10 @@ class Lines:
         self._pace.tick()
         self._seen = accuracy(measured) or self._seen
         now = self._clock()
-        if rounds == self._rounds or now - self._told >= EVERY_SECONDS:
+        last = rounds == self._rounds
+        if last or now - self._told >= EVERY_SECONDS:
             self._told = now
-            left = (
-                f", {self._pace.left(self._rounds - rounds)} left" if rounds < self._rounds else ""
-            )
+            left = "" if last else f", {self._pace.left(self._rounds - rounds)} left"
             seen = f"; {self._seen}" if self._seen else ""
             self._tell(
                 f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}{left}{seen}"
@@ -123,7 +118,11 @@ def named(run: Run) -> str:
 
 
 def accuracy(measured: Sequence[Measured]) -> str:
-    """What a look saw, the mean over all silos; empty where there was none."""
+    """What an evaluation measured, the mean over all silos; empty where there was none."""
     macro = {one.measure: one.macro for one in measured}
-    shown = (("trained", macro.get("all/trained")), ("aggregated", macro.get("all/aggregated")))
-    return ", ".join(f"{name} {value:.1%}" for name, value in shown if value is not None)
+    shown = []
+    for name, measure in SHOWN.items():
+        value = macro.get(measure)
+        if value is not None:
+            shown.append(f"{name} {value:.1%}")
+    return ", ".join(shown)

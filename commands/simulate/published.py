@@ -1,13 +1,18 @@
-"""What ``staddle reproduce --list`` shows: the tables that there are, and of one its settings and
-what it came to.
-"""
+"""What ``staddle reproduce --list`` shows: all tables, or one with its settings and values."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...simulator.reproduce.experiments import SEEDS, missing, records_of
-from ...simulator.reproduce.published import Document, PaperSetting, PaperTable, find, published
+from ...simulator.reproduce.published import (
+    Document,
+    PaperRow,
+    PaperSetting,
+    PaperTable,
+    find,
+    published,
+)
 from ..console import printer
 from ..console.toml import inline
 
@@ -32,8 +37,9 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
 
 def _title(setting: PaperSetting, data: Path | None) -> str:
     title = records_of(setting, NOWHERE).data.long_title
-    missing = data is not None and _missing(setting, data)
-    return f"{title} (missing)" if missing else title
+    if data is None or not _missing(setting, data):
+        return title
+    return f"{title} (missing)"
 
 
 def _row(table: PaperTable, data: Path | None) -> list[str]:
@@ -49,8 +55,14 @@ def _row(table: PaperTable, data: Path | None) -> list[str]:
 
 
 def _one(table: PaperTable, data: Path | None) -> None:
-    for line in (f"{table.path}: {table.title}", table.citation, ""):
-        printer.show(line)
+    printer.show(f"{table.path}: {table.title}", table.citation, "")
+    _settings(table, data)
+    printer.show("", _values(table), *table.notes)
+    printer.show(f"seeds: {table.seeds or f'not said; {SEEDS} here'}")
+
+
+def _settings(table: PaperTable, data: Path | None) -> None:
+    """Print what differs between settings with each, and the rest once."""
     common = _common([setting.document for setting in table.settings])
     if common:
         _keys("in all settings", common)
@@ -59,15 +71,15 @@ def _one(table: PaperTable, data: Path | None) -> None:
         _keys(f"[{setting.name}] {setting.title}", own)
         for what in _missing(setting, data):
             printer.show(f"  {'missing' if data else 'needs'} {what}")
-    printer.show("")
-    columns = ("method", "label here", *(column.title for column in table.columns))
+
+
+def _values(table: PaperTable) -> printer.PrintedTable:
+    columns = ["method", "label here", *(column.title for column in table.columns)]
     rows = []
     for row in table.rows:
         labels = dict.fromkeys(method.title for method in row.methods.values())
         rows.append([row.title, ", ".join(labels) or "-", *(value.text for value in row.values)])
-    printer.show(printer.PrintedTable(columns, rows))
-    for note in (*table.notes, f"seeds: {table.seeds or f'not said; {SEEDS} here'}"):
-        printer.show(note)
+    return printer.PrintedTable(columns, rows)
 
 
 def _keys(head: str, document: Document) -> None:
@@ -77,13 +89,14 @@ def _keys(head: str, document: Document) -> None:
 
 
 def _common(documents: Sequence[Document]) -> Document:
-    """What all of several have."""
-    first = documents[0] if len(documents) > 1 else {}
-    return {
-        key: value
-        for key, value in first.items()
-        if all(own.get(key) == value for own in documents)
-    }
+    """The keys with one value in all of several documents."""
+    if len(documents) < 2:
+        return {}
+    common = dict(documents[0])
+    for key, value in documents[0].items():
+        if any(own.get(key) != value for own in documents):
+            del common[key]
+    return common
 
 
 def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
@@ -95,22 +108,20 @@ def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
         "deviation": table.deviation,
         "notes": table.notes,
         "settings": [_setting(setting, data) for setting in table.settings],
-        "rows": [
-            {
-                "title": row.title,
-                "labels": {name: method.title for name, method in row.methods.items()},
-                "published": {
-                    column.name: {
-                        "text": value.text,
-                        "mean": value.mean,
-                        "deviation": value.deviation,
-                    }
-                    for column, value in zip(table.columns, row.values, strict=True)
-                },
-            }
-            for row in table.rows
-        ],
+        "rows": [_row_document(table, row) for row in table.rows],
     }
+
+
+def _row_document(table: PaperTable, row: PaperRow) -> dict[str, Any]:
+    published = {}
+    for column, value in zip(table.columns, row.values, strict=True):
+        published[column.name] = {
+            "text": value.text,
+            "mean": value.mean,
+            "deviation": value.deviation,
+        }
+    labels = {name: method.title for name, method in row.methods.items()}
+    return {"title": row.title, "labels": labels, "published": published}
 
 
 def _setting(setting: PaperSetting, data: Path | None) -> dict[str, Any]:

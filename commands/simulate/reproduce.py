@@ -1,9 +1,8 @@
-"""``staddle reproduce``: every setting of a published table as an experiment, and the table beside
-the paper's.
-"""
+"""``staddle reproduce``: a published table, run here and shown next to the paper's values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ from ...errors import LocalError
 from ...files.documents import write_atomic
 from ...simulator.engines.choose import OnGpu
 from ...simulator.experiment.experiment import Experiment
-from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.reproduce.comparison import (
     HEADINGS,
     Cell,
@@ -36,7 +34,7 @@ from ...simulator.reproduce.published import PaperTable, find
 from ..console import printer
 from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
 from ..console.printer import Screen
-from . import published
+from . import published, results
 from .simulate import Prepared, RunOptions, prepare, raise_faults, report, train
 
 
@@ -97,10 +95,10 @@ def reproduce(
         bool, typer.Option("--json", help="Print what is shown as JSON, for scripts.")
     ] = False,
 ) -> None:
-    """Run a published table, setting by setting, always with Local and FedRep, and show it next to
-    the paper's values.
+    """Run a published table, and show it next to the paper's values.
 
-    After a stop or a kill, the same command resumes. What is finished is not run again.
+    It runs setting by setting, always with Local and FedRep. After a stop or a kill, the same
+    command resumes. What is finished is not run again.
     """
     if listed:
         published.show(table, data, as_json=as_json)
@@ -127,9 +125,9 @@ def _run(
     *,
     as_json: bool,
 ) -> None:
-    """All settings that are asked for, then the table.
+    """Run all wanted settings, then write the table.
 
-    Where it is stopped, the table of what is finished.
+    After a stop, the table has what is finished.
     """
     screen = Screen(err=as_json)
     table = find(path)
@@ -164,24 +162,26 @@ def _run(
 def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     """All runs of a setting, and its summary; why some could not go on."""
     faults = train(screen, prepared, asked)
-    if _finished(prepared.out):
+    if results.finished(prepared.out):
         report(prepared)
     return faults
 
 
 def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
-    """LocalError of all that is missing for all settings, before anything runs."""
-    files = {name: experiment.file for name, experiment in experiments.items()}
-    lacking = {
-        name: found for name, file in files.items() if (found := missing(file.data, file.partition))
-    }
-    if lacking:
-        belongs = dict.fromkeys(what for found in lacking.values() for what in found)
-        raise LocalError(
-            f"{data}: lacks records of {', '.join(lacking)}; put there the official files,"
-            " unpacked, or choose other settings with --setting:"
-            + "".join(f"\n{what}" for what in belongs)
-        )
+    """Raise LocalError for all that is missing for all settings, before anything runs."""
+    lacking = {}
+    for name, experiment in experiments.items():
+        file = experiment.file
+        if found := missing(file.data, file.partition):
+            lacking[name] = found
+    if not lacking:
+        return
+    fault = (
+        f"{data}: lacks records of {', '.join(lacking)}; put there the official files,"
+        " unpacked, or choose other settings with --setting:"
+    )
+    belongs = dict.fromkeys(chain.from_iterable(lacking.values()))
+    raise LocalError("\n".join([fault, *belongs]))
 
 
 def _report(
@@ -193,7 +193,7 @@ def _report(
     *,
     as_json: bool,
 ) -> None:
-    cells = compared(table, {name: _finished(out / name) for name in settings})
+    cells = compared(table, {name: results.finished(out / name) for name in settings})
     if not cells:
         return
     files = {
@@ -218,10 +218,6 @@ def _report(
         *notes,
         f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}",
     )
-
-
-def _finished(folder: Path) -> list[Recorded]:
-    return [run for run in load_runs(folder) if run.finished]
 
 
 def _document(cell: Cell) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The finished runs of a simulation as a table, and as JSON."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ...simulator.report.finished_runs import Recorded
+from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.run.history import Measure
 from ...simulator.run.scores import Named, Spread, over_seeds, scores
 
@@ -15,57 +16,59 @@ MEANING = (
 COLUMNS = ("method", "seeds", "rounds", *SHOWN)
 
 
+def finished(folder: Path) -> list[Recorded]:
+    """The runs in an output folder that reached their last round."""
+    return [run for run in load_runs(folder) if run.finished]
+
+
 def rows(recorded: Sequence[Recorded]) -> list[list[str]]:
-    """A method a row: the mean over silos after the last round, in per cent, over its seeds."""
-    return [
-        [
-            label,
-            str(len(own)),
-            str(own[0].rounds),
-            *(_shown(_over(own).get((measure, "macro", "last"))) for measure in SHOWN),
-        ]
-        for label, own in _by_label(recorded).items()
-    ]
+    """One row per method: the mean over silos after the last round, in per cent, over its seeds."""
+    found = []
+    for label, own in _by_label(recorded).items():
+        spreads = _over(own)
+        shown = [_shown(spreads.get((measure, "macro", "last"))) for measure in SHOWN]
+        found.append([label, str(len(own)), str(own[0].rounds), *shown])
+    return found
 
 
 def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
     """Every score of every method over its seeds, and of each of its runs."""
-    return [
-        {
-            "label": label,
-            "method": own[0].method,
-            "rounds": own[0].rounds,
-            "scores": [
-                {
-                    **_named(name),
-                    "seeds": found.seeds,
-                    "mean": found.mean,
-                    "deviation": found.deviation,
-                }
-                for name, found in _over(own).items()
-            ],
-            "runs": [
-                {
-                    "seed": run.seed,
-                    "folder": str(run.folder),
-                    "scores": [
-                        {**_named(name), "rounds": score.rounds, "value": score.value}
-                        for name, score in scores(run.history).items()
-                    ],
-                }
-                for run in own
-            ],
-        }
-        for label, own in _by_label(recorded).items()
-    ]
+    return [_method(label, own) for label, own in _by_label(recorded).items()]
+
+
+def _method(label: str, own: Sequence[Recorded]) -> dict[str, Any]:
+    return {
+        "label": label,
+        "method": own[0].method,
+        "rounds": own[0].rounds,
+        "scores": [
+            {
+                **_named(name),
+                "seeds": found.seeds,
+                "mean": found.mean,
+                "deviation": found.deviation,
+            }
+            for name, found in _over(own).items()
+        ],
+        "runs": [_run(run) for run in own],
+    }
+
+
+def _run(run: Recorded) -> dict[str, Any]:
+    return {
+        "seed": run.seed,
+        "folder": str(run.folder),
+        "scores": [
+            {**_named(name), "rounds": score.rounds, "value": score.value}
+            for name, score in scores(run.history).items()
+        ],
+    }
 
 
 def _by_label(recorded: Sequence[Recorded]) -> dict[str, list[Recorded]]:
-    """Finished runs."""
     found: dict[str, list[Recorded]] = {}
     for run in recorded:
-        if run.finished:
-            found.setdefault(run.label, []).append(run)
+        found.setdefault(run.label, []).append(run)
     return found
 
 
@@ -80,8 +83,6 @@ def _named(name: Named) -> dict[str, str]:
 def _shown(found: Spread | None) -> str:
     if found is None:
         return "-"
-    return (
-        f"{found.mean:.2%}"
-        if found.deviation is None
-        else f"{found.mean:.2%} ± {found.deviation * 100:.2f}"
-    )
+    if found.deviation is None:
+        return f"{found.mean:.2%}"
+    return f"{found.mean:.2%} ± {found.deviation * 100:.2f}"

@@ -1,6 +1,4 @@
-"""``staddle simulate``: an experiment of many silos on this machine, method after method, seed
-after seed.
-"""
+"""``staddle simulate``: an experiment of many silos on this machine, one run after another."""
 
 import signal
 from collections import deque
@@ -19,7 +17,6 @@ from ...simulator.experiment.experiment import Experiment, read
 from ...simulator.experiment.plan import Population, Run
 from ...simulator.experiment.population import populate
 from ...simulator.experiment.runs import chosen_methods, runs
-from ...simulator.report.finished_runs import load_runs
 from ...simulator.report.report import write_report
 from ...simulator.run import out_folder
 from ...simulator.run.runner import complete
@@ -95,11 +92,11 @@ def simulate(
         bool, typer.Option("--json", help="Print the results as JSON, for scripts.")
     ] = False,
 ) -> None:
-    """Run an experiment: each of its methods with each of its seeds, on the same silos, and compare
-    them.
+    """Run an experiment on this machine, and compare its methods.
 
-    After a stop or a kill, the same command resumes, and the results are byte-identical. What is
-    finished is not run again. Results, curves and a summary lie in DIR.
+    Each method runs with each seed, on the same silos. After a stop or a kill, the same command
+    resumes, and the results are byte-identical. What is finished is not run again. Results, curves
+    and a summary lie in DIR.
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(
@@ -170,8 +167,9 @@ def _each(
     engines: Callable[[], Engines],
     go_on: Callable[[Run, Engines], None],
 ) -> list[str]:
-    """Run after run; why one cannot go on is told and given back, and keeps no other from
-    its turn.
+    """Run after run; a fault ends only its own run.
+
+    Returns why runs could not go on; each fault is also shown when it happens.
     """
     faults: list[str] = []
     waiting = deque(chosen)
@@ -191,7 +189,7 @@ def _each(
 
 
 def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
-    labels, finished = _labels(prepared), [run for run in load_runs(prepared.out) if run.finished]
+    labels, finished = _labels(prepared), results.finished(prepared.out)
     if not finished:
         return
     summary = report(prepared)

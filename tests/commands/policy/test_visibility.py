@@ -3,7 +3,7 @@
 import pytest
 
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.policy.visibility import seen, together, told_by_likeness, unbounded
+from staddle.commands.policy.visibility import revealed_by_likeness, seen, together, unbounded
 from staddle.security.blind.plan import JobPlan
 
 SILOS = list("abcdefg")
@@ -133,7 +133,9 @@ def test_what_comparisons_tell_is_said_with_figures(method, options, said):
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"lr": 0.1},
     }
-    told = told_by_likeness(JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml")))
+    told = revealed_by_likeness(
+        JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    )
     assert said in told
     assert bool(told) == bool(said)
 
@@ -159,7 +161,7 @@ def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_
     )
     assert (
         "tells the coordinator, and the silos of a round, which check the weights of its rows,"
-        " which" in told_by_likeness(JobPlan(job))
+        " which" in revealed_by_likeness(JobPlan(job))
     )
 
 

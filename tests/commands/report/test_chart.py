@@ -188,7 +188,7 @@ def test_of_many_heads_the_last_of_several_is_drawn_and_the_very_last_is():
             [head(str(number), "200", number) for number in range(1, count + 1)]
         )
         drawn_ = [*range(step, count, step), count]
-        assert [bar.told.split("epsilon ")[1] for bar in chart.bars] == [
+        assert [bar.text.split("epsilon ")[1] for bar in chart.bars] == [
             f"{number} of 200" for number in drawn_
         ]
         assert int(chart.labels[0].label) == min(step, count)

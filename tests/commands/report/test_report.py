@@ -788,9 +788,9 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
         ),
         (
             " of which the coordinator reads only lengths and how alike they are to those of other"
-            " silos. Of padded"
+            " silos. For padded"
         ),
-        "Of padded and rotated ones this holds while the coordinator and no silo collude.",
+        "For padded and rotated messages this holds while the coordinator and no silo collude.",
         "The protocols of secure sums and mixes took 5 messages besides, 1,300 bytes (1.27 KiB).",
     ):
         assert said in first
