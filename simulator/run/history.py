@@ -1,14 +1,13 @@
-"""What a run measured: how many records of each silo were right, by which model, after how many
-rounds.
+"""A run's measures: how many records of each silo which model got right, after which round.
 
-A run's history on disk: a line a measure, only ever added to.
+On disk a history is a line per measure, and lines are only ever added.
 
 ::
 
     {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71],"clinic-b":[40,68]}}
 
 that is, right and all records by silo. A checkpoint says how many bytes belong to it (``Prefix``);
-what came after them is measured again by who goes on from there.
+a run that resumes from it measures again what came after them.
 """
 
 import hashlib
@@ -49,8 +48,7 @@ class Measured:
     @property
     def accuracies(self) -> NDArray[np.float64]:
         """Of each silo [n], in 0…1."""
-        pairs = [(self.correct[silo], count) for silo, count in self.records.items()]
-        return np.array([right / count for right, count in pairs])
+        return np.array([self.correct[silo] / count for silo, count in self.records.items()])
 
     @property
     def macro(self) -> float:
@@ -129,13 +127,14 @@ _LINE = msgspec.json.Decoder(_Line)
 class HistoryFile:
     """The one writer of a history.
 
-    It goes on after ``kept``, and what the file has beyond that goes.
+    It resumes after ``kept``, and cuts off what the file has beyond that.
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
+
         try:
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
@@ -206,12 +205,14 @@ def _measured(line: bytes, where: str) -> Measured:
         found = _LINE.decode(line)
     except ValueError as error:  # of msgspec, or no UTF-8
         raise LocalError(f"{where}: no measure of a run: {error}; {BEGIN_ANEW}") from error
-    correct = {silo: right for silo, (right, _) in found.silos.items()}
-    records = {silo: count for silo, (_, count) in found.silos.items()}
-    if beyond := [silo for silo in records if correct[silo] > records[silo]]:
-        raise LocalError(
-            f"{where}: more records of silo {beyond[0]!r} are right than there are; {BEGIN_ANEW}"
-        )
+    correct: dict[str, int] = {}
+    records: dict[str, int] = {}
+    for silo, (right, count) in found.silos.items():
+        if right > count:
+            raise LocalError(
+                f"{where}: more records of silo {silo!r} are right than there are; {BEGIN_ANEW}"
+            )
+        correct[silo], records[silo] = right, count
     return Measured(found.rounds, found.measure, correct, records)
 
 

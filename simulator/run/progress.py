@@ -1,8 +1,7 @@
-"""Who follows a run while it goes: a terminal, a log, nobody.
+"""Followers of a run while it goes: a terminal, a log, nobody.
 
-The runner says what happens, and shows nothing.
-
-How fast rounds go, and when they will be done.
+The runner reports what happens, and shows nothing itself. ``Pace`` says how fast rounds go, and
+when they will be done.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ Doing = Literal["training", "looking"]
 
 
 class RunProgress(Protocol):
-    """What a runner tells; rounds are those that train."""
+    """The reports of a runner; rounds are those that train."""
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or goes on after so many rounds."""
@@ -52,7 +51,7 @@ class Unwatched:
 
 
 class Pace:
-    """Of the rounds done since it was made; what an earlier process did does not count."""
+    """The pace of this process's rounds; those of an earlier process do not count."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun, self._done, self._seconds = clock, clock(), 0, 0.0
