@@ -1,6 +1,5 @@
 """The runs of an experiment: one job for each method and seed, once the silos are known."""
 
-import difflib
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,7 @@ from ...algorithms.job.security import SecurityTable
 from ...algorithms.training.record_checks import check_training
 from ...errors import LocalError
 from .experiment import ChosenMethod, Experiment, job_of
+from .hints import hint
 from .plan import Population, Run
 
 
@@ -50,18 +50,19 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
     methods = experiment.file.all_methods
     if not wanted:
         return list(methods)
-    labels = {method.title: method for method in methods}
+    labels = [method.title for method in methods]
+    # a label means one method, a name alone all methods of that name
+    named: dict[str, set[str]] = {method.name: set() for method in methods}
+    for method in methods:
+        named[method.name].add(method.title)
+    named |= {label: {label} for label in labels}
     titles: set[str] = set()
     for name in wanted:
-        # a label means one method, a name alone all methods of that name
-        named = [method.title for method in methods if method.name == name]
-        if name in labels:
-            named = [name]
-        if not named:
-            near = difflib.get_close_matches(name, labels, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(labels)}"
-            raise LocalError(f"{experiment.path}: no method is labelled or named {name!r}; {hint}")
-        titles.update(named)
+        if name not in named:
+            raise LocalError(
+                f"{experiment.path}: no method is labelled or named {name!r}; {hint(name, labels)}"
+            )
+        titles |= named[name]
     return [method for method in methods if method.title in titles]
 
 

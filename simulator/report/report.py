@@ -8,8 +8,10 @@
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 from ...algorithms.job.job import Job
@@ -78,11 +80,12 @@ def _link(name: str, caption: str, shown: bool = True) -> Link:
 
 
 def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[Recorded]]:
-    groups: dict[str, list[Recorded]] = {label: [] for label in labels}
-    for run in runs:
-        if run.finished:
-            groups.setdefault(run.label, []).append(run)
-    return {label: own for label, own in groups.items() if own}
+    """The finished runs by label; ``labels`` come first."""
+    groups: dict[str, list[Recorded]] = defaultdict(list)
+    for run in filter(attrgetter("finished"), runs):
+        groups[run.label].append(run)
+    order = dict.fromkeys([*labels, *groups])
+    return {label: groups[label] for label in order if label in groups}
 
 
 def _partition(out: Path, population: Population | None) -> PartitionFile | None:

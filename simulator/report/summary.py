@@ -5,11 +5,11 @@ measure, the weakest silos and the cost. The same runs make the same text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from itertools import chain, product
 from pathlib import PurePosixPath
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 from urllib.parse import quote
 
@@ -191,19 +191,21 @@ def _settings(run: Recorded) -> dict[str, str]:
     settings: dict[str, str] = {}
     for key in TABLES:
         value = run.identity.job[key]
-        if isinstance(value, Mapping):
-            there = {name: inner for name, inner in value.items() if inner is not None}
-            settings |= {f"{key}.{name}": _text(inner) for name, inner in there.items()}
-        else:
+        if not isinstance(value, Mapping):
             settings[key] = _text(value)
+            continue
+        for name, inner in value.items():
+            if inner is not None:
+                settings[f"{key}.{name}"] = _text(inner)
     return settings
 
 
 def _shared_settings(groups: Groups) -> dict[str, str]:
     """The settings that all labels have alike, in the order of the first."""
-    first, *others = (_settings(runs[0]) for runs in groups.values())
-    shared = set(first.items()).intersection(*(own.items() for own in others))
-    return {key: value for key, value in first.items() if (key, value) in shared}
+    shared, *others = (_settings(runs[0]) for runs in groups.values())
+    for own in others:
+        shared = {key: value for key, value in shared.items() if own.get(key) == value}
+    return shared
 
 
 def _listed(values: Mapping[str, Any]) -> str:
@@ -327,8 +329,8 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
     both = seeds.keys() & others.keys()
     if not both:
         return [NONE] * len(DUELS)
-    duels = [asdict(against(seeds[seed], others[seed])) for seed in both]
-    means = [spread([duel[outcome] for duel in duels]).mean for outcome in DUELS]
+    duels = [astuple(against(seeds[seed], others[seed])) for seed in both]
+    means = map(fmean, zip(*duels, strict=True))
     return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
 
@@ -406,7 +408,7 @@ def _kept(run: Recorded) -> Measured:
 
 
 def _last(run: Recorded, measure: Measure) -> Measured:
-    return [one for one in run.history if one.measure == measure][-1]
+    return {one.measure: one for one in run.history}[measure]
 
 
 def _pace(value: float) -> str:

@@ -244,15 +244,13 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
     """
     if not start:
         return tuple(history)
-    reduced = (_of_silos(one, start) for one in history)
-    return tuple(one for one in reduced if one.records)
-
-
-def _of_silos(measured: Measured, start: str) -> Measured:
-    silos = [silo for silo in measured.records if silo.startswith(start)]
-    correct = {silo: measured.correct[silo] for silo in silos}
-    records = {silo: measured.records[silo] for silo in silos}
-    return replace(measured, correct=correct, records=records)
+    reduced = []
+    for one in history:
+        records = {silo: count for silo, count in one.records.items() if silo.startswith(start)}
+        correct = {silo: one.correct[silo] for silo in records}
+        if records:
+            reduced.append(replace(one, correct=correct, records=records))
+    return tuple(reduced)
 
 
 def _published(value: PaperValue) -> str:

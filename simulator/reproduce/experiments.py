@@ -9,16 +9,17 @@ This module also says which files a setting's records are read from, under the f
 names, and which of them are missing.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ...algorithms.data.sources.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
-from ..experiment.experiment import ChosenMethod, Experiment, ExperimentFile, checked
+from ..experiment.experiment import Experiment, ExperimentFile, checked
+from ..experiment.hints import hint
 from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable
 
@@ -60,12 +61,11 @@ def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSett
 
 def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
     """The labels of the wanted methods (all where none is), and of those that always run."""
-    methods: dict[str, ChosenMethod] = {}
-    for row in table.all_rows:
-        methods |= {method.title: method for method in row.methods.values()}
+    methods = chain.from_iterable(row.methods.values() for row in table.all_rows)
+    names = {method.title: method.name for method in methods}
     what = f"{table.path}: no method that runs here"
-    asked = {_known(name, methods, what) for name in wanted or methods}
-    always = {label for label, method in methods.items() if method.name in NEXT_TO_IT}
+    asked = {_known(name, names, what) for name in wanted or names}
+    always = {label for label in names if names[label] in NEXT_TO_IT}
     return frozenset(asked | always)
 
 
@@ -81,13 +81,10 @@ def experiment_of(
 
     LocalError where a method cannot work in it.
     """
-    methods: dict[str, ChosenMethod] = {}
-    for row in table.all_rows:
-        method = row.methods.get(setting.name)
-        if method is None:
-            continue
-        if labels is None or method.title in labels:
-            methods[method.title] = method
+    in_setting = [row.methods.get(setting.name) for row in table.all_rows]
+    methods = {method.title: method for method in in_setting if method is not None}
+    if labels is not None:
+        methods = {label: methods[label] for label in methods if label in labels}
     chosen = list(methods.values())
     # the scale's rounds are for all methods; a method's own would otherwise override them
     if scale.rounds is not None:
@@ -116,16 +113,20 @@ def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
 
 def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
     """The differences from the paper, for people."""
+    clients: list[object] = []
+    rounds: list[object] = []
+    for setting in settings:
+        if _fewer(setting, scale):
+            clients.append(_clients(setting) or "all")
+        own = setting.document["rounds"]
+        if scale.rounds not in (None, own):
+            rounds.append(own)
+
     differences = []
-    fewer = [setting for setting in settings if _fewer(setting, scale)]
-    if fewer:
-        clients = _or([_clients(setting) or "all" for setting in fewer])
-        differences.append(f"{scale.clients} instead of {clients} clients")
-    if scale.rounds is not None:
-        rounds = [setting.document["rounds"] for setting in settings]
-        others = [own for own in rounds if own != scale.rounds]
-        if others:
-            differences.append(f"{scale.rounds} instead of {_or(others)} rounds")
+    if clients:
+        differences.append(f"{scale.clients} instead of {_or(clients)} clients")
+    if rounds:
+        differences.append(f"{scale.rounds} instead of {_or(rounds)} rounds")
     return tuple(differences)
 
 
@@ -177,9 +178,7 @@ def _or(values: Sequence[object]) -> str:
 
 def _known(name: str, known: Mapping[str, Any], what: str) -> str:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise LocalError(f"{what} {name!r}; {hint}")
+        raise LocalError(f"{what} {name!r}; {hint(name, known)}")
     return name
 
 

@@ -49,7 +49,6 @@ Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] 
 choice. A row that names a method which the catalog has not shows what was published, and no more.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +67,7 @@ from ...algorithms.job.security import Name
 from ...errors import LocalError
 from ...files.documents import Strict, parse_toml
 from ..experiment.experiment import ChosenMethod
+from ..experiment.hints import hint
 from ..experiment.options import Count
 from ..run.history import Measure
 from ..run.scores import Average, Choice, Named
@@ -317,10 +317,11 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
         table.name: tuple(_row(row, table, settings, origin) for row in table.rows)
         for table in file.tables
     }
+
+    # all tables of a paper share the runs of a setting, so a label means one method in all of them
     everyone = list(chain.from_iterable(rows.values()))
     _check_labels(everyone, origin)
-    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT}
-    besides |= {method.name: method for method in file.beside}
+    besides = _besides(file)
 
     tables = []
     for table in file.tables:
@@ -344,29 +345,38 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
     return tuple(tables)
 
 
+def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
+    """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
+    methods = [ChosenMethod(name=name) for name in NEXT_TO_IT]
+    methods += file.beside
+    return {method.name: method for method in methods if method.name in METHODS}
+
+
 def find(path: str) -> PaperTable:
     """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest."""
     known = {table.path: table for table in published()}
     if path not in known:
-        near = difflib.get_close_matches(path, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise LocalError(f"{path}: no such table; {hint}")
+        raise LocalError(f"{path}: no such table; {hint(path, known)}")
     return known[path]
 
 
 def _setting(name: str, common: Document, own: Document) -> PaperSetting:
+    """A setting's own keys replace the common ones, in a table key by key."""
     document = {**common, **own}
-    for key, value in common.items():
-        if isinstance(value, dict) and isinstance(own.get(key), dict):
-            document[key] = value | own[key]
+    for key in common.keys() & own.keys():
+        if isinstance(common[key], dict) and isinstance(own[key], dict):
+            document[key] = common[key] | own[key]
     title, without = document.pop("title", name), document.pop("without", ())
     return PaperSetting(name, title, document, frozenset(without))
 
 
 def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
     """The settings of these columns, each once."""
-    found = [column.setting for column in columns if column.setting is not None]
-    return tuple({setting.name: setting for setting in found}.values())
+    found: dict[str, PaperSetting] = {}
+    for column in columns:
+        if column.setting is not None:
+            found[column.setting.name] = column.setting
+    return tuple(found.values())
 
 
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
@@ -425,13 +435,13 @@ def _value(text: str, unit: Unit) -> PaperValue:
 def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
     """One label is one method in a setting, in all tables of a paper: they share its runs."""
     first: dict[tuple[str, str], ChosenMethod] = {}
-    for row in rows:
-        for setting, method in row.methods.items():
-            if first.setdefault((setting, method.title.lower()), method) != method:
-                raise LocalError(
-                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
-                    " label of its own"
-                )
+    in_settings = chain.from_iterable(row.methods.items() for row in rows)
+    for setting, method in in_settings:
+        if first.setdefault((setting, method.title.lower()), method) != method:
+            raise LocalError(
+                f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
+                " label of its own"
+            )
 
 
 def _beside(
@@ -445,8 +455,6 @@ def _beside(
     nothing = tuple(PaperValue("") for _ in columns)
     found = []
     for name, method in besides.items():
-        if name not in METHODS:
-            continue
         methods = {}
         for setting in _settings(columns):
             if name in setting.without or _first_of(rows, setting, name):

@@ -129,8 +129,10 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
 
 def _written(one: RunManifest) -> dict[str, Any]:
     """The settings that a person wrote, without those that a job derives from them."""
-    job = {key: value for key, value in one.job.items() if key not in DERIVED}
-    return {**job, "label": one.label, "look_every": one.look_every}
+    written = {**one.job, "label": one.label, "look_every": one.look_every}
+    for key in DERIVED:
+        written.pop(key, None)
+    return written
 
 
 def _differences(there: Any, here: Any, where: str) -> Iterator[str]:

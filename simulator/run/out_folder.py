@@ -18,8 +18,9 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is not a folder; choose another --out")
-    folders = [path.parent for path in sorted(out.glob(f"*/seed-*/{RUN}"))]
-    begun = {folder: manifest.read(folder) for folder in folders}
+    begun: dict[Path, RunManifest] = {}
+    for path in sorted(out.glob(f"*/seed-*/{RUN}")):
+        begun[path.parent] = manifest.read(path.parent)
     for run in runs:
         folder = folder_of(out, run)
         if held(folder):

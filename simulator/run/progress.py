@@ -65,9 +65,11 @@ class Pace:
         """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
         if not self._done or not self._seconds:
             return ""
-        speed = self._done / self._seconds
-        number, unit = (speed, "rounds/s") if speed >= 1 else (1 / speed, "s/round")
-        return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+        number, unit = self._done / self._seconds, "rounds/s"
+        if number < 1:
+            number, unit = 1 / number, "s/round"
+        digits = ".0f" if number >= 100 else ".3g"
+        return f"{number:{digits}} {unit}"
 
     def left(self, rounds: int) -> str:
         """How long so many more take, such as ``0:03:20``; empty before the first round."""

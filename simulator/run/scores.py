@@ -84,12 +84,9 @@ def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
     """One method's scores over its seeds, as far as all of them have a score."""
     if not runs:
         return {}
-    spreads = {}
-    for named in runs[0]:
-        own = [run[named].value for run in runs if named in run]
-        if len(own) == len(runs):
-            spreads[named] = spread(own)
-    return spreads
+    first, *others = runs
+    common = set(first).intersection(*others)
+    return {named: spread([run[named].value for run in runs]) for named in first if named in common}
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -188,10 +188,13 @@ class Snapshots:
 
     def _still_placed(self, sources: Mapping[Key, Source]) -> dict[Key, _Placed]:
         """The objects that need no writing: unchanged, in a file that is at least half of use."""
-        placed = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
-        live = _live(placed.values())
-        thin = {name for name, file in self._written.items() if 2 * live[name] < file.weight}
-        return {key: old for key, old in placed.items() if old.file not in thin}
+        same = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
+        live = _live(same.values())
+
+        def in_use(placed: _Placed) -> bool:
+            return 2 * live[placed.file] >= self._written[placed.file].weight
+
+        return {key: placed for key, placed in same.items() if in_use(placed)}
 
     def finish(self, finished: FinishedRun) -> None:
         """Let the run be over."""
