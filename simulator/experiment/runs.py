@@ -1,5 +1,6 @@
 """The runs of an experiment: one job for each method and seed, once the silos are known."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -51,10 +52,10 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
     if not wanted:
         return list(methods)
     labels = [method.title for method in methods]
-    # a label means one method, a name alone all methods of that name
-    named: dict[str, set[str]] = {method.name: set() for method in methods}
+    named: dict[str, set[str]] = defaultdict(set)
     for method in methods:
         named[method.name].add(method.title)
+    # a label means one method, even where it is also the name of others
     named |= {label: {label} for label in labels}
     titles: set[str] = set()
     for name in wanted:

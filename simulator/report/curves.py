@@ -1,9 +1,11 @@
 """PNG pictures of several methods' runs: accuracy over rounds, and its spread over the silos."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +22,7 @@ from .style import Style, percent, picture, styles_of, within
 # by label and seed, in the order of the experiment
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]
 Numbers = NDArray[np.float64]
+T = TypeVar("T")
 
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
@@ -82,16 +85,13 @@ def curves(
     """
     _check(histories, measures)
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
-    drawn = {}
-    for measure in measures:
-        drawn[measure] = {label: curve(own, measure, mean) for label, own in histories.items()}
+    drawn = _by_measure(histories, measures, partial(curve, mean=mean))
 
     # both axes are shared, so their limits come from the curves of all panels
-    all_curves = chain.from_iterable(panel.values() for panel in drawn.values())
-    shown = [one for one in all_curves if one.rounds]
-    longest = max(one.rounds[-1] for one in shown)
-    lowest = min(float(one.low.min()) for one in shown)
-    highest = max(float(one.high.max()) for one in shown)
+    shown = list(chain.from_iterable(panel.values() for panel in drawn.values()))
+    longest = max(chain.from_iterable(one.rounds for one in shown))
+    lowest = float(np.concatenate([one.low for one in shown]).min())
+    highest = float(np.concatenate([one.high for one in shown]).max())
     explained = "one seed"
     if seeds > 1:
         explained = f"line: mean of {seeds} seeds     band: from the lowest to the highest seed"
@@ -123,9 +123,7 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
     """
     _check(histories, measures)
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
-    drawn = {}
-    for measure in measures:
-        drawn[measure] = {label: last(own, measure) for label, own in histories.items()}
+    drawn = _by_measure(histories, measures, last)
 
     # the panels share the axis of accuracies, so its limits come from all of them
     shown = np.concatenate([values for panel in drawn.values() for values in panel.values()])
@@ -164,6 +162,18 @@ def _check(histories: Histories, measures: Sequence[Measure]) -> None:
             f"a picture of {', '.join(measures)}: no run has measured that; measured:"
             f" {sorted(found)}"
         )
+
+
+def _by_measure(
+    histories: Histories,
+    measures: Sequence[Measure],
+    taken: Callable[[Mapping[int, Sequence[Measured]], Measure], T],
+) -> dict[Measure, dict[str, T]]:
+    """What ``taken`` makes of each method's seeds, by measure and label."""
+    drawn = {}
+    for measure in measures:
+        drawn[measure] = {label: taken(seeds, measure) for label, seeds in histories.items()}
+    return drawn
 
 
 def _most_seeds(histories: Histories) -> int:

@@ -304,18 +304,18 @@ def _by_silo(looks: Looks, alone: str | None) -> str:
         titles += DUELS
     rows = []
     for label, seeds in looks.items():
-        numbers = [_numbers(one) for one in seeds.values()]
-        row = [_percent(spread([own[name] for own in numbers])) for name in numbers[0]]
+        numbers = zip(*map(_numbers, seeds.values()), strict=True)
+        row = [_percent(spread(column)) for column in numbers]
         if alone is not None:
             row += _duels(seeds, looks[alone]) if label != alone else [NONE] * len(DUELS)
         rows.append([escaped(label), *row])
     return _method_table(titles, rows)
 
 
-def _numbers(look: Measured) -> dict[str, float]:
+def _numbers(look: Measured) -> list[float]:
     """The averages and the spectrum of one look, in the order of the columns."""
     numbers = asdict(spectrum(look)) | {"macro": look.macro, "micro": look.micro}
-    return {name: numbers[name] for name in (*AVERAGES, *SPECTRUM)}
+    return [numbers[name] for name in (*AVERAGES, *SPECTRUM)]
 
 
 def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -362,12 +362,13 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
 def _cost(groups: Groups) -> str:
     rows = []
     for label, runs in groups.items():
-        seconds, rounds = NONE, NONE
-        if timed := [run for run in runs if run.seconds]:
-            total = sum(run.seconds or 0.0 for run in timed)
-            seconds = f"{total / len(timed):,.1f}"
-            rounds = _pace(sum(run.rounds for run in timed) / total)
-        rows.append([escaped(label), str(len(runs)), seconds, rounds])
+        # by seconds; a run that no process has timed yet tells nothing of the pace
+        timed = [(run.seconds, run.rounds) for run in runs if run.seconds]
+        pace = [NONE, NONE]
+        if timed:
+            seconds, rounds = map(sum, zip(*timed, strict=True))
+            pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
+        rows.append([escaped(label), str(len(runs)), *pace])
     return (
         "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included,"
         " and in the first run of a command the start of its worker processes; what was lost when"
@@ -379,9 +380,13 @@ def _cost(groups: Groups) -> str:
 def _pictures(pictures: Sequence[Link]) -> str:
     if not pictures:
         return ""
-    shown = [f"!{link.to_markdown()}" for link in pictures if link.shown]
-    named = [f"- {link.to_markdown()}" for link in pictures if not link.shown]
-    return "\n".join(["## Pictures\n", *shown, "".join(named)])
+    shown, named = "## Pictures\n", ""
+    for link in pictures:
+        if link.shown:
+            shown += f"\n!{link.to_markdown()}"
+        else:
+            named += f"- {link.to_markdown()}"
+    return f"{shown}\n{named}"
 
 
 def _meaning() -> str:

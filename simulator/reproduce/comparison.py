@@ -9,7 +9,7 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from ...algorithms.job.job import Job
@@ -246,10 +246,9 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
         return tuple(history)
     reduced = []
     for one in history:
-        records = {silo: count for silo, count in one.records.items() if silo.startswith(start)}
-        correct = {silo: one.correct[silo] for silo in records}
-        if records:
-            reduced.append(replace(one, correct=correct, records=records))
+        silos = [silo for silo in one.records if silo.startswith(start)]
+        if silos:
+            reduced.append(one.of(silos))
     return tuple(reduced)
 
 

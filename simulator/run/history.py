@@ -12,7 +12,7 @@ a run that resumes from it measures again what came after them.
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,6 +45,12 @@ class Measured:
     correct: Mapping[str, int]
     records: Mapping[str, int]
 
+    def of(self, silos: Collection[str]) -> "Measured":
+        """The same measure of some of its silos."""
+        correct = {silo: self.correct[silo] for silo in silos}
+        records = {silo: self.records[silo] for silo in silos}
+        return Measured(self.rounds, self.measure, correct, records)
+
     @property
     def accuracies(self) -> NDArray[np.float64]:
         """Of each silo [n], in 0…1."""
@@ -68,35 +74,38 @@ class Measured:
 
 def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
     """The measures of the silos that trained in the last of these rounds."""
-    records = {silo: report.tested for silo, report in reports.items()}
-    before = {silo: report.correct_delivered for silo, report in reports.items()}
-    after = {silo: report.correct_trained for silo, report in reports.items()}
-    return Measured(rounds, "selected/before", before, records), Measured(
-        rounds, "selected/after", after, records
-    )
+    seen = {}
+    for silo, report in reports.items():
+        seen[silo] = Seen(report.tested, report.correct_delivered, report.correct_trained)
+    return _pair(rounds, ("selected/before", "selected/after"), seen)
 
 
 def of_look(rounds: int, looks: Mapping[str, Evaluation]) -> tuple[Measured, ...]:
     """The measures of all silos; those on validation records where every silo has some."""
-    test = {silo: look.test for silo, look in looks.items()}
-    found = [*_pair(rounds, ("all/aggregated", "all/trained"), test)]
-    validation = {
-        silo: look.validation for silo, look in looks.items() if look.validation is not None
-    }
-    if len(validation) == len(looks):
-        found += _pair(rounds, ("validation/aggregated", "validation/trained"), validation)
-    return tuple(found)
+    test: dict[str, Seen] = {}
+    validation: dict[str, Seen] = {}
+    for silo, look in looks.items():
+        test[silo] = look.test
+        if look.validation is not None:
+            validation[silo] = look.validation
+    measures = _pair(rounds, ("all/aggregated", "all/trained"), test)
+    # a mean over some of the silos would not compare with one over all
+    if len(validation) < len(looks):
+        return measures
+    return measures + _pair(rounds, ("validation/aggregated", "validation/trained"), validation)
 
 
 def _pair(
     rounds: int, measures: tuple[Measure, Measure], seen: Mapping[str, Seen]
-) -> tuple[Measured, Measured]:
-    aggregated, trained = measures
-    records = {silo: one.records for silo, one in seen.items()}
-    return (
-        Measured(rounds, aggregated, {silo: one.delivered for silo, one in seen.items()}, records),
-        Measured(rounds, trained, {silo: one.trained for silo, one in seen.items()}, records),
-    )
+) -> tuple[Measured, ...]:
+    """The two measures, of models as delivered and as trained."""
+    records: dict[str, int] = {}
+    delivered: dict[str, int] = {}
+    trained: dict[str, int] = {}
+    for silo, one in seen.items():
+        records[silo], delivered[silo], trained[silo] = one.records, one.delivered, one.trained
+    first, second = measures
+    return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
 
 
 BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it anew"
