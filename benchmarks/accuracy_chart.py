@@ -1,6 +1,4 @@
-"""Accuracy by method and epsilon: a table in Markdown, and a picture in SVG, which needs no
-plotting library.
-"""
+"""Accuracy by method and epsilon: a table in Markdown, and an SVG without a plotting library."""
 
 from dataclasses import dataclass
 

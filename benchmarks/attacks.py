@@ -68,8 +68,9 @@ def _cases(root: ET.Element) -> Iterator[Case]:
 
 
 def tallies(cases: Sequence[Case]) -> tuple[dict[str, Tally], list[str]]:
-    """By actor what became of its attacks, and what is wrong: attacks that succeeded, tests that
-    say too little.
+    """The outcome of the attacks by actor, and what is wrong.
+
+    Wrong are attacks that succeeded, and tests that say too little.
     """
     found: dict[str, Tally] = {}
     wrong = [] if cases else [f"the results have no test of {FOLDER}*"]

@@ -1,6 +1,4 @@
-"""What the benchmarks of this folder measure with: CPU seconds by name, and the memory that
-something takes.
-"""
+"""The meters of this folder's benchmarks: CPU seconds by name, and memory."""
 
 import time
 from collections import defaultdict
@@ -33,9 +31,7 @@ def status(key: str) -> int:
 
 
 def extra_memory(work: Callable[[], object]) -> int:
-    """Bytes by which this process grows at its peak while it does the work, over what it held
-    before.
-    """
+    """Bytes by which this process grows at its peak while it does the work."""
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     held = work()

@@ -1,5 +1,6 @@
-"""Convolutions of many silos at once, grouped and unfolded: ``python benchmarks/convolutions.py
-[--device cuda]``.
+"""Measures convolutions of many silos at once, grouped and unfolded.
+
+``python benchmarks/convolutions.py [--device cuda]``
 
 Every convolution of a network of the catalog, with weights of its own for each of ``--silos``, and
 batches of 32 for each: seconds of a forward pass, and of a backward pass by weights and input, of

@@ -127,9 +127,7 @@ def run(form: str, partition: str, seed: int, rounds: int, participation: float)
 
 
 def two_rows(partition: str, seed: int, rounds: int) -> list[float]:
-    """Correlations by silo and round: what two rows for the first silo tell of each of the
-    others.
-    """
+    """Correlations by silo and round: how much two rows for the first silo reveal of the others."""
     job, watched = job_of("plain", seed, rounds, 1.0, {}), Watched("exact", seed)
     simulation = Simulation(
         job, Serial(job, shards_of(digits(), partition, seed)), exchanges=watched

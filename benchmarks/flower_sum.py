@@ -1,5 +1,4 @@
-"""Flower's SecAgg+ beside ours, for secure_sum.py: its own functions, called as its mod and its
-workflow call them.
+"""Flower's SecAgg+ for secure_sum.py: its own functions, in the order of its mod and workflow.
 
 A silo's half are the four functions of ``flwr.client.mod.secure_aggregation.secaggplus_mod``
 themselves, without the records and messages around them. The coordinator's half is the arithmetic

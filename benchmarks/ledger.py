@@ -1,5 +1,6 @@
-"""What checking a ledger costs: ``python benchmarks/ledger.py [--records 1000000] [--keep
-FOLDER]``.
+"""Measures the cost of checking a ledger.
+
+``python benchmarks/ledger.py [--records 1000000] [--keep FOLDER]``
 
 Writes a ledger of the records that a silo of a FedAvg job with LeNet-5 writes, in the same mix:
 each round a delivery (ingress), an intent and a digest of 11 tensors, and an outcome with the

@@ -139,9 +139,7 @@ def auc(scores: Reals, held: NDArray[np.bool_], absent: NDArray[np.bool_]) -> fl
 
 
 def axis(gram: Reals) -> Reals:
-    """Where vectors of these inner products [n, n] lie on the axis along which they differ most
-    [n].
-    """
+    """Positions [n] on the axis along which vectors of these inner products [n, n] differ most."""
     centre = np.eye(len(gram)) - 1 / len(gram)
     return np.asarray(np.linalg.eigh(centre @ gram @ centre)[1][:, -1])
 
@@ -160,8 +158,9 @@ def holders(shares: Reals) -> dict[int, tuple[NDArray[np.bool_], NDArray[np.bool
 
 
 def holders_found(gram: Tensor, shares: Reals) -> float:
-    """Mean AUC over classes, of inner products [C, n, n] and the silos' label proportions
-    [n, C].
+    """Mean AUC over classes.
+
+    ``gram`` are inner products [C, n, n], ``shares`` the silos' label proportions [n, C].
     """
     return fmean(
         told_side(axis(gram[number].numpy()), *sides) for number, sides in holders(shares).items()
@@ -184,8 +183,9 @@ def told_side(scores: Reals, held: NDArray[np.bool_], absent: NDArray[np.bool_])
 
 
 def rank_correlation(gram: Tensor, shares: Reals) -> float:
-    """Spearman's, over pairs of silos, of [n, n] and the cosines of their label proportions
-    [n, C].
+    """Spearman's correlation, over pairs of silos, of inner products and label cosines.
+
+    ``gram`` is [n, n]; the cosines are those of ``shares``, the label proportions [n, C].
     """
     unit = shares / np.linalg.norm(shares, axis=1, keepdims=True)
     pairs = np.triu_indices(len(shares), 1)

@@ -1,5 +1,6 @@
-"""The coordinator's CPU per round and per silo: ``python benchmarks/many_silos.py [--silos 20 50
-100] [--rounds 6]``.
+"""Measures the coordinator's CPU per round and per silo.
+
+``python benchmarks/many_silos.py [--silos 20 50 100] [--rounds 6]``
 
 A real coordinator process serves as many silos as are asked for, one number of them after another
 in one run. All silos live in one other process and have real gates, ledgers and TLS connections of
@@ -64,9 +65,7 @@ def silos_process(folder: str, names: list[str], address: str, spread: float) ->
 
 
 def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> Cost:
-    """Run a job of ``count`` rounds with so many silos, whose training times spread over ``spread``
-    seconds.
-    """
+    """Run a job of ``count`` rounds; training times of the silos spread over ``spread`` seconds."""
     names = [f"silo-{n:03}" for n in range(silos)]
     document: dict[str, Any] = {
         "version": 1,

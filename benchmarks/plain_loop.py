@@ -1,13 +1,12 @@
-"""pFedSim as the usual research code runs it: one client after another, a DataLoader over a Subset
-of the records.
+"""pFedSim as the usual research code runs it: one client after another.
 
-What FL-bench and PFLlib do, and this too, with torch's own number of threads: one model for all
-clients; before a client's turn its parameters are put together (in the generalisation phase the
-average, afterwards the mix of extractors by the row of a similarity matrix) and loaded; it is
-evaluated on its test records, trained for the epochs by ``torch.optim.SGD`` on
-``DataLoader(Subset(…), batch_size, shuffle=True)``, evaluated again, and its parameters and the
-optimiser's state are copied. After the round the extractors' similarities are computed from the
-classifiers, pair by pair. Batches of one record are skipped, as batch norm wants.
+FL-bench and PFLlib do this too, with torch's own number of threads: one model for all clients, and
+a DataLoader over a Subset of the records; before a client's turn its parameters are put together
+(in the generalisation phase the average, afterwards the mix of extractors by the row of a
+similarity matrix) and loaded; it is evaluated on its test records, trained for the epochs by
+``torch.optim.SGD`` on ``DataLoader(Subset(…), batch_size, shuffle=True)``, evaluated again, and its
+parameters and the optimiser's state are copied. After the round the extractors' similarities are
+computed from the classifiers, pair by pair. Batches of one record are skipped, as batch norm wants.
 
 Records are kept in one of three ways:
 
@@ -115,9 +114,7 @@ class PlainLoop:
         self._optimisers: dict[int, dict[str, Any]] = {}
 
     def round(self, number: int, clients: Sequence[int]) -> tuple[int, int]:
-        """Run it; the test records that the models of its clients had right before and after
-        training.
-        """
+        """Run a round; its clients' correct test records before and after training."""
         before = after = 0
         weights, trained = [], []
         for client in clients:

@@ -1,5 +1,6 @@
-"""Accuracy against epsilon: ``python benchmarks/private_accuracy.py digits OUT``, or ``mnist OUT
---folder DIR``.
+"""Measures accuracy against epsilon.
+
+``python benchmarks/private_accuracy.py digits OUT``, or ``mnist OUT --folder DIR``
 
 Each method runs through ``simulate`` as a private job, once for each epsilon and seed, and without
 [privacy]; what a silo trains alone ("local") beside them. A seed draws the partition over four
@@ -178,9 +179,7 @@ def run(data: Data, records: Dataset, method: str, epsilon: str, seed: int) -> R
 
 
 class Rows:
-    """The CSV file: the settings in a comment on top, then a row a run, added as soon as it is
-    done.
-    """
+    """The CSV file: the settings in a comment, then a row per run, added when the run ends."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._names = path, [field.name for field in fields(Run)]

@@ -1,5 +1,6 @@
-"""What a private step costs: ``python benchmarks/private_training.py [--models lenet5 resnet18]
-[--batches 32 128]``.
+"""Measures the cost of a private step.
+
+``python benchmarks/private_training.py [--models lenet5 resnet18] [--batches 32 128]``
 
 For LeNet-5 and ResNet-18 on 3x32x32, both with group norm, one step of SGD on a batch whose records
 are all in memory at a time, in three ways that take turns, step by step, in one process:

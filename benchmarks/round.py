@@ -1,5 +1,6 @@
-"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2]
-[--blind] [--mix]``.
+"""Measures the cost of a round, relative to a bare stream.
+
+``python benchmarks/round.py [--side 324] [--silos 2] [--blind] [--mix]``
 
 One run measures two things on the same machine, one after the other, with the same bytes:
 
@@ -123,9 +124,7 @@ def silo_process(folder: str, silo: str, address: str, results: Any) -> None:
 
 
 def changed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What is given back: a little else each round, since the same model is not summed
-    blind twice.
-    """
+    """The upload: a little different each round, since no model is summed blind twice."""
     return {name: value.add_(2.0**-10) for name, value in tensors.items()}
 
 

@@ -1,5 +1,6 @@
-"""What a secure sum costs: ``python benchmarks/secure_sum.py [--silos 4 10 30] [--repeats 5]
-[--large]``.
+"""Measures the cost of a secure sum.
+
+``python benchmarks/secure_sum.py [--silos 4 10 30] [--repeats 5] [--large]``
 
 For models of 60,000 and 10 million float32 parameters, with ``--large`` 100 million too, in one
 process without a network, CPU seconds of all its threads, least and median of the repeats:
@@ -76,8 +77,9 @@ def alone(work: Callable[..., int], *args: object) -> int:
 
 
 def measure(elements: int, silos: int, repeats: int) -> tuple[float, float, float, float]:
-    """Print one table; how much more Flower takes of a silo's CPU (ours without SHA-256, and with),
-    bytes, memory.
+    """Print one table; return Flower's cost at a silo as a multiple of ours.
+
+    The four are CPU (ours without SHA-256, and with it), bytes, memory.
     """
     ours, theirs, sent = [], [], [0, 0]
     members, tensors = Members(silos), model(elements)

@@ -1,5 +1,6 @@
-"""What blind inner products cost: ``python benchmarks/shared_gram.py [--silos 4 10] [--widths 640]
-[--repeats 5]``.
+"""Measures the cost of blind inner products.
+
+``python benchmarks/shared_gram.py [--silos 4 10] [--widths 640] [--repeats 5]``
 
 Three ways to give a coordinator the inner products of n silos' unit vectors and nothing else, in
 one process without a network. CPU seconds of all threads, least of the repeats:

@@ -1,5 +1,6 @@
-"""How fast silos are simulated: ``python benchmarks/simulate.py [loop|methods|growth|engines …]
-[--quick]``.
+"""Measures how fast silos are simulated.
+
+``python benchmarks/simulate.py [loop|methods|growth|engines …] [--quick]``
 
 Records are random pixels of CIFAR-10's shape; LeNet-5 with batch norm, 5 epochs, batches of 32,
 SGD; as many silos a round as one in ten. One run measures, on this machine's cores:
@@ -79,9 +80,7 @@ NETWORKS = [
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Pixels, labels, and whose records they are: the first of each silo's to train on, the rest to
-    test on.
-    """
+    """Pixels, labels and owners; the first records of each silo are to train, the rest to test."""
 
     silos: int
     train: int
@@ -350,8 +349,9 @@ def as_exact(run: Callable[[int], object], precision: Precision) -> Callable[[in
 
 
 def most_held(device: torch.device, one: Timed, number: int) -> int:
-    """Run a round; bytes that a GPU held at most, those of the others included, or by which the
-    process grew.
+    """Run a round; the most bytes that the GPU held, or the growth of the process on a CPU.
+
+    On a GPU, what other engines hold is included.
     """
     if device.type != "cuda":
         return extra_memory(lambda: one.run(number))

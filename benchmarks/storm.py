@@ -1,5 +1,6 @@
-"""How many rounds a federation closes while its processes die: ``python benchmarks/storm.py
-[--method pfedsim]``.
+"""Measures how many rounds a federation closes while its processes die.
+
+``python benchmarks/storm.py [--method pfedsim]``
 
 A federation of real processes on loopback runs one job. At random moments (exponential, ``--mean``
 seconds apart) one of its processes, the coordinator among them, is killed with SIGKILL and started

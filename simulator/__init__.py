@@ -1,3 +1,1 @@
-"""Many silos of a job on one machine: experiments, engines of several processes, checkpoints and
-results.
-"""
+"""Runs many silos on one machine: experiments, engines of several processes, results."""

@@ -17,9 +17,9 @@ from ...simulator.reproduce.comparison import (
     Cell,
     compared,
     meaning,
+    table_rows,
     to_csv,
     to_markdown,
-    told,
     warning,
 )
 from ...simulator.reproduce.experiments import (
@@ -211,7 +211,9 @@ def _report(
         }
         printer.show_json(shown)
         return
-    printer.show(printer.PrintedTable(HEADINGS, told(cells, over_silos=table.deviation == "silos")))
+    printer.show(
+        printer.PrintedTable(HEADINGS, table_rows(cells, over_silos=table.deviation == "silos"))
+    )
     notes = [warning(smaller)] if smaller else []
     screen.show(
         meaning(table),

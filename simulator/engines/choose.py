@@ -1,8 +1,7 @@
-"""Which engine trains the silos here: stacked on a GPU, or one by one there.
+"""Chooses the engine that trains the silos.
 
-On a CPU one worker process a core.
-
-Where there is one worker it is this process.
+On a GPU silos train stacked, or one by one. On a CPU there is one worker process per core; a single
+worker is this process itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,9 +27,7 @@ from .pool import Crew, usable_cores
 class Engines:
     """Makes the engine of one job after another over the same records.
 
-    ``where`` says to people what trains.
-
-    Ended with ``close``, or as a context manager.
+    ``where`` says to people what trains. End it with ``close``, or use it as a context manager.
     """
 
     where: str
@@ -47,9 +44,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class OnGpu:
-    """What is for a GPU alone: whether it replays recorded steps, whether it trains silos at once,
-    and in what bits.
-    """
+    """Options of a GPU: replay recorded steps, train silos at once, number of bits."""
 
     graphs: bool = True
     stacked: bool = True
@@ -64,13 +59,14 @@ def choose(
 ) -> Engines:
     """The engines for a device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
 
-    ``workers`` is for a CPU; left out, one a core. Whatever is chosen, this process computes with
-    one thread from now on: what the coordinator half sums has one order then.
+    ``workers`` is for a CPU; left out, there is one per core.
     """
+    # whatever is chosen: with one thread the coordinator half sums in one order
     torch.set_num_threads(1)
-    if device == "cpu" or (
-        device == "auto" and (workers is not None or not torch.cuda.is_available())
-    ):
+    if device == "auto":
+        # a number of workers means a CPU, even where there is a GPU
+        device = "cuda" if workers is None and torch.cuda.is_available() else "cpu"
+    if device == "cpu":
         _check_cpu(gpu)
         return _on_cpu(records, usable_cores() if workers is None else workers)
     if workers is not None:
@@ -78,16 +74,17 @@ def choose(
             f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the"
             " two out"
         )
-    return _on_gpu(records, "cuda" if device == "auto" else device, gpu)
+    return _on_gpu(records, device, gpu)
 
 
 def _check_cpu(gpu: OnGpu) -> None:
-    given = {
+    chosen = {
         "--no-graphs": not gpu.graphs,
         "--one-by-one": not gpu.stacked,
         f"--precision {gpu.precision}": gpu.precision != "float32",
     }
-    if wrong := [option for option, there in given.items() if there]:
+    wrong = [option for option in chosen if chosen[option]]
+    if wrong:
         raise LocalError(
             f"{' and '.join(wrong)}: for a GPU alone, a CPU trains silos one by one in float32;"
             " leave it out, or choose --device cuda"
@@ -114,21 +111,25 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
 
 
 def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
-    place, precision = find(device), gpu.precision
-    check_precision(place, precision)
+    cuda, precision = find(device), gpu.precision
+    check_precision(cuda, precision)
 
     def engine(job: Job) -> Engine:
         if not gpu.stacked:
-            return Serial(
-                job, records, device=place, way=way_on(place, precision, graphs=gpu.graphs)
-            )
-        recorder = Graphs(str(place)) if gpu.graphs else AsItIs()
-        return Stacked(job, records, str(place), recorder=recorder, precision=precision)
+            way = way_on(cuda, precision, graphs=gpu.graphs)
+            return Serial(job, records, device=cuda, way=way)
+        recorder = Graphs(str(cuda)) if gpu.graphs else AsItIs()
+        return Stacked(job, records, str(cuda), recorder=recorder, precision=precision)
 
-    name = torch.cuda.get_device_name(place)
-    where = [f"{name} ({place})", "silos stacked" if gpu.stacked else "silos one by one"]
-    kind = f"cuda ({name}, {gibibytes(place)} GiB)"
-    made_with = [kind] if gpu.stacked else [kind, "one by one"]
+    # ``where`` is for people; ``made_with`` stands in run.json, since the bits depend on it
+    name = torch.cuda.get_device_name(cuda)
+    where, made_with = [f"{name} ({cuda})"], [f"cuda ({name}, {gibibytes(cuda)} GiB)"]
+    if gpu.stacked:
+        where.append("silos stacked")
+    else:
+        where.append("silos one by one")
+        made_with.append("one by one")
     if precision != "float32":
-        where, made_with = [*where, precision], [*made_with, precision]
+        where.append(precision)
+        made_with.append(precision)
     return Engines(", ".join(where), ", ".join(made_with), engine)

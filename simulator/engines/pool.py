@@ -1,17 +1,14 @@
-"""Silos trained side by side in worker processes on this machine, a thread each: the engine for a
-CPU.
+"""The engine for a CPU: silos train side by side in worker processes, with one thread each.
 
-A ``Crew`` is the processes, begun once with the records of all silos; a ``Workers`` is the engine
-of one job on them. A worker is given a silo whenever it has none, the one with the most records
-first, so that no long one begins last. It trains it with the engine ``Serial``, at one thread. So
-all results are those of ``Serial`` at one thread, bit for bit.
+A ``Crew`` is the processes, which begin once with the records of all silos. ``Workers`` is the
+engine of one job on them. A worker gets a silo whenever it has none. The silo with the most records
+comes first, so that no long one begins last. The worker trains it with the engine ``Serial`` at one
+thread, so all results are those of ``Serial`` at one thread, bit for bit.
 
-A worker process: it trains the silos that it is told to, one after another at one thread, and ends
-with its parent.
-
-Orders and answers take turns on one pipe. An order comes with a job where it is of another job than
-the order before. The answer is what the engine in this process gives, or the LocalError that it
-raises; any other error is a mistake in the program, and ends the process.
+A worker process trains silos one after another, and ends with its parent. Orders and answers take
+turns on one pipe. An order carries a job only where its job is not that of the order before. The
+answer is the result of the worker's engine, or the LocalError that it raises. Any other error is a
+mistake in the program, and ends the process.
 """
 
 import copyreg
@@ -50,7 +47,7 @@ Line: TypeAlias = "Connection[Any, Any]"
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """One silo to train or to look at; without a job it is of the one before."""
+    """One silo to train or to look at; without a job, the job of the order before counts."""
 
     job: Job | None
     task: Task
@@ -61,7 +58,7 @@ class Order:
 def serve(line: Line, records: int, table: int) -> None:
     """Carry out orders until the parent is gone.
 
-    ``records`` and ``table`` are as ``mapped`` takes them.
+    ``records`` and ``table`` are the arguments of ``mapped``.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -93,7 +90,7 @@ def _answer(engine: Serial, order: Order) -> Answer:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed leaves no word, and the training at hand may take long."""
+    """A killed parent sends nothing, and the training at hand may take long."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -113,9 +110,7 @@ def receive(line: Line) -> Any:
 
 
 class _ByValue(ForkingPickler):
-    """Tensors cross as their values: torch would put each into a file of shared memory of
-    its own.
-    """
+    """Tensors cross as values: torch would put each into its own file of shared memory."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -132,8 +127,10 @@ def _made(values: NDArray[Any]) -> Tensor:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """The number of cores that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(eq=False)
@@ -151,7 +148,7 @@ class Crew:
     """
 
     def __init__(self, records: Mapping[str, Records], count: int) -> None:
-        """Begin ``count`` processes, or one for each silo where there are fewer of these."""
+        """Begin ``count`` processes, at most one per silo."""
         self._sizes = {silo: len(own.train) for silo, own in records.items()}
         self._workers: list[_Worker] = []
         # torch is loaded once, and no lock of it is held
@@ -185,7 +182,7 @@ class Crew:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the processes that run."""
+        """The ids of the processes that run."""
         return tuple(worker.process.pid or 0 for worker in self._workers)
 
     def close(self) -> None:
@@ -262,7 +259,7 @@ class Crew:
         return [worker for worker in self._workers if worker.line in lines]
 
     def _taken(self, worker: _Worker) -> tuple[str, Any]:
-        """Which silo a worker is done with, and its answer."""
+        """The silo that a worker has finished, and its answer."""
         try:
             answer = receive(worker.line)
         except (EOFError, OSError) as error:
@@ -297,7 +294,7 @@ class Workers:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, RoundOutcome]:
-        """``local_round`` of each, as many at a time as there are workers."""
+        """Train each silo, as many at a time as there are workers."""
         return cast(
             Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done)
         )
@@ -305,19 +302,20 @@ class Workers:
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, Evaluation]:
-        """``local_round.look`` at each, as many at a time as there are workers."""
+        """Look at each silo, as many at a time as there are workers."""
         return cast(Mapping[str, Evaluation], self._crew.run(self._job, "look", round_, work, done))
 
     def close(self) -> None:
-        """Nothing of its own was begun: the processes are the crew's."""
+        """Nothing to end: the processes are the crew's."""
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes that start within never see Ctrl-C, which goes to all at once: this one sees it,
-    and ends them.
+    """Processes that start within never see Ctrl-C.
+
+    A terminal sends it to all processes at once; this one sees it, and ends the others.
     """
-    # which would let them through again, begun with the first process
+    # multiprocessing begins this tracker with the first process, and lets interrupts through again
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -33,33 +33,29 @@ ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
 # the bytes at which x and y begin, and the shape of x
-Place: TypeAlias = tuple[int, int, tuple[int, ...]]
+Position: TypeAlias = tuple[int, int, tuple[int, ...]]
 
 
 class Descriptor(int):
-    """The number of an open file, handed to a process that is being started, where it may be
-    another.
-    """
+    """The number of an open file; in a process that receives it, the number may differ."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (DupFd(int(self)),)
 
 
 def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
-    """Memory that holds these records, and where its table begins.
+    """Memory that holds these records, and the position of its table.
 
-    LocalError where there is not enough.
+    LocalError where there is not enough memory.
     """
     file = _memory()
     try:
-        places = _write(file, records)
+        positions = _write(file, records)
         table = file.tell()
-        file.write(json.dumps(places).encode())
+        file.write(json.dumps(positions).encode())
         file.flush()
     except OSError as error:
-        size = sum(
-            data.x.nbytes + data.y.nbytes for own in records.values() for _, data in _sides(own)
-        )
+        size = sum(map(_bytes, records.values()))
         raise LocalError(
             f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more"
             f" for the worker processes: {error.strerror or error}; free memory, or use one worker"
@@ -74,10 +70,15 @@ def mapped(descriptor: int, table: int) -> dict[str, Records]:
     """
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     os.close(descriptor)
-    return {
-        silo: Records(**{side: _dataset(memory, *place) for side, place in sides.items()})
-        for silo, sides in json.loads(memory[table:]).items()
-    }
+    records = {}
+    for silo, positions in json.loads(memory[table:]).items():
+        sides = {side: _dataset(memory, *position) for side, position in positions.items()}
+        records[silo] = Records(**sides)
+    return records
+
+
+def _bytes(own: Records) -> int:
+    return sum(data.x.nbytes + data.y.nbytes for _, data in _sides(own))
 
 
 def _received(duplicate: Any) -> int:
@@ -90,16 +91,16 @@ def _memory() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str, Place]]:
-    known: dict[int, Place] = {}  # several silos may be tested on the same records
-    places: dict[str, dict[str, Place]] = {}
+def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str, Position]]:
+    known: dict[int, Position] = {}  # several silos may be tested on the same records
+    positions: dict[str, dict[str, Position]] = {}
     for silo, own in records.items():
-        places[silo] = {}
+        positions[silo] = {}
         for side, data in _sides(own):
             if id(data) not in known:
                 known[id(data)] = _put(file, data.x), _put(file, data.y), tuple(data.x.shape)
-            places[silo][side] = known[id(data)]
-    return places
+            positions[silo][side] = known[id(data)]
+    return positions
 
 
 def _put(file: BinaryIO, tensor: Tensor) -> int:

@@ -1,6 +1,4 @@
-"""Ctrl-C and SIGTERM: silos that train are let go of at once, and what is kept between rounds is
-left whole.
-"""
+"""Ctrl-C and SIGTERM: training stops at once, and the state between rounds stays whole."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ class StopSignal:
             raise CancelledError("stopped")
 
     def guard(self, call: Callable[[], T]) -> T:
-        """What may be given up halfway."""
+        """The result of a call that may be given up halfway."""
         self._open = True
         try:
             if self._asked:

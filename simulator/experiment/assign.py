@@ -1,7 +1,6 @@
-"""Which client holds which records, and on which side: as the tables of an experiment say, or as a
-file does.
-"""
+"""Assigns records to clients and sides, by the tables of an experiment or by a file."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,12 @@ from .options import Apart, Merged, PartitionFromFile, Split
 
 Indices = NDArray[np.int64]
 
+DECIMAL = re.compile(r"0|[1-9][0-9]*")
+
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The sides of each client; ``seed`` and ``how`` are for a file that tells of it."""
+    """The sides of each client; ``seed`` and ``how`` go into the partition's file."""
 
     sides: Mapping[str, Sides]
     seed: int | None
@@ -30,13 +31,14 @@ class Dealt:
 
 
 def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dealt:
-    """As a file says that was made for these records."""
+    """The sides that a file holds, which was made for these records."""
     labels = data.y.numpy()
     match table.format:
         case "ppfl":
             found = read_ppfl(table.file, labels, source.title)
             dealt = sum(len(own.all()) for own in found.sides().values())
-            if dealt != len(labels):  # it says nothing else of the records that it was made for
+            # the file holds nothing else by which a wrong data set would show
+            if dealt != len(labels):
                 raise LocalError(
                     f"{table.file}: deals out {dealt} records, there are {len(labels)}; take the"
                     " data set that it is of, official training and test records together"
@@ -48,38 +50,37 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
 
 
 def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
-    """Dealt out and split anew; the same tables and records give the same."""
+    """The sides, dealt out and split anew; the same tables and records make the same sides."""
     labels, column = data.y.numpy(), _column(data.sources)
     how = {**table.model_dump(exclude={"seed"}, exclude_none=True), "split": split.model_dump()}
     match split:
         case Merged():
             parts = deal(table, labels, column)
-            return Dealt(merged(parts, split.ratio, table.seed, data.groups), table.seed, how)
+            sides = merged(parts, split.ratio, table.seed, data.groups)
         case Apart():
             total = _training_part(source, data)
-            parts = deal(table, labels[:total], None if column is None else column[:total])
+            training = None if column is None else column[:total]
+            parts = deal(table, labels[:total], training)
             sides = apart(parts, alike(table, labels, column), total, table.seed, split.validation)
-            return Dealt(sides, table.seed, how)
+    return Dealt(sides, table.seed, how)
 
 
 def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
-    """So many of the clients, spread evenly over all in their order; all of them for None."""
+    """``count`` of the clients, spread evenly over all in their order; all of them for None."""
     if count is None:
         return sides
     if count > len(sides):
         raise LocalError(
             f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out"
         )
-    clients = list(sides)
-    return {
-        client: sides[client]
-        for client in (clients[place * len(clients) // count] for place in range(count))
-    }
+    clients = list(sides.items())
+    return dict(clients[number * len(clients) // count] for number in range(count))
 
 
 def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> None:
-    """LocalError where records of one group, such as windows that overlap, are on two sides, at
-    whatever silos.
+    """LocalError where records of one group are on two sides, at whatever silos.
+
+    A group is, for example, windows that overlap: a model tested on one has seen the other.
     """
     if groups is None:
         return
@@ -87,8 +88,8 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
     side_of = np.full(len(known), -1)
     for silo, own in sides.items():
         for side, indices in enumerate((own.train, own.validation, own.test)):
-            here = numbers[indices]
-            clash = here[(side_of[here] >= 0) & (side_of[here] != side)]
+            present = numbers[indices]
+            clash = present[(side_of[present] >= 0) & (side_of[present] != side)]
             if len(clash):
                 raise LocalError(
                     f"partition: records of group {str(known[clash[0]])!r}, which belong together,"
@@ -96,18 +97,20 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
                     f"one of them at silo {silo!r}; let one silo have all of a group, as kind ="
                     ' "column" does'
                 )
-            side_of[here] = side
+            side_of[present] = side
 
 
 def _column(sources: Sequence[str] | None) -> Sequence[str] | Sequence[int] | None:
     """Numbers as such, so that 2 comes before 10."""
-    if sources is not None and all(own.isdecimal() and own == str(int(own)) for own in sources):
-        return [int(own) for own in sources]
+    if sources is None:
+        return None
+    if all(DECIMAL.fullmatch(source) for source in sources):
+        return list(map(int, sources))
     return sources
 
 
 def _training_part(source: DataTable, data: Dataset) -> int:
-    """How many of the records, which come first, are official training records."""
+    """The number of official training records, which come first."""
     if not source.has_official_parts:
         raise LocalError(
             'split: kind = "apart" takes official training and test records: data of kind'

@@ -47,10 +47,10 @@
     look_every = 1                    # rounds after which all silos are evaluated
     checkpoint_every = 10             # rounds after which it can be gone on from
 
-A job file with [data] and [partition] is such a file too. What [security] says stays in the jobs: a
-simulation adds up in the clear, withholds what a blind job withholds, and refuses what it refuses,
-such as silos that change from round to round under private weights. The counts that it declares of
-its silos may be left out, since here they are known.
+A job file with [data] and [partition] is such a file too. [security] stays in the jobs: a
+simulation adds up in the clear, withholds what a blind job withholds, and rejects what it rejects,
+such as silos that change from round to round under private weights. The counts of silos may be left
+out of it, since a simulation knows them.
 """
 
 from collections import Counter
@@ -128,21 +128,20 @@ class ExperimentFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _one_of_two(self) -> "ExperimentFile":
-        for one, several, shown in (
-            ("seed", "seeds", "seeds = [1, 2]"),
-            ("method", "methods", "[[methods]]"),
-        ):
-            if (getattr(self, one) is None) == (getattr(self, several) is None):
-                found = "neither" if getattr(self, one) is None else "both"
-                raise ValueError(
-                    f"{found} of {one} and {several}; give {one}, or several as {shown}"
-                )
-        _once("seeds", [str(seed) for seed in self.all_seeds], "keep one of each")
+        self._check_either("seed", "seeds", "seeds = [1, 2]")
+        self._check_either("method", "methods", "[[methods]]")
+        _once("seeds", list(map(str, self.all_seeds)), "keep one of each")
         # some disks tell no case apart
         titles = [method.title.lower() for method in self.all_methods]
         _once("methods", titles, 'give each a label = "…" of its own')
         _once("silos", self.silos or (), "keep one of each")
         return self
+
+    def _check_either(self, one: str, several: str, shown: str) -> None:
+        absent = [key for key in (one, several) if getattr(self, key) is None]
+        if len(absent) != 1:
+            found = "neither" if absent else "both"
+            raise ValueError(f"{found} of {one} and {several}; give {one}, or several as {shown}")
 
     @pydantic.model_validator(mode="after")
     def _dealt_out_once(self) -> "ExperimentFile":
@@ -164,18 +163,22 @@ class ExperimentFile(JobSettings):
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        """One or several."""
-        return self.seeds or (() if self.seed is None else (self.seed,))
+        """The file's ``seed`` or ``seeds``."""
+        if self.seed is not None:
+            return (self.seed,)
+        return self.seeds or ()
 
     @property
     def all_methods(self) -> tuple[ChosenMethod, ...]:
-        """One or several."""
-        return self.methods or (() if self.method is None else (self.method,))
+        """The file's ``method`` or ``methods``."""
+        if self.method is not None:
+            return (self.method,)
+        return self.methods or ()
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A file that was read, its paths relative to it."""
+    """An experiment file that was read; paths in it are absolute or start at its folder."""
 
     path: Path
     file: ExperimentFile
@@ -192,14 +195,12 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """Read the file; LocalError names file, key, value and the fix, of what each method changes
-    too.
-    """
+    """Read the file; LocalError names file, key, value and the fix, in a method's changes too."""
     return checked(path, read_toml(path, ExperimentFile), path.parent)
 
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
-    """What a file says, whose paths start at a folder.
+    """The experiment of a file whose paths start at ``folder``.
 
     LocalError, which names ``path``, where a method cannot work.
     """
@@ -237,12 +238,12 @@ def job_of(
     return Job.from_file(validate(document, JobFile, origin), origin)
 
 
-def _records_fault(here: ModelOptions, there: ModelOptions) -> str:
+def _records_fault(of_file: ModelOptions, of_method: ModelOptions) -> str:
     """Why a method's model does not take the records that the file's takes; empty if it does."""
     pairs = {
-        "input": (input_shape(here), input_shape(there)),
-        "classes": (here.classes, there.classes),
-        "class_names": (here.class_names, there.class_names),
+        "input": (input_shape(of_file), input_shape(of_method)),
+        "classes": (of_file.classes, of_method.classes),
+        "class_names": (of_file.class_names, of_method.class_names),
     }
     for key, (own, other) in pairs.items():
         if own != other:
@@ -254,7 +255,7 @@ def _records_fault(here: ModelOptions, there: ModelOptions) -> str:
 
 
 def _announced(file: ExperimentFile) -> int:
-    """How many silos there will be, as far as the file says so before any record is read."""
+    """The number of silos, as far as the file says it before any record is read."""
     match file.data, file.partition:
         case Synthetic(silos=count), _:
             return count
@@ -269,5 +270,7 @@ def _announced(file: ExperimentFile) -> int:
 
 
 def _once(key: str, values: Sequence[str], fix: str) -> None:
-    if twice := sorted(value for value, times in Counter(values).items() if times > 1):
+    times = Counter(values)
+    twice = sorted(value for value in times if times[value] > 1)
+    if twice:
         raise ValueError(f"{key} has {', '.join(twice)} more than once; {fix}")

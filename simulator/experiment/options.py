@@ -1,6 +1,4 @@
-"""The tables [data], [partition] and [split] of a simulation's file: which records there are, and
-who gets which.
-"""
+"""The tables [data], [partition] and [split] of a simulation's file."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -38,9 +36,7 @@ class Synthetic(SourceTable):
 
 
 class PartitionFromFile(Strict):
-    """``file = …``: who holds which records, and on which side, made by this software or by
-    another.
-    """
+    """``file = …``: a file, of this software or another, with each silo's records and sides."""
 
     kind: Literal["file"] = "file"
     file: Path
@@ -58,22 +54,18 @@ class PartitionFromFile(Strict):
 
 
 class Merged(Strict):
-    """``kind = "merged"``: each silo's records, of the official parts together, on the sides of a
-    ratio.
-    """
+    """``kind = "merged"``: both official parts together, each silo's share split by a ratio."""
 
     kind: Literal["merged"] = "merged"
     ratio: Ratio = "75/25"
 
 
 class Apart(Strict):
-    """``kind = "apart"``: the official training records partitioned, the official test records
-    dealt alike.
-    """
+    """``kind = "apart"``: official training records partitioned, official test records alike."""
 
     kind: Literal["apart"]
     validation: Annotated[bool, Field(strict=True)] = False
-    """Whether one in nine training records validates."""
+    """One in nine training records becomes a validation record."""
 
 
 PARTITIONS: dict[str, type[Strict]] = {**options.KINDS, "file": PartitionFromFile}
@@ -96,9 +88,9 @@ def _data(value: Any) -> SourceTable:
 
 
 def _partition(value: Any) -> Strict:
-    return of_kind(
-        value, PARTITIONS, "file" if isinstance(value, dict) and "file" in value else None
-    )
+    # a table that names a file needs no kind
+    from_file = isinstance(value, dict) and "file" in value
+    return of_kind(value, PARTITIONS, "file" if from_file else None)
 
 
 def _split(value: Any) -> Strict:
@@ -111,7 +103,7 @@ Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 
 
 def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
-    """The same, with paths that start at a folder."""
+    """The same tables, with paths that start at a folder."""
     if isinstance(partition, PartitionFromFile):
         partition = partition.model_copy(update={"file": folder / partition.file})
     return data.below(folder), partition

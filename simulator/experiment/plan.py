@@ -1,4 +1,4 @@
-"""What a simulation runs: the silos' records, and one job for each method and seed."""
+"""The input of a simulation: the silos' records, and one job for each method and seed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from ...algorithms.partition.file import PartitionFile
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Every silo's records by side, under the names that jobs take, and what names them exactly.
+    """Every silo's records by side, under the silos' names in jobs.
 
     ``digest`` is SHA-256 in hex of the partition and of all records: two populations with one
-    digest are the same. ``partition`` is its file, where it is not drawn silo by silo; ``notes``
-    are what a person should know of it.
+    digest are the same. ``partition`` is its file, None where records are drawn silo by silo.
+    ``notes`` are for people.
     """
 
     records: Mapping[str, Records]
@@ -27,9 +27,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed; ``label`` names the method with its options in folders, tables and
-    curves.
-    """
+    """One method with one seed; ``label`` names it in folders, tables and curves."""
 
     label: str
     seed: int
@@ -38,9 +36,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule:
-    """After how many rounds all silos are looked at, and after how many a checkpoint is written.
+    """Rounds between two looks at all silos, and between two checkpoints.
 
-    The last counts.
+    Both also come after the last round.
     """
 
     look_every: int

@@ -1,5 +1,4 @@
-"""From the file of a simulation to every silo's records: read, dealt out, split and cut, once for
-all runs.
+"""Every silo's records, from the file of a simulation: read, dealt out and split once for all runs.
 
 The records of all silos are views of one memory, in the order of silos and sides: together they
 take what the data set takes, which is rearranged where it was read. CIFAR-10's 60,000 images take
@@ -7,7 +6,7 @@ take what the data set takes, which is rearranged where it was read. CIFAR-10's 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from .plan import Population
 from .silo_names import silo_names
 
 Counts = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 DOMAIN = b"staddle/population/1"
 MOST_NAMED = 10  # clients, in a note
@@ -38,24 +38,21 @@ MOST_NAMED = 10  # clients, in a note
 def populate(experiment: Experiment) -> Population:
     """Every silo's records; LocalError says what the file, the data or the partition lack."""
     file = experiment.file
-    if isinstance(file.data, Synthetic):
-        drawn = _drawn(
-            file.data, silo_names([str(number) for number in range(file.data.silos)], file.silos)
-        )
-        names = file.model.class_names
-        return Population(
-            drawn, file.model.classes, names, _digest(drawn, file.model.classes, names)
-        )
-    return _populate(file, file.data)
+    if not isinstance(file.data, Synthetic):
+        return _populate(file, file.data)
+    clients = list(map(str, range(file.data.silos)))
+    drawn = _drawn(file.data, silo_names(clients, file.silos))
+    classes, names = file.model.classes, file.model.class_names
+    return Population(drawn, classes, names, _digest(drawn, classes, names))
 
 
 def counts(population: Population) -> Counts:
     """Records by silo and class [N, C], all sides together; for a picture."""
-    held = [
-        torch.cat([side.y for _, side in _sides(records)])
-        for records in population.records.values()
-    ]
-    return np.array([np.bincount(y.numpy(), minlength=population.classes) for y in held], np.int64)
+    rows = []
+    for records in population.records.values():
+        y = torch.cat([side.y for side in _sides(records).values()])
+        rows.append(np.bincount(y.numpy(), minlength=population.classes))
+    return np.array(rows, np.int64)
 
 
 def _populate(file: ExperimentFile, source: DataTable) -> Population:
@@ -66,16 +63,19 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
         dealt = from_file(file.partition, source, data)
     else:
         dealt = from_tables(file.partition, file.split or Merged(), source, data)
+
+    # a skewed partition may leave a client no record at all; such a client cannot train
     some = {client: sides for client, sides in dealt.sides.items() if len(sides.all())}
+    empty = [client for client in dealt.sides if client not in some]
     held = kept(some, file.partition.keep)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
+
+    # the partition's file is made first, since cutting rearranges the data set's memory
     partition = partition_file(silos, data.y.numpy(), source.title, dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
-    notes = _notes(
-        [client for client in dealt.sides if client not in some], silos, len(some), len(data)
-    )
+    notes = _notes(empty, silos, len(some), len(data))
     return Population(records, classes, names, _digest(records, classes, names), partition, notes)
 
 
@@ -98,30 +98,35 @@ def _load(file: ExperimentFile, source: DataTable) -> Dataset:
 
 def _drawn(table: Synthetic, silos: Sequence[str]) -> dict[str, Records]:
     keys = table.model_dump(exclude={"kind", "silos"})
-    return {
-        silo: Records(*sides) for silo, sides in synthetic.population(silos, **keys).shards.items()
-    }
+    shards = synthetic.population(silos, **keys).shards
+    return {silo: Records(*sides) for silo, sides in shards.items()}
 
 
 def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
-    """The records of each silo, as views of the data set's memory, which is rearranged: it holds
-    nothing else then.
-    """
-    pieces = [piece for own in sides.values() for piece in (own.train, own.validation, own.test)]
+    """The records of each silo, as views of the data set's memory, which is rearranged for it."""
+    pieces: list[Indices] = []
+    for own in sides.values():
+        pieces += (own.train, own.validation, own.test)
     order = np.concatenate(pieces)
     rest = np.setdiff1d(np.arange(len(data)), order, assume_unique=True)
     x, y = data.x.contiguous(), data.y[torch.from_numpy(order)]
     rearrange(x, np.concatenate([order, rest]))
-    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
-    cuts = iter(
-        Dataset(x[end - len(piece) : end], y[end - len(piece) : end], data.class_names)
-        for piece, end in zip(pieces, ends, strict=True)
-    )
-    return {silo: _records(*(next(cuts) for _ in range(3))) for silo in sides}
 
+    start = 0
 
-def _records(train: Dataset, validation: Dataset, test: Dataset) -> Records:
-    return Records(train, test, validation if len(validation) else None)
+    def following(count: int) -> Dataset:
+        nonlocal start
+        rows = slice(start, start + count)
+        start += count
+        return Dataset(x[rows], y[rows], data.class_names)
+
+    records = {}
+    for silo, own in sides.items():
+        train = following(len(own.train))
+        validation = following(len(own.validation))
+        test = following(len(own.test))
+        records[silo] = Records(train, test, validation if len(validation) else None)
+    return records
 
 
 def rearrange(x: Tensor, order: NDArray[np.int64]) -> None:
@@ -130,31 +135,31 @@ def rearrange(x: Tensor, order: NDArray[np.int64]) -> None:
     for start in range(len(order)):
         if not pending[start] or order[start] == start:
             continue
-        first, here = rows[start].copy(), start
-        while (source := order[here]) != start:
-            rows[here] = rows[source]
-            pending[here], here = False, source
-        rows[here] = first
-        pending[here] = False
+        first, row = rows[start].copy(), start
+        while (source := order[row]) != start:
+            rows[row] = rows[source]
+            pending[row], row = False, source
+        rows[row] = first
+        pending[row] = False
 
 
-def _sides(records: Records) -> Iterator[tuple[str, Dataset]]:
-    yield "train", records.train
+def _sides(records: Records) -> dict[str, Dataset]:
+    sides = {"train": records.train}
     if records.validation is not None:
-        yield "validation", records.validation
-    yield "test", records.test
+        sides["validation"] = records.validation
+    return sides | {"test": records.test}
 
 
 def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] | None) -> str:
-    """Of what each record is, whose, and on which side.
+    """SHA-256 in hex of each record, its silo and its side.
 
-    A length before all bytes keeps two from running together.
+    The lengths stand before the bytes, so that no two populations run together into the same.
     """
     digest = hashlib.sha256(
         DOMAIN + canonical_json([classes, None if names is None else list(names)])
     )
     for silo, own in records.items():
-        for side, data in _sides(own):
+        for side, data in _sides(own).items():
             digest.update(canonical_json([silo, side, list(data.x.shape)]))
             digest.update(data.x.contiguous().numpy().data)
             digest.update(data.y.contiguous().numpy().data)
@@ -164,13 +169,12 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
 def _notes(
     empty: Sequence[str], silos: Mapping[str, Sides], clients: int, records: int
 ) -> tuple[str, ...]:
-    notes = (
-        [f"{len(silos)} of the partition's {clients} clients take part"]
-        if len(silos) < clients
-        else []
-    )
+    notes = []
+    if len(silos) < clients:
+        notes.append(f"{len(silos)} of the partition's {clients} clients take part")
     if empty:
-        named = ", ".join(empty[:MOST_NAMED]) + (" …" if len(empty) > MOST_NAMED else "")
+        more = " …" if len(empty) > MOST_NAMED else ""
+        named = ", ".join(empty[:MOST_NAMED]) + more
         notes.append(f"clients of the partition without any record take no part: {named}")
     if rest := records - sum(len(own.all()) for own in silos.values()):
         notes.append(f"{rest:,} of {records:,} records are given to no silo")

@@ -1,6 +1,4 @@
-"""What a partition's clients are called in jobs: letters a-z, digits and hyphens, 64 of them at
-most.
-"""
+"""The names of a partition's clients in jobs: at most 64 letters a-z, digits and hyphens."""
 
 import re
 import unicodedata
@@ -10,30 +8,39 @@ from ...errors import LocalError
 
 LONGEST = 64
 DIGITS = 3  # of a number, at least: names then sort like numbers
+NUMBER = re.compile(r"[0-9]+")
 FOREIGN = re.compile(r"[^a-z0-9]+")
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """So many: silo-000, silo-001 and so on."""
-    return silo_names([str(number) for number in range(count)])
+    """``count`` names: silo-000, silo-001 and so on."""
+    return silo_names(list(map(str, range(count))))
 
 
-def silo_names(clients: Sequence[str], given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """One a client: those given, or silo-007 where all are numbers, or the client's own less what
-    no name can have.
+def silo_names(clients: Sequence[str], chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """A name per client, in the clients' order.
+
+    ``chosen`` are a person's own. Without them a number becomes silo-007 where all clients are
+    numbers; otherwise the client's own name loses what no silo's name can have.
     """
-    if given is not None:
-        if len(given) != len(clients):
-            raise LocalError(
-                f"silos names {len(given)}, the partition has {len(clients)} clients; name each, or"
-                " leave it out"
-            )
-        return tuple(given)
-    if all(client.isdecimal() and client.isascii() for client in clients):
+    if chosen is None:
+        return _derived(clients)
+    if len(chosen) != len(clients):
+        raise LocalError(
+            f"silos names {len(chosen)}, the partition has {len(clients)} clients; name each, or"
+            " leave it out"
+        )
+    return tuple(chosen)
+
+
+def _derived(clients: Sequence[str]) -> tuple[str, ...]:
+    if all(NUMBER.fullmatch(client) for client in clients):
         digits = max(DIGITS, *map(len, clients))
         names = tuple(f"silo-{client:0>{digits}}" for client in clients)
     else:
         names = tuple(map(_name, clients))
+
+    # what a name loses may be all of it, or all that told two clients apart
     first: dict[str, str] = {}
     for client, name in zip(clients, names, strict=True):
         if not name or len(name) > LONGEST:

@@ -1,10 +1,11 @@
-"""Accuracy over rounds, and how it is spread over the silos: PNG of what the runs of several
-methods measured.
-"""
+"""PNG pictures of several methods' runs: accuracy over rounds, and its spread over the silos."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ from .style import Style, percent, picture, styles_of, within
 # by label and seed, in the order of the experiment
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]
 Numbers = NDArray[np.float64]
+T = TypeVar("T")
 
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
@@ -34,9 +36,7 @@ FEW = 12  # points that all get a marker
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A measure over the rounds after which every seed has it: mean, lowest and highest of the
-    seeds.
-    """
+    """Mean, lowest and highest of the seeds, [R] each, over the rounds that every seed has."""
 
     rounds: tuple[int, ...]
     mean: Numbers
@@ -47,106 +47,116 @@ class Curve:
 def curve(
     seeds: Mapping[int, Sequence[Measured]], measure: Measure, mean: Average = "macro"
 ) -> Curve:
-    """Of one method; no rounds where a seed has none of this measure."""
-    found = [
-        {m.rounds: getattr(m, mean) for m in history if m.measure == measure}
-        for history in seeds.values()
-    ]
-    rounds = tuple(sorted(set.intersection(*map(set, found)))) if found else ()
-    values = np.array([[one[round_] for round_ in rounds] for one in found]).reshape(
-        len(found), len(rounds)
-    )
+    """The curve of one method; no rounds where a seed has none of this measure."""
+    by_seed = []
+    for history in seeds.values():
+        measured = _only(history, measure)
+        by_seed.append({m.rounds: getattr(m, mean) for m in measured})
+    rounds = tuple(sorted(set.intersection(*map(set, by_seed)))) if by_seed else ()
+    values = np.array([[own[round_] for round_ in rounds] for own in by_seed])
+    values = values.reshape(len(by_seed), len(rounds))  # [seeds, rounds], one of them zero too
     return Curve(rounds, values.mean(0), values.min(0), values.max(0))
 
 
 def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
-    """The silos' accuracies in the last of one measure, those of all seeds together.
+    """The silos' accuracies in the last look of one measure, those of all seeds together.
 
-    None where a seed has none.
+    Empty where a seed has none.
     """
-    found = [
-        [m.accuracies for m in history if m.measure == measure][-1:] for history in seeds.values()
-    ]
-    return (
-        np.concatenate([one for own in found for one in own])
-        if all(found) and found
-        else np.array([])
-    )
+    looks = []
+    for history in seeds.values():
+        measured = _only(history, measure)
+        if not measured:
+            return np.array([])
+        looks.append(measured[-1].accuracies)
+    return np.concatenate(looks) if looks else np.array([])
+
+
+def _only(history: Sequence[Measured], measure: Measure) -> list[Measured]:
+    return [one for one in history if one.measure == measure]
 
 
 def curves(
     histories: Histories, measures: Sequence[Measure] = ALL, mean: Average = "macro"
 ) -> bytes:
-    """PNG: a panel a measure, a line a method.
+    """PNG with a panel per measure and a line per method.
 
     LocalError where no method has any of the measures.
     """
     _check(histories, measures)
-    styles, seeds = styles_of(list(histories)), max(map(len, histories.values()))
-    drawn = {m: {label: curve(own, m, mean) for label, own in histories.items()} for m in measures}
-    shown = [one for panel in drawn.values() for one in panel.values() if one.rounds]
+    styles, seeds = styles_of(list(histories)), _most_seeds(histories)
+    drawn = _by_measure(histories, measures, partial(curve, mean=mean))
+
+    # both axes are shared, so their limits come from the curves of all panels
+    shown = list(chain.from_iterable(panel.values() for panel in drawn.values()))
+    longest = max(chain.from_iterable(one.rounds for one in shown))
+    lowest = float(np.concatenate([one.low for one in shown]).min())
+    highest = float(np.concatenate([one.high for one in shown]).max())
+    explained = "one seed"
+    if seeds > 1:
+        explained = f"line: mean of {seeds} seeds     band: from the lowest to the highest seed"
 
     def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(measures), sharex=True, sharey=True, squeeze=False)[0]
-        for axes, measure in zip(panels, measures, strict=True):
+        panels = _panels(figure, measures)
+        for axes, measure in panels.items():
             for label, one in drawn[measure].items():
                 _line(axes, one, styles[label])
-            axes.set_title(f"{TITLES[measure]}\n({measure})")
             axes.set_xlabel("rounds of training")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             percent(axes, "y")
-        panels[0].set_ylabel(f"accuracy ({MEANS[mean]})")
-        panels[0].set_xlim(0, 1.02 * max(one.rounds[-1] for one in shown))
-        panels[0].set_ylim(
-            within([float(v) for one in shown for v in (one.low.min(), one.high.max())])
-        )
+        first = next(iter(panels))
+        first.set_ylabel(f"accuracy ({MEANS[mean]})")
+        first.set_xlim(0, 1.02 * longest)
+        first.set_ylim(within([lowest, highest]))
         handles = [_handle(style) for style in styles.values()]
         figure.legend(handles, list(styles), loc="outside right center")
         figure.suptitle("Accuracy on held-out records over rounds")
-        several = f"line: mean of {seeds} seeds     band: from the lowest to the highest seed"
-        figure.supxlabel(several if seeds > 1 else "one seed", fontsize="small")
+        figure.supxlabel(explained, fontsize="small")
 
-    return picture(4.4 * len(measures) + 0.9 + _room(histories), 4.6, draw)
+    return picture(4.4 * len(measures) + 0.9 + _label_width(histories), 4.6, draw)
 
 
 def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
-    """PNG: a panel a measure, a row a method, a dot a silo and seed.
+    """PNG with a panel per measure, a row per method, and a dot per silo and seed.
 
     LocalError as for ``curves``.
     """
     _check(histories, measures)
-    styles, seeds = styles_of(list(histories)), max(map(len, histories.values()))
-    drawn = {m: {label: last(own, m) for label, own in histories.items()} for m in measures}
-    shown = [one for panel in drawn.values() for one in panel.values() if len(one)]
+    styles, seeds = styles_of(list(histories)), _most_seeds(histories)
+    drawn = _by_measure(histories, measures, last)
+
+    # the panels share the axis of accuracies, so its limits come from all of them
+    shown = np.concatenate([values for panel in drawn.values() for values in panel.values()])
+    limits = within([float(shown.min()), float(shown.max())])
+    looks = f"the last look of {seeds} seeds" if seeds > 1 else "the last look"
 
     def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(measures), sharex=True, sharey=True, squeeze=False)[0]
-        for axes, measure in zip(panels, measures, strict=True):
+        panels = _panels(figure, measures)
+        for axes, measure in panels.items():
             for row, (label, values) in enumerate(drawn[measure].items()):
                 _dots(axes, row, values, styles[label])
-            axes.set_title(f"{TITLES[measure]}\n({measure})")
             axes.set_xlabel("accuracy of a silo")
             percent(axes, "x")
-        panels[0].set_yticks(range(len(styles)), list(styles))
-        panels[0].set_ylim(len(styles) - 0.5, -0.5)  # the first method on top
-        panels[0].set_xlim(within([float(v) for one in shown for v in (one.min(), one.max())]))
-        several = f"the last look of {seeds} seeds" if seeds > 1 else "the last look"
-        figure.suptitle(f"Accuracy on held-out records, silo by silo, in {several}")
+        first = next(iter(panels))
+        first.set_yticks(range(len(styles)), list(styles))
+        first.set_ylim(len(styles) - 0.5, -0.5)  # the first method on top
+        first.set_xlim(limits)
+        figure.suptitle(f"Accuracy on held-out records, silo by silo, in {looks}")
         legend = (
             "dot: a silo under one seed     box: the middle half     bar: median     diamond: mean"
             " (macro)"
         )
         figure.supxlabel(legend, fontsize="small")
 
-    return picture(
-        max(4.4 * len(measures) + _room(histories), LEGEND), 1.7 + 0.45 * len(styles), draw
-    )
+    width = max(4.4 * len(measures) + _label_width(histories), LEGEND)
+    return picture(width, 1.7 + 0.45 * len(styles), draw)
 
 
 def _check(histories: Histories, measures: Sequence[Measure]) -> None:
-    found = {
-        m.measure for seeds in histories.values() for history in seeds.values() for m in history
-    }
+    found: set[Measure] = set()
+    for seeds in histories.values():
+        for history in seeds.values():
+            found.update(one.measure for one in history)
     if not found & set(measures):
         raise LocalError(
             f"a picture of {', '.join(measures)}: no run has measured that; measured:"
@@ -154,7 +164,32 @@ def _check(histories: Histories, measures: Sequence[Measure]) -> None:
         )
 
 
-def _room(labels: Iterable[str]) -> float:
+def _by_measure(
+    histories: Histories,
+    measures: Sequence[Measure],
+    taken: Callable[[Mapping[int, Sequence[Measured]], Measure], T],
+) -> dict[Measure, dict[str, T]]:
+    """What ``taken`` makes of each method's seeds, by measure and label."""
+    drawn = {}
+    for measure in measures:
+        drawn[measure] = {label: taken(seeds, measure) for label, seeds in histories.items()}
+    return drawn
+
+
+def _most_seeds(histories: Histories) -> int:
+    return max(map(len, histories.values()))
+
+
+def _panels(figure: Figure, measures: Sequence[Measure]) -> dict[Axes, Measure]:
+    """One titled panel per measure, side by side; all share both axes."""
+    row = figure.subplots(1, len(measures), sharex=True, sharey=True, squeeze=False)[0]
+    panels = dict(zip(row, measures, strict=True))
+    for axes, measure in panels.items():
+        axes.set_title(f"{TITLES[measure]}\n({measure})")
+    return panels
+
+
+def _label_width(labels: Iterable[str]) -> float:
     """Inches that the longest label takes."""
     return 0.2 + 0.085 * max(map(len, labels))
 
@@ -180,13 +215,17 @@ def _handle(style: Style) -> Line2D:
 
 
 def _dots(axes: Axes, row: int, values: Numbers, style: Style) -> None:
+    """The dots of one method, and over them the box, median and mean."""
     if not len(values):
         return
     ordered = np.sort(values)
-    # so that equal silos do not hide one another
-    beside = (np.arange(len(ordered)) * GOLDEN % 1 - 0.5) * 0.6
-    size, alpha = next((size, alpha) for most, size, alpha in DOTS if len(ordered) <= most)
-    axes.scatter(ordered, row + beside, s=size, color=style.colour, alpha=alpha, linewidths=0)
+
+    # the dots are spread across the row, so that equal silos do not hide one another
+    offsets = (np.arange(len(ordered)) * GOLDEN % 1 - 0.5) * 0.6
+    _, size, alpha = next(dot for dot in DOTS if len(ordered) <= dot[0])
+    axes.scatter(ordered, row + offsets, s=size, color=style.colour, alpha=alpha, linewidths=0)
+
+    # zorder keeps what summarises the silos in front of their dots
     first, median, third = np.quantile(ordered, (0.25, 0.5, 0.75))
     low, high = row - 0.34, row + 0.34
     axes.plot(

@@ -1,6 +1,4 @@
-"""The runs that an output folder holds, read back: for summaries, pictures and people's own
-programs.
-"""
+"""Reads the runs of an output folder back, for summaries, pictures and people's own programs."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,9 +24,8 @@ from ..run.snapshot import read_index
 class Recorded:
     """One run, finished or not; ``rounds`` are all that it trains.
 
-    Models and coordinator are of a finished one.
-
-    ``seconds`` is how long processes were at it, up to its last checkpoint; None before the first.
+    Only a finished run has models and a coordinator. ``seconds`` is how long processes worked on it
+    up to its last checkpoint; None before the first.
     """
 
     folder: Path
@@ -44,7 +41,7 @@ class Recorded:
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
-        """Which model the method's silos keep in the end."""
+        """The kind of model that the method's silos keep in the end."""
         return method_class(self.method, str(self.folder)).product
 
     def model(self, silo: str) -> SiloState:
@@ -53,7 +50,7 @@ class Recorded:
         return state_from_bytes(_read(path), str(path))
 
     def coordinator(self) -> Tensors:
-        """What the coordinator half knew in the end; empty where the method has no such thing."""
+        """The coordinator's state in the end; empty where the method has none."""
         path = self.folder / COORDINATOR
         if self.finished and not path.exists():
             return {}
@@ -63,34 +60,39 @@ class Recorded:
 def load_runs(out: Path) -> tuple[Recorded, ...]:
     """All runs of an output folder, by label and seed.
 
-    A run that another process is at as far as it is.
+    A run that another process works on is read as far as it has come.
     """
     runs = [_recorded(path.parent) for path in out.glob(f"*/seed-*/{RUN}")]
     return tuple(sorted(runs, key=lambda run: (run.label, run.seed)))
 
 
 def _recorded(folder: Path) -> Recorded:
-    found, index = identity.read(folder), read_index(folder)
-    over = index.finished if index else None
+    """Read run.json first, then what has come of it; a new run has no checkpoint and no history."""
+    manifest, index = identity.read(folder), read_index(folder)
     path = folder / HISTORY
-    if index is not None and sha256(found.to_bytes()).hexdigest() != index.run:
-        raise LocalError(
-            f"{folder / RUN}: is not what the checkpoint beside it was written for; {BEGIN_ANEW}"
-        )
+    kept, seconds, finished = None, None, False
     if index is not None:
+        # a checkpoint of another run would lend this one its history
+        if sha256(manifest.to_bytes()).hexdigest() != index.run:
+            raise LocalError(
+                f"{folder / RUN}: is not what the checkpoint beside it was written for;"
+                f" {BEGIN_ANEW}"
+            )
         history_file.check(path, index.history)
-    history = history_file.read(path, over.history if over else None) if path.exists() else ()
+        seconds = index.milliseconds / 1000
+        if index.finished is not None:
+            kept, finished = index.finished.history, True
     return Recorded(
-        folder,
-        found.label,
-        found.seed,
-        found.job["method"]["name"],
-        found.job["rounds"],
-        found.silos,
-        history,
-        over is not None,
-        found,
-        index.milliseconds / 1000 if index else None,
+        folder=folder,
+        label=manifest.label,
+        seed=manifest.seed,
+        method=manifest.job["method"]["name"],
+        rounds=manifest.job["rounds"],
+        silos=manifest.silos,
+        history=history_file.read(path, kept) if path.exists() else (),
+        finished=finished,
+        identity=manifest,
+        seconds=seconds,
     )
 
 

@@ -1,5 +1,4 @@
-"""Heat maps of what a method learns of the silos: PNG of who is like whom, or of who mixes which
-models.
+"""Heat maps of what a method learns of the silos: who is like whom, or who mixes which models.
 
 =========  ===========================================  ============================================
 method     what is drawn                                where it is from
@@ -56,9 +55,9 @@ MOST_OPTIMAL = 200
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """Numbers of N silos, [N, N] of one with another or [N, K] of a silo and a model.
+    """Numbers of N silos: [N, N] for pairs of silos, or [N, K] for a silo and a model.
 
-    NaN where there is none.
+    NaN where there is no number.
     """
 
     title: str
@@ -73,49 +72,63 @@ class HeatMap:
         """Whether the columns are the silos."""
         return bool(self.absent)
 
+    @property
+    def diverging(self) -> bool:
+        """Whether the scale begins below zero."""
+        return self.scale[0] < 0
+
 
 def heat_map(
     job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState]
 ) -> HeatMap | None:
-    """What a simulation of this job came to.
+    """The heat map of a simulated job.
 
-    None where its method compares no silos, or has not compared any yet.
-
-    ``state`` gives the last state of a silo.
+    None where its method compares no silos, or has not compared any yet. ``state`` returns the last
+    state of a silo.
     """
     method = configure(job.method_name, job.method_options, job.setting())
     match method:
         case PFedSim():
-            rows = [method.weights(coordinator, silo) for silo in job.silos]
-            phi = np.array([[row.get(silo, np.nan) for silo in job.silos] for row in rows])
-            title = "pFedSim: whose extractors a silo is given"
-            return _pairs(job, title, "Φ", "unlike, or never in a round together", phi)
+            return _pfedsim(job, method, coordinator)
         case FedSimSup() if method.labels:
-            # [N, C], zeros for one without a census
-            unit = normalize(coordinator["proportions"], dim=1).numpy()
-            cosines = np.where(np.outer(unit.any(1), unit.any(1)), unit @ unit.T, np.nan)
-            title = "FedSimSup: whose models a silo is given while it is away"
-            return _pairs(job, title, "cosine of label proportions", "proportions unknown", cosines)
+            return _fedsimsup(job, coordinator)
         case FedAIMS() if method.clusters:
-            of = "updates" if method.options.similarity == "update" else "weights"
-            seen = coordinator["similarity"].numpy()
-            cosines = np.where(seen == 0, np.nan, seen)
-            return _pairs(
-                job,
-                "FedAIMS: whose backbones are alike",
-                f"cosine of {of}",
-                "never in a round together",
-                cosines,
-            )
+            return _fedaims(job, method, coordinator)
         case PPFL():
-            shares = heatmap.simulated({silo: state(silo) for silo in job.silos})
-            heatmap.check(shares, job.silos)
-            title = "PPFL: which models a silo mixes"
-            return HeatMap(
-                title, "share of the model", shares.double().numpy(), job.silos, (0.0, 1.0)
-            )
+            return _ppfl(job, state)
         case _:
             return None
+
+
+def _pfedsim(job: Job, method: PFedSim, coordinator: CoordinatorState) -> HeatMap | None:
+    rows = [method.weights(coordinator, silo) for silo in job.silos]
+    phi = np.array([[row.get(silo, np.nan) for silo in job.silos] for row in rows])
+    title = "pFedSim: whose extractors a silo is given"
+    return _pairs(job, title, "Φ", "unlike, or never in a round together", phi)
+
+
+def _fedsimsup(job: Job, coordinator: CoordinatorState) -> HeatMap | None:
+    # [N, C], zeros for a silo without a census
+    unit = normalize(coordinator["proportions"], dim=1).numpy()
+    cosines = np.where(np.outer(unit.any(1), unit.any(1)), unit @ unit.T, np.nan)
+    title = "FedSimSup: whose models a silo is given while it is away"
+    return _pairs(job, title, "cosine of label proportions", "proportions unknown", cosines)
+
+
+def _fedaims(job: Job, method: FedAIMS, coordinator: CoordinatorState) -> HeatMap | None:
+    compared = "updates" if method.options.similarity == "update" else "weights"
+    similarity = coordinator["similarity"].numpy()
+    cosines = np.where(similarity == 0, np.nan, similarity)
+    title = "FedAIMS: whose backbones are alike"
+    return _pairs(job, title, f"cosine of {compared}", "never in a round together", cosines)
+
+
+def _ppfl(job: Job, state: Callable[[str], SiloState]) -> HeatMap:
+    shares = heatmap.simulated({silo: state(silo) for silo in job.silos})
+    heatmap.check(shares, job.silos)
+    values = shares.double().numpy()
+    title = "PPFL: which models a silo mixes"
+    return HeatMap(title, "share of the model", values, job.silos, (0.0, 1.0))
 
 
 def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> HeatMap | None:
@@ -125,44 +138,41 @@ def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> Hea
     if not len(known):
         return None
     high = float(np.quantile(np.abs(known), SHOWN))
-    return HeatMap(
-        title, unit, others, job.silos, (-high if bool((known < 0).any()) else 0.0, high), absent
-    )
+    low = -high if bool((known < 0).any()) else 0.0
+    return HeatMap(title, unit, others, job.silos, (low, high), absent)
 
 
 def by_class(counts: Counts) -> list[int]:
-    """Silos by the class of which they have most records [N, C], among those of one class the
-    purest first.
+    """Silos by the class of which they have most records, the purest of each class first.
+
+    ``counts`` are records by silo and class [N, C].
     """
     dominant, largest = counts.argmax(1), counts.max(1) / np.maximum(counts.sum(1), 1)
     return sorted(range(len(counts)), key=lambda silo: (dominant[silo], -largest[silo]))
 
 
 def by_likeness(found: HeatMap) -> list[int]:
-    """Silos with the same main model together.
+    """The silos in an order that puts like ones together.
 
-    Pairs as the leaves of their tree of clusters, average linkage.
+    Pairs: the leaves of their cluster tree, average linkage. Otherwise: by main model.
     """
     if not found.pairs:
         main, share = found.values.argmax(1), found.values.max(1)
         return sorted(range(len(main)), key=lambda silo: (main[silo], -share[silo]))
-    # where there is no number: not alike
-    alike = np.nan_to_num(np.clip(found.values, *found.scale))
-    apart = found.scale[1] - (alike + alike.T) / 2
-    above = apart[np.triu_indices(len(apart), 1)]
-    return [
-        int(silo)
-        for silo in leaves_list(
-            linkage(above, "average", optimal_ordering=len(apart) <= MOST_OPTIMAL)
-        )
-    ]
+    # two silos without a number count as not alike
+    similarity = np.nan_to_num(np.clip(found.values, *found.scale))
+    distance = found.scale[1] - (similarity + similarity.T) / 2
+    condensed = distance[np.triu_indices(len(distance), 1)]
+    optimal = len(distance) <= MOST_OPTIMAL
+    tree = linkage(condensed, "average", optimal_ordering=optimal)
+    return list(map(int, leaves_list(tree)))
 
 
 def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = ()) -> bytes:
-    """PNG: the silos in job order, by likeness, and where ``counts`` [N, C] are given by dominant
-    class.
+    """PNG with a panel per order of the silos: job order, likeness, dominant class.
 
-    ``classes`` are the names of the classes; numbers where not given.
+    The last panel needs ``counts``, the records by silo and class [N, C]. ``classes`` are the names
+    of the classes; numbers stand in where there are none.
     """
     n, columns = found.values.shape
     if counts is not None and len(counts) != n:
@@ -173,9 +183,12 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
     orders = {"silos in job order": list(range(n)), "silos by likeness": by_likeness(found)}
     if counts is not None:
         orders["silos by dominant class"] = by_class(counts)
-    high = min(max(3.0, 0.2 * n), 5.0)
-    names = 0.06 * max(map(len, found.silos)) if n <= MOST_NAMES and found.pairs else 0.0  # inches
-    wide = high if found.pairs else min(0.4 * columns + 1.0, 5.0)
+    # inches: pairs are square, and their names stand along two sides
+    height = min(max(3.0, 0.2 * n), 5.0)
+    width, names = min(0.4 * columns + 1.0, 5.0), 0.0
+    if found.pairs:
+        width = height
+        names = 0.06 * max(map(len, found.silos)) if n <= MOST_NAMES else 0.0
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(orders))
@@ -184,54 +197,51 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
             axes.set_title(title)
         if counts is not None:
             _blocks(panels[-1], found, counts[by_class(counts)].argmax(1), classes)
-        beyond: Literal["both", "max"] = "both" if found.scale[0] < 0 else "max"
-        figure.colorbar(
-            image, ax=panels, label=found.unit, shrink=0.8, extend=beyond if found.pairs else None
-        )
-        figure.suptitle(found.title)
+        # the scale leaves out the largest numbers of pairs, so its ends are drawn as open
+        beyond: Literal["both", "max"] | None = None
         if found.pairs:
+            beyond = "both" if found.diverging else "max"
             figure.supxlabel(f"grey: {found.absent}; or a silo and itself", fontsize="small")
+        figure.colorbar(image, ax=panels, label=found.unit, shrink=0.8, extend=beyond)
+        figure.suptitle(found.title)
 
-    return picture(len(orders) * wide + 2.4, high + 1.3 + names, draw)
+    return picture(len(orders) * width + 2.4, height + 1.3 + names, draw)
 
 
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
-    values = found.values[order][:, order] if found.pairs else found.values[order]
-    colours = mpl.colormaps["RdBu_r" if found.scale[0] < 0 else "viridis"].with_extremes(
-        bad=NOTHING
-    )
-    image = axes.imshow(
-        values, colours, aspect="equal" if found.pairs else "auto", clim=found.scale
-    )
-    axes.spines[:].set_visible(False)
+    palette = "RdBu_r" if found.diverging else "viridis"
+    colours = mpl.colormaps[palette].with_extremes(bad=NOTHING)
     names = [found.silos[silo] for silo in order] if len(order) <= MOST_NAMES else []
-    axes.set_yticks(range(len(names)), names, fontsize="x-small")
+    values = found.values[order]
     if found.pairs:
+        image = axes.imshow(values[:, order], colours, aspect="equal", clim=found.scale)
         axes.set_xticks(range(len(names)), names, fontsize="x-small", rotation=90)
     else:
+        image = axes.imshow(values, colours, aspect="auto", clim=found.scale)
         axes.set_xticks(range(found.values.shape[1]))
         axes.set_xlabel("model")
+    axes.set_yticks(range(len(names)), names, fontsize="x-small")
+    axes.spines[:].set_visible(False)
     return image
 
 
 def _blocks(
     axes: Axes, found: HeatMap, dominant: NDArray[np.int64], classes: Sequence[str]
 ) -> None:
-    """Lines between the silos of one class and the next, and the classes' names beside those with
-    room for them.
-    """
-    ends = [0, *(np.flatnonzero(np.diff(dominant)) + 1).tolist(), len(dominant)]
-    colour = "#666666" if found.scale[0] < 0 else "white"
-    for end in ends[1:-1]:
-        axes.axhline(end - 0.5, color=colour, linewidth=0.8)
+    """Lines between the silos of one class and the next, and names for classes with room."""
+    borders = (np.flatnonzero(np.diff(dominant)) + 1).tolist()
+    colour = "#666666" if found.diverging else "white"
+    for border in borders:
+        axes.axhline(border - 0.5, color=colour, linewidth=0.8)
         if found.pairs:
-            axes.axvline(end - 0.5, color=colour, linewidth=0.8)
-    roomy = [
-        (start, end) for start, end in pairwise(ends) if end - start >= len(dominant) / MOST_NAMES
-    ]
-    named = [
-        classes[label] if classes else str(label)
-        for label in (int(dominant[start]) for start, _ in roomy)
-    ]
-    axes.set_yticks([(start + end - 1) / 2 for start, end in roomy], named, fontsize="x-small")
+            axes.axvline(border - 0.5, color=colour, linewidth=0.8)
+
+    middles, names = [], []
+    for start, end in pairwise([0, *borders, len(dominant)]):
+        # names of smaller classes would overlap
+        if end - start >= len(dominant) / MOST_NAMES:
+            label = int(dominant[start])
+            middles.append((start + end - 1) / 2)
+            names.append(classes[label] if classes else str(label))
+    axes.set_yticks(middles, names, fontsize="x-small")
     axes.set_ylabel("class")

@@ -4,37 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPECIAL = "\\`*_{}[]<>#|$~"
+ESCAPES = str.maketrans({letter: f"\\{letter}" for letter in SPECIAL})
 
 
 @dataclass(frozen=True)
 class MarkdownColumn:
-    """Of a table; numbers stand on the right."""
+    """A column of a table; numbers stand on the right."""
 
     title: str
     numbers: bool = False
 
 
 def escaped(text: str) -> str:
-    """A text of somebody else's, to be read as it is; its line breaks become spaces."""
-    return "".join(f"\\{c}" if c in SPECIAL else c for c in " ".join(text.split()))
+    """Foreign text that Markdown shows as it is; its line breaks become spaces."""
+    return " ".join(text.split()).translate(ESCAPES)
 
 
 def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose source reads well too; the cells are Markdown."""
-    cells = [[column.title for column in columns], *rows]
-    widths = [max(3, *(len(row[place]) for row in cells)) for place in range(len(columns))]
-    rule = [
-        "-" * (width - 1) + (":" if column.numbers else "-")
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    first, *rest = (_padded(row, columns, widths) for row in cells)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
+    """A table whose source is readable too; the cells are Markdown."""
+    titles = [column.title for column in columns]
+    cells = zip(titles, *rows, strict=True)
+    padded = [_padded(column, own) for column, own in zip(columns, cells, strict=True)]
+    lines = [f"| {' | '.join(line)} |\n" for line in zip(*padded, strict=True)]
+    return "".join(lines)
 
 
-def _padded(
-    row: Sequence[str], columns: Sequence[MarkdownColumn], widths: Sequence[int]
-) -> list[str]:
-    return [
-        cell.rjust(width) if column.numbers else cell.ljust(width)
-        for cell, column, width in zip(row, columns, widths, strict=True)
-    ]
+def _padded(column: MarkdownColumn, cells: Sequence[str]) -> list[str]:
+    """A column's lines, all of one width: the title, the rule, the cells of the rows."""
+    width = max(3, *map(len, cells))
+    rule, pad = "-" * width, str.ljust
+    if column.numbers:
+        rule, pad = "-" * (width - 1) + ":", str.rjust
+    title, *rest = (pad(cell, width) for cell in cells)
+    return [title, rule, *rest]

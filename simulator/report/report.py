@@ -8,7 +8,10 @@
     <label>/seed-<seed>/heatmap.png             heatmaps.py, where the method compares silos
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 from ...algorithms.job.job import Job
@@ -30,10 +33,10 @@ PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"
 def write_report(
     out: Path, population: Population | None = None, labels: Sequence[str] = ()
 ) -> tuple[Path, ...]:
-    """Write it all; the files, the summary first. The same runs give the same bytes.
+    """Write the report; returns its files, the summary first. The same runs make the same bytes.
 
-    ``labels`` come first, in their order. LocalError where no run is finished, or they cannot be
-    compared.
+    ``labels`` come first, in their order. LocalError where no run is finished, or where the runs
+    cannot be compared.
     """
     groups = _groups(load_runs(out), labels)
     if not groups:
@@ -52,25 +55,24 @@ def write_report(
 
 
 def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[Link, bytes]:
-    """In the order of the summary."""
-    taken = {label: {run.seed: run.history for run in runs} for label, runs in groups.items()}
-    pictures = {
-        _link(CURVES, "Accuracy over rounds"): curves.curves(taken),
-        _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(taken),
-    }
-    if population is not None and (held := _drawn(population)):
-        pictures[
-            _link(PARTITION_PICTURE, "Who holds what: the area of a disc is the number of records")
-        ] = held
+    """PNG by link, in the order of the summary."""
+    histories = {}
     for label, runs in groups.items():
-        for run in runs:
-            if made := _heat_map(run, population):
-                place, caption = (
-                    run.folder.relative_to(out) / HEATMAP,
-                    f"Heat map of {label}, seed {run.seed}",
-                )
-                pictures[_link(place.as_posix(), caption, run is runs[0])] = made
-    return pictures
+        histories[label] = {run.seed: run.history for run in runs}
+    pictures: dict[Link, bytes | None] = {
+        _link(CURVES, "Accuracy over rounds"): curves.curves(histories),
+        _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(histories),
+    }
+    if population is not None:
+        caption = "Who holds what: the area of a disc is the number of records"
+        pictures[_link(PARTITION_PICTURE, caption)] = _drawn(population)
+    for run in chain.from_iterable(groups.values()):
+        path = run.folder.relative_to(out) / HEATMAP
+        caption = f"Heat map of {run.label}, seed {run.seed}"
+        # one seed per method is enough to look at; the summary links to the others
+        link = _link(path.as_posix(), caption, run is groups[run.label][0])
+        pictures[link] = _heat_map(run, population)
+    return {link: png for link, png in pictures.items() if png is not None}
 
 
 def _link(name: str, caption: str, shown: bool = True) -> Link:
@@ -78,15 +80,16 @@ def _link(name: str, caption: str, shown: bool = True) -> Link:
 
 
 def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[Recorded]]:
-    groups: dict[str, list[Recorded]] = {label: [] for label in labels}
-    for run in runs:
-        if run.finished:
-            groups.setdefault(run.label, []).append(run)
-    return {label: own for label, own in groups.items() if own}
+    """The finished runs by label; ``labels`` come first."""
+    groups: dict[str, list[Recorded]] = defaultdict(list)
+    for run in filter(attrgetter("finished"), runs):
+        groups[run.label].append(run)
+    order = dict.fromkeys([*labels, *groups])
+    return {label: groups[label] for label in order if label in groups}
 
 
 def _partition(out: Path, population: Population | None) -> PartitionFile | None:
-    """That of the population, written; or the one that was written before."""
+    """The population's partition, which is written; without one, what was written before."""
     path = out / PARTITION
     if population is None:
         return partition_file.read(path) if path.exists() else None

@@ -1,6 +1,4 @@
-"""What the silos' accuracies of one measure say of the weakest and the strongest, and against
-training alone.
-"""
+"""The weakest and the strongest silos in one measure, and each silo against training alone."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ Product: TypeAlias = Literal["delivered", "trained"]  # of a method
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of the silos' accuracies, in 0…1; a tenth is of the silos, one at least."""
+    """Accuracies in 0…1 from the weakest to the strongest silo; a tenth is at least one silo."""
 
     least: float
     worst_tenth: float  # mean of the lowest
@@ -36,19 +34,20 @@ class Against:
 
 
 def kept(history: Sequence[Measured], product: Product, trained: Collection[str]) -> Measured:
-    """Of the last look, each silo with the model that it keeps: the one that
-    ``algorithms.local_round.kept`` says.
+    """The last look, each silo with the model that it keeps.
+
+    A silo that never trained keeps what was delivered, whatever the method's product.
     """
     last = {one.measure: one for one in history}
     delivered, own = last["all/aggregated"], last["all/trained"]
     if product == "delivered":
         return delivered
-    correct = {silo: (own if silo in trained else delivered).correct[silo] for silo in own.records}
-    return Measured(own.rounds, own.measure, correct, own.records)
+    at_own = {silo: right for silo, right in own.correct.items() if silo in trained}
+    return Measured(own.rounds, own.measure, {**delivered.correct, **at_own}, own.records)
 
 
 def spectrum(measured: Measured) -> Spectrum:
-    """Of one measure of one run."""
+    """The spectrum of one measure of one run."""
     ordered = np.sort(measured.accuracies)
     tenth = ceil(len(ordered) / 10)
     return Spectrum(
@@ -63,9 +62,6 @@ def spectrum(measured: Measured) -> Spectrum:
 
 def against(measured: Measured, other: Measured) -> Against:
     """Silo by silo, on the same records: the number that is right decides."""
-    gains = [measured.correct[silo] - other.correct[silo] for silo in measured.records]
-    return Against(
-        sum(gain > 0 for gain in gains),
-        sum(gain == 0 for gain in gains),
-        sum(gain < 0 for gain in gains),
-    )
+    silos = list(measured.records)
+    gains = np.array([measured.correct[silo] - other.correct[silo] for silo in silos])
+    return Against(int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum()))

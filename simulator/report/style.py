@@ -41,7 +41,7 @@ STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
 
 @dataclass(frozen=True)
 class Style:
-    """Of one method, the same in every picture.
+    """The look of one method, the same in every picture.
 
     No two of the first twenty-one share colour and dashes.
     """
@@ -52,25 +52,21 @@ class Style:
 
 
 def styles_of(labels: Sequence[str]) -> dict[str, Style]:
-    """By label, in their order."""
-    turns = [
-        (n % len(COLOURS), n % len(MARKERS), n // len(COLOURS) % len(DASHES))
-        for n in range(len(labels))
-    ]
-    return {
-        label: Style(COLOURS[colour], MARKERS[marker], DASHES[dash])
-        for label, (colour, marker, dash) in zip(labels, turns, strict=True)
-    }
+    """Styles by label, in the labels' order."""
+    styles = {}
+    for number, label in enumerate(labels):
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKERS[number % len(MARKERS)]
+        dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+        styles[label] = Style(colour, marker, dashes)
+    return styles
 
 
-def percent(axes: Axes, way: str) -> None:
-    """Write the ``x`` or ``y`` axis of accuracies in 0…1 in percent, with lines across.
-
-    Nothing beyond 0 and 100 %.
-    """
-    axis = axes.xaxis if way == "x" else axes.yaxis
+def percent(axes: Axes, way: Literal["x", "y"]) -> None:
+    """Write one axis, of accuracies in 0…1, in percent, with grid lines across it."""
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[way]
     axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    axes.grid(axis="x" if way == "x" else "y")
+    axes.grid(axis=way)
 
 
 def within(values: Sequence[float]) -> tuple[float, float]:

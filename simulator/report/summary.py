@@ -1,16 +1,15 @@
-"""The comparison of an experiment's methods as Markdown: what was run, every measure, the weakest
-silos, what it took.
+"""The comparison of an experiment's methods as Markdown.
 
-Pure: the same runs give the same text.
-
-What was run, for a summary: what all runs of an experiment have in common, and what is different
-for a method.
+It says what was run (what all runs have in common, and what is different for a method), every
+measure, the weakest silos and the cost. The same runs make the same text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import chain, product
 from pathlib import PurePosixPath
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from ...algorithms.partition.file import PartitionFile
 from ...errors import LocalError
 from ..experiment.plan import Population
 from ..run.history import Measure, Measured
+from ..run.manifest import SiloRecords
 from ..run.scores import (
     ALL,
     AVERAGES,
@@ -38,147 +38,7 @@ from .silo_spread import against, kept, spectrum
 
 Rows = list[tuple[str, str]]
 Groups = Mapping[str, Sequence[Recorded]]  # runs by label, those of a label by seed
-
-# of a job's document, that a simulation heeds
-TABLES = ("rounds", "participation", "min_cohort", "model", "training")
-KEEPS = {
-    "delivered": "the model delivered last (all/aggregated)",
-    "trained": "the model trained last (all/trained)",
-}
-
-
-def check_comparable(groups: Groups, population: Population | None = None) -> None:
-    """LocalError unless all runs had the same records, the population's, and those of a label the
-    same method.
-    """
-    everyone = [run for runs in groups.values() for run in runs]
-    if population is not None and population.digest != everyone[0].identity.population:
-        raise LocalError(
-            f"{everyone[0].folder}: its silos held other records than now; choose another --out"
-        )
-    for run in everyone[1:]:
-        if run.identity.population != everyone[0].identity.population:
-            raise LocalError(
-                f"{run.folder}: its silos hold other records than those of {everyone[0].folder}, so"
-                " the two cannot be compared; let each partition have an --out of its own"
-            )
-    for label, runs in groups.items():
-        for run in runs[1:]:
-            if _said(run) != _said(runs[0]):
-                raise LocalError(
-                    f"{run.folder}: its job is not that of {runs[0].folder}, though both are"
-                    f" labelled {label!r}; remove the one that is out of date"
-                )
-
-
-def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
-    """Names and values that hold for all runs."""
-    first = next(iter(groups.values()))[0]
-    here, seeds = first.identity, sorted({run.seed for runs in groups.values() for run in runs})
-    rows: Rows = []
-    if partition is not None:
-        how = {"kind": "", **partition.how}  # first
-        split = how.pop("split", None)
-        rows.append(("data", f"{partition.data}: {partition.records:,} records"))
-        rows.append(("partition", _listed({**how, "seed": partition.seed})))
-        rows += [("split", _listed(split))] if isinstance(split, Mapping) else []
-    sides = {"training": "train", "validation": "validation", "test": "test"}
-    rows.append(("silos", str(len(first.silos))))
-    for name, side in sides.items():
-        counts = [getattr(silo, side) or 0 for silo in first.silos]
-        if any(counts):
-            told = (
-                f"{min(counts):,} to {max(counts):,}, median {median(counts):g}; {sum(counts):,}"
-                " in all"
-            )
-            rows.append((f"{name} records of a silo", told))
-    rows += [(key, value) for key, value in _settings(first) if _shared(groups, key, value)]
-    sizes = {_job(runs[0]).cohort_size for runs in groups.values()}
-    rows.append(("silos drawn for a round", " or ".join(str(size) for size in sorted(sizes))))
-    rows.append(("seeds", ", ".join(map(str, seeds))))
-    every = (
-        "after each round"
-        if here.look_every == 1
-        else f"after every {here.look_every} rounds and after the last"
-    )
-    rows.append(("all silos evaluated", every))
-    made = sorted({str(run.identity.made_with) for runs in groups.values() for run in runs})
-    rows.append(("made", "; ".join(made)))
-    return rows
-
-
-def methods(groups: Groups) -> list[tuple[str, str]]:
-    """By label, what the method is and what it has that not all have."""
-    found = []
-    for label, runs in groups.items():
-        method = runs[0].identity.job["method"]
-        own = _listed(
-            {key: value for key, value in _settings(runs[0]) if not _shared(groups, key, value)}
-        )
-        options = _listed(method["options"]) or "no options"
-        told = (
-            f"{method['name']} version {method['version']}; {options}; a silo keeps"
-            f" {KEEPS[runs[0].product]}"
-        )
-        found.append((label, f"{told}; {own}" if own else told))
-    return found
-
-
-def drawn(run: Recorded) -> frozenset[str]:
-    """The silos that were in the cohort of any round, a census included: those that ``Simulation``
-    calls trained.
-    """
-    found: set[str] = set()
-    for cohort in _job(run).cohorts():
-        found.update(cohort)
-        if len(found) == len(run.silos):
-            break
-    return frozenset(found)
-
-
-def _job(run: Recorded) -> Job:
-    return Job.from_document(run.identity.job, str(run.folder), federated=False)
-
-
-def _said(run: Recorded) -> Mapping[str, Any]:
-    return {key: value for key, value in run.identity.job.items() if key != "seed"}
-
-
-def _settings(run: Recorded) -> Iterator[tuple[str, str]]:
-    """``("training.lr", "0.1")``."""
-    for key in TABLES:
-        value = run.identity.job[key]
-        if isinstance(value, Mapping):
-            yield from (
-                (f"{key}.{name}", _told(inner))
-                for name, inner in value.items()
-                if inner is not None
-            )
-        else:
-            yield key, _told(value)
-
-
-def _shared(groups: Groups, key: str, value: str) -> bool:
-    return all(dict(_settings(runs[0])).get(key) == value for runs in groups.values())
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{key} = {_told(value)}" for key, value in values.items() if value is not None
-    )
-
-
-def _told(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case list() | tuple():
-            return f"[{', '.join(map(_told, value))}]"
-        case Mapping():
-            return _listed(value)
-        case _:
-            return str(value)
-
+Looks = Mapping[str, Mapping[int, Measured]]  # one of each run, by label and seed
 
 SHOWN: tuple[Measure, ...] = (*ALL, "selected/before", "selected/after")
 LOCAL = "local"  # the method by which each silo trains alone
@@ -191,21 +51,199 @@ SPECTRUM = {
     "most": "best silo",
     "spread": "spread",
 }
+DUELS = ("better", "equal", "worse")
+
+# of a job's document, that a simulation heeds
+TABLES = ("rounds", "participation", "min_cohort", "model", "training")
+KEEPS = {
+    "delivered": "the model delivered last (all/aggregated)",
+    "trained": "the model trained last (all/trained)",
+}
+
+
+def check_comparable(groups: Groups, population: Population | None = None) -> None:
+    """LocalError unless all runs had the same records, and those of a label the same method.
+
+    The records must be those of the population, where there is one.
+    """
+    everyone = _all_runs(groups)
+    first = everyone[0]
+    if population is not None and population.digest != first.identity.population:
+        raise LocalError(
+            f"{first.folder}: its silos held other records than now; choose another --out"
+        )
+    for run in everyone:
+        if run.identity.population != first.identity.population:
+            raise LocalError(
+                f"{run.folder}: its silos hold other records than those of {first.folder}, so"
+                " the two cannot be compared; let each partition have an --out of its own"
+            )
+    for label, runs in groups.items():
+        _check_one_job(label, runs)
+
+
+def _check_one_job(label: str, runs: Sequence[Recorded]) -> None:
+    expected = _job_less_seed(runs[0])
+    for run in runs:
+        if _job_less_seed(run) != expected:
+            raise LocalError(
+                f"{run.folder}: its job is not that of {runs[0].folder}, though both are"
+                f" labelled {label!r}; remove the one that is out of date"
+            )
+
+
+def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
+    """Names and values that hold for all runs."""
+    everyone = _all_runs(groups)
+    first = everyone[0]
+    sizes = {_job(runs[0]).cohort_size for runs in groups.values()}
+    seeds = {run.seed for run in everyone}
+    made = {str(run.identity.made_with) for run in everyone}
+    look_every = first.identity.look_every
+    looks = "after each round"
+    if look_every > 1:
+        looks = f"after every {look_every} rounds and after the last"
+    return [
+        *_partition_rows(partition),
+        ("silos", str(len(first.silos))),
+        *_record_rows(first.silos),
+        *_shared_settings(groups).items(),
+        ("silos drawn for a round", " or ".join(map(str, sorted(sizes)))),
+        ("seeds", ", ".join(map(str, sorted(seeds)))),
+        ("all silos evaluated", looks),
+        ("made", "; ".join(sorted(made))),
+    ]
+
+
+def _partition_rows(partition: PartitionFile | None) -> Rows:
+    if partition is None:
+        return []
+    how = {"kind": "", **partition.how}  # the kind stands first
+    split = how.pop("split", None)
+    rows = [
+        ("data", f"{partition.data}: {partition.records:,} records"),
+        ("partition", _listed({**how, "seed": partition.seed})),
+    ]
+    if isinstance(split, Mapping):
+        rows.append(("split", _listed(split)))
+    return rows
+
+
+def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
+    """How many records the silos have on each side that any of them has."""
+    sides = {
+        "training": [silo.train for silo in silos],
+        "validation": [silo.validation or 0 for silo in silos],
+        "test": [silo.test for silo in silos],
+    }
+    rows = []
+    for side, counts in sides.items():
+        if any(counts):
+            text = f"{min(counts):,} to {max(counts):,}, median {median(counts):g}"
+            rows.append((f"{side} records of a silo", f"{text}; {sum(counts):,} in all"))
+    return rows
+
+
+def methods(groups: Groups) -> list[tuple[str, str]]:
+    """By label, the method and the settings that are its own."""
+    shared = _shared_settings(groups)
+    rows = []
+    for label, runs in groups.items():
+        first = runs[0]
+        method = first.identity.job["method"]
+        options = _listed(method["options"]) or "no options"
+        text = f"{method['name']} version {method['version']}; {options}"
+        text += f"; a silo keeps {KEEPS[first.product]}"
+        own = {key: value for key, value in _settings(first).items() if key not in shared}
+        if own:
+            text += f"; {_listed(own)}"
+        rows.append((label, text))
+    return rows
+
+
+def drawn(run: Recorded) -> frozenset[str]:
+    """The silos that were in the cohort of any round, a census included.
+
+    ``Simulation`` calls these the trained silos.
+    """
+    found: set[str] = set()
+    for cohort in _job(run).cohorts():
+        found.update(cohort)
+        if len(found) == len(run.silos):
+            break
+    return frozenset(found)
+
+
+def _all_runs(groups: Groups) -> list[Recorded]:
+    return list(chain.from_iterable(groups.values()))
+
+
+def _job(run: Recorded) -> Job:
+    return Job.from_document(run.identity.job, str(run.folder), federated=False)
+
+
+def _job_less_seed(run: Recorded) -> Mapping[str, Any]:
+    return run.identity.job | {"seed": None}
+
+
+def _settings(run: Recorded) -> dict[str, str]:
+    """Such as ``{"training.lr": "0.1"}``; settings that are left out have no entry."""
+    settings: dict[str, str] = {}
+    for key in TABLES:
+        value = run.identity.job[key]
+        if not isinstance(value, Mapping):
+            settings[key] = _text(value)
+            continue
+        for name, inner in value.items():
+            if inner is not None:
+                settings[f"{key}.{name}"] = _text(inner)
+    return settings
+
+
+def _shared_settings(groups: Groups) -> dict[str, str]:
+    """The settings that all labels have alike, in the order of the first."""
+    shared, *others = (_settings(runs[0]) for runs in groups.values())
+    for own in others:
+        shared = {key: value for key, value in shared.items() if own.get(key) == value}
+    return shared
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} = {_text(value)}" for key, value in values.items() if value is not None
+    )
+
+
+def _text(value: Any) -> str:
+    """As it stands in a TOML file."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{', '.join(map(_text, value))}]"
+        case Mapping():
+            return _listed(value)
+        case _:
+            return str(value)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A picture's file, from the folder of the summary on; one that is not ``shown`` is named."""
+    """A picture's path, relative to the summary's folder; only a ``shown`` one is embedded."""
 
     path: PurePosixPath
     caption: str
     shown: bool = True
 
+    def to_markdown(self) -> str:
+        """The Markdown link, without the mark that embeds a picture."""
+        return f"[{escaped(self.caption)}]({quote(str(self.path))})\n"
+
 
 def summary(
     groups: Groups, partition: PartitionFile | None = None, pictures: Sequence[Link] = ()
 ) -> str:
-    """Of finished runs by label, which can be compared (``described.check_comparable``)."""
+    """The summary of finished runs by label; ``check_comparable`` must accept them."""
     title = next(iter(groups.values()))[0].identity.job["name"]
     sections = (
         _experiment(groups, partition),
@@ -219,22 +257,13 @@ def summary(
 
 def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
     rows = [(escaped(name), escaped(value)) for name, value in experiment(groups, partition)]
-    listed = "".join(
-        f"- **{escaped(label)}**: {escaped(told)}\n" for label, told in methods(groups)
-    )
-    return (
-        "## What was run\n\n"
-        + table([MarkdownColumn("what"), MarkdownColumn("value")], rows)
-        + "\n"
-        + listed
-    )
+    shared = table([MarkdownColumn("what"), MarkdownColumn("value")], rows)
+    own = [f"- **{escaped(label)}**: {escaped(text)}\n" for label, text in methods(groups)]
+    return f"## What was run\n\n{shared}\n{''.join(own)}"
 
 
 def _silos(groups: Groups) -> str:
-    alone = next(
-        (label for label, runs in groups.items() if len(groups) > 1 and runs[0].method == LOCAL),
-        None,
-    )
+    alone = _trains_alone(groups)
     text = "## In the end, silo by silo\n\nAfter the last round, on test records, in percent"
     text += ", mean ± standard deviation over seeds.\n" if _several(groups) else ".\n"
     if alone is not None:
@@ -243,122 +272,129 @@ def _silos(groups: Groups) -> str:
             f" more, as many and fewer records right than with **{escaped(alone)}**, where each"
             " trains alone, under the same seed.\n"
         )
-    own = {label: {run.seed: _kept(run) for run in runs} for label, runs in groups.items()}
     text += (
         "\n### The model that each silo keeps\n\nWhich that is stands above with each method; a"
-        " silo that was in no "
+        " silo that was in no cohort keeps the one delivered last.\n\n"
     )
-    text += "cohort keeps the one delivered last.\n\n" + _by_silo(own, alone)
+    text += _by_silo(_by_seed(groups, _kept), alone)
     for measure in ALL:
-        taken = {
-            label: {run.seed: _last(run, measure) for run in runs} for label, runs in groups.items()
-        }
-        text += f"\n### {TITLES[measure].capitalize()} ({measure})\n\n" + _by_silo(taken, alone)
+        text += f"\n### {TITLES[measure].capitalize()} ({measure})\n\n"
+        text += _by_silo(_by_seed(groups, partial(_last, measure=measure)), alone)
     return text
 
 
-def _by_silo(taken: Mapping[str, Mapping[int, Measured]], alone: str | None) -> str:
-    """A row a method, of what was measured with each seed."""
-    titles = [
-        *AVERAGES,
-        *SPECTRUM.values(),
-        *(("better", "equal", "worse") if alone is not None else ()),
-    ]
+def _trains_alone(groups: Groups) -> str | None:
+    """The label that the others are compared with: each silo trains alone."""
+    if len(groups) == 1:
+        return None
+    return next((label for label, runs in groups.items() if runs[0].method == LOCAL), None)
+
+
+def _by_seed(groups: Groups, look: Callable[[Recorded], Measured]) -> Looks:
+    looks = {}
+    for label, runs in groups.items():
+        looks[label] = {run.seed: look(run) for run in runs}
+    return looks
+
+
+def _by_silo(looks: Looks, alone: str | None) -> str:
+    """A row per method, from the look at each of its seeds."""
+    titles = [*AVERAGES, *SPECTRUM.values()]
+    if alone is not None:
+        titles += DUELS
     rows = []
-    for label, seeds in taken.items():
-        seen = [
-            {"macro": one.macro, "micro": one.micro, **asdict(spectrum(one))}
-            for one in seeds.values()
-        ]
-        row = [
-            escaped(label),
-            *(_percent(spread([one[name] for one in seen])) for name in (*AVERAGES, *SPECTRUM)),
-        ]
+    for label, seeds in looks.items():
+        numbers = zip(*map(_numbers, seeds.values()), strict=True)
+        row = [_percent(spread(column)) for column in numbers]
         if alone is not None:
-            row += [NONE] * 3 if label == alone else _duels(seeds, taken[alone])
-        rows.append(row)
-    return table(
-        [MarkdownColumn("method"), *(MarkdownColumn(title, numbers=True) for title in titles)], rows
-    )
+            row += _duels(seeds, looks[alone]) if label != alone else [NONE] * len(DUELS)
+        rows.append([escaped(label), *row])
+    return _method_table(titles, rows)
+
+
+def _numbers(look: Measured) -> list[float]:
+    """The averages and the spectrum of one look, in the order of the columns."""
+    numbers = asdict(spectrum(look)) | {"macro": look.macro, "micro": look.micro}
+    return [numbers[name] for name in (*AVERAGES, *SPECTRUM)]
+
+
+def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A row per method: its label, then numbers under these titles."""
+    numbers = [MarkdownColumn(title, numbers=True) for title in titles]
+    return table([MarkdownColumn("method"), *numbers], rows)
 
 
 def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> list[str]:
     """Better, equal and worse, the mean over the seeds that both have."""
-    found = [asdict(against(one, others[seed])) for seed, one in seeds.items() if seed in others]
-    if not found:
-        return [NONE] * 3
-    return [
-        f"{spread([one[way] for one in found]).mean:.1f}".removesuffix(".0") for way in found[0]
-    ]
+    both = seeds.keys() & others.keys()
+    if not both:
+        return [NONE] * len(DUELS)
+    duels = [astuple(against(seeds[seed], others[seed])) for seed in both]
+    means = map(fmean, zip(*duels, strict=True))
+    return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
 
 def _accuracy(groups: Groups) -> str:
-    found = {
-        label: over_seeds([scores(run.history) for run in runs]) for label, runs in groups.items()
-    }
-    return "## Every measure\n\nOn test records, in percent as above.\n" + "".join(
-        _scores(found, choice) for choice in CHOICES
-    )
+    found = {}
+    for label, runs in groups.items():
+        found[label] = over_seeds([scores(run.history) for run in runs])
+    text = "## Every measure\n\nOn test records, in percent as above.\n"
+    for choice in CHOICES:
+        text += _scores(found, choice)
+    return text
 
 
 def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
-    named = [(measure, average, choice) for measure in SHOWN for average in AVERAGES]
-    columns = [one for one in named if any(one in own for own in found.values())]
+    """The accuracies of one choice of rounds: a column per measure that some method has."""
+    measured = set().union(*found.values())
+    candidates = [(measure, average, choice) for measure, average in product(SHOWN, AVERAGES)]
+    columns = [named for named in candidates if named in measured]
     if not columns:
         return ""
-    titles = [
-        MarkdownColumn(f"{measure} {average}", numbers=True) for measure, average, _ in columns
-    ]
-    rows = [
-        [escaped(label), *(_percent(own.get(one)) for one in columns)]
-        for label, own in found.items()
-    ]
-    return f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n" + table(
-        [MarkdownColumn("method"), *titles], rows
-    )
+    titles = [f"{measure} {average}" for measure, average, _ in columns]
+    rows = []
+    for label, own in found.items():
+        rows.append([escaped(label), *(_percent(own.get(named)) for named in columns)])
+    text = f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n"
+    return text + _method_table(titles, rows)
 
 
 def _cost(groups: Groups) -> str:
-    columns = [
-        MarkdownColumn("method"),
-        *(
-            MarkdownColumn(title, numbers=True)
-            for title in ("runs", "seconds a run", "rounds a second")
-        ),
-    ]
     rows = []
     for label, runs in groups.items():
-        timed = [(run.rounds, run.seconds) for run in runs if run.seconds]
-        seconds = sum(seconds for _, seconds in timed)
-        told = (
-            [f"{seconds / len(timed):,.1f}", _pace(sum(n for n, _ in timed) / seconds)]
-            if timed
-            else [NONE] * 2
-        )
-        rows.append([escaped(label), str(len(runs)), *told])
+        # by seconds; a run that no process has timed yet tells nothing of the pace
+        timed = [(run.seconds, run.rounds) for run in runs if run.seconds]
+        pace = [NONE, NONE]
+        if timed:
+            seconds, rounds = map(sum, zip(*timed, strict=True))
+            pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
+        rows.append([escaped(label), str(len(runs)), *pace])
     return (
         "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included,"
         " and in the first run of a command the start of its worker processes; what was lost when"
-        " one was killed is not counted.\n\n" + table(columns, rows)
+        " one was killed is not counted.\n\n"
+        + _method_table(("runs", "seconds a run", "rounds a second"), rows)
     )
 
 
 def _pictures(pictures: Sequence[Link]) -> str:
-    shown = [
-        f"![{escaped(one.caption)}]({quote(str(one.path))})\n" for one in pictures if one.shown
-    ]
-    named = [
-        f"- [{escaped(one.caption)}]({quote(str(one.path))})\n" for one in pictures if not one.shown
-    ]
-    return "\n".join(["## Pictures\n", *shown, "".join(named)]) if pictures else ""
+    if not pictures:
+        return ""
+    shown, named = "## Pictures\n", ""
+    for link in pictures:
+        if link.shown:
+            shown += f"\n!{link.to_markdown()}"
+        else:
+            named += f"- {link.to_markdown()}"
+    return f"{shown}\n{named}"
 
 
 def _meaning() -> str:
-    measures = "".join(f"- **{measure}**: {meaning}.\n" for measure, meaning in DEFINITIONS.items())
-    averages = "".join(f"- **{average}**: {meaning}.\n" for average, meaning in AVERAGES.items())
+    meanings = DEFINITIONS | AVERAGES
+    defined = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in meanings.items())
     return (
         "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, of"
-        f" the side named, that a model classifies right.\n\n{measures}{averages}- **spread**: the"
+        f" the side named, that a model classifies right.\n\n{defined}- **spread**: the"
         " standard deviation of the silos' accuracies, of a population: it is of these silos.\n-"
         " **worst tenth**, **best tenth**: the mean accuracy of the tenth of the silos, rounded"
         " up, with the lowest and with the highest accuracies.\n- **±**: the standard deviation"
@@ -377,7 +413,7 @@ def _kept(run: Recorded) -> Measured:
 
 
 def _last(run: Recorded, measure: Measure) -> Measured:
-    return [one for one in run.history if one.measure == measure][-1]
+    return {one.measure: one for one in run.history}[measure]
 
 
 def _pace(value: float) -> str:
@@ -387,5 +423,7 @@ def _pace(value: float) -> str:
 def _percent(value: Spread | None) -> str:
     if value is None:
         return NONE
-    deviation = "" if value.deviation is None else f" ± {100 * value.deviation:.2f}"
-    return f"{100 * value.mean:.2f}{deviation}"
+    text = f"{100 * value.mean:.2f}"
+    if value.deviation is not None:
+        text += f" ± {100 * value.deviation:.2f}"
+    return text

@@ -1,14 +1,15 @@
-"""A published table beside the finished runs of its reproduction: as rows, as Markdown and as CSV.
+"""A published table next to the finished runs of its reproduction: rows, Markdown and CSV.
 
-``published`` is as printed, in percent; ``ours`` the mean over seeds with the deviation of a
-sample. What stands beside a value that is a deviation over silos is that of our silos, the mean of
-all seeds.
+``published`` is the value as printed, in percent. ``ours`` is the mean over seeds with the
+deviation of a sample. Where the paper prints a deviation over silos, the deviation over our silos
+stands next to it: the mean over all seeds.
 """
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from ...algorithms.job.job import Job
@@ -45,9 +46,9 @@ CSV = (
 
 @dataclass(frozen=True)
 class Ran:
-    """What finished runs of one method came to.
+    """The score of one method's finished runs.
 
-    ``over_silos`` is the deviation over these, the mean of all seeds.
+    ``over_silos`` is the deviation over silos, the mean of all seeds.
     """
 
     score: Spread
@@ -59,7 +60,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Cell:
-    """A published value and what ours came to; ``ours`` is None where no run is finished."""
+    """A published value and our score; ``ours`` is None where no run is finished."""
 
     column: PaperColumn
     row: PaperRow
@@ -69,107 +70,143 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
-        return (
-            None
-            if self.ours is None or self.value.mean is None
-            else self.ours.score.mean - self.value.mean
-        )
+        """Our mean minus the paper's, in 0…1; None where one of the two is missing."""
+        if self.ours is None or self.value.mean is None:
+            return None
+        return self.ours.score.mean - self.value.mean
 
 
 def compared(table: PaperTable, recorded: Mapping[str, Sequence[Recorded]]) -> tuple[Cell, ...]:
-    """Column by column, of the settings whose finished runs are given.
-
-    Those without any are left out.
-    """
-    found = []
-    for place, column in enumerate(table.columns):
-        runs = recorded.get(column.setting.name, ()) if column.setting is not None else ()
-        for row in table.all_rows if runs else ():
-            value = row.values[place]
-            method = None if column.setting is None else row.methods.get(column.setting.name)
-            label = None if method is None else method.title
-            ours = _ran(row, column, [run for run in runs if run.label == label])
-            if value.text or ours is not None:
-                found.append(Cell(column, row, value, label, ours))
-    return tuple(found)
+    """The cells, column by column, of each setting that has finished runs in ``recorded``."""
+    cells: list[Cell] = []
+    for index, column in enumerate(table.columns):
+        if column.setting is None:
+            continue
+        if runs := recorded.get(column.setting.name):
+            cells += _column_cells(table, index, column.setting.name, runs)
+    return tuple(cells)
 
 
-def told(cells: Sequence[Cell], *, over_silos: bool) -> list[list[str]]:
+def _column_cells(
+    table: PaperTable, index: int, setting: str, runs: Sequence[Recorded]
+) -> Iterator[Cell]:
+    """A cell per row that has a published value or finished runs in this column."""
+    column = table.columns[index]
+    by_label: dict[str, list[Recorded]] = defaultdict(list)
+    for run in runs:
+        by_label[run.label].append(run)
+
+    for row in table.all_rows:
+        value = row.values[index]
+        label, ours = None, None
+        if method := row.methods.get(setting):
+            label = method.title
+            ours = _ran(row, column, by_label[label])
+        if value.text or ours is not None:
+            yield Cell(column, row, value, label, ours)
+
+
+def table_rows(cells: Sequence[Cell], *, over_silos: bool) -> list[list[str]]:
     """Rows of HEADINGS."""
+    return [_table_row(cell, over_silos=over_silos) for cell in cells]
+
+
+def _table_row(cell: Cell, *, over_silos: bool) -> list[str]:
+    ours, seeds, difference = NONE, NONE, NONE
+    if cell.ours is not None:
+        ours, seeds = _ours(cell.ours, over_silos=over_silos), str(cell.ours.score.seeds)
+    if cell.difference is not None:
+        difference = f"{100 * cell.difference:+.2f}"
     return [
-        [
-            cell.column.title,
-            cell.row.title,
-            _published(cell.value),
-            *(_ours(cell.ours, over_silos=over_silos) if cell.ours else (NONE, NONE)),
-            NONE if cell.difference is None else f"{100 * cell.difference:+.2f}",
-        ]
-        for cell in cells
+        cell.column.title,
+        cell.row.title,
+        _published(cell.value),
+        ours,
+        seeds,
+        difference,
     ]
 
 
 def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]) -> str:
-    """The table, setting by setting; ``smaller`` is what was less than in the paper."""
-    over_silos = table.deviation == "silos"
+    """The table, setting by setting; ``smaller`` lists what was less than in the paper."""
     text = f"# {escaped(table.path)}\n\n{escaped(table.title)}.\n\n{escaped(table.citation)}\n\n"
     if smaller:
         text += f"**{escaped(warning(smaller))}**\n\n"
     text += f"Accuracies in percent. {meaning(table)}\n"
-    for column in dict.fromkeys(cell.column.name for cell in cells):
-        own = [cell for cell in cells if cell.column.name == column]
-        ran = next((cell.ours for cell in own if cell.ours), None)
-        text += f"\n## {escaped(own[0].column.title)}\n\n"
-        if ran is not None:
-            text += f"{ran.silos} silos, {ran.drawn} drawn for a round, {ran.rounds} rounds.\n\n"
-        headings = [
-            Heading("method"),
-            *(Heading(name, numbers=True) for name in HEADINGS[2:]),
-            Heading("our measure"),
-        ]
-        rows = [
-            [escaped(row[1]), *row[2:], " ".join(cell.row.score) if cell.ours else NONE]
-            for row, cell in zip(told(own, over_silos=over_silos), own, strict=True)
-        ]
-        text += markdown_table(headings, rows)
-    return text + "\n## Notes\n\n" + "".join(f"- {escaped(note)}\n" for note in table.notes)
+
+    by_column: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        by_column[cell.column.name].append(cell)
+    for own in by_column.values():
+        text += _setting_section(own, over_silos=table.deviation == "silos")
+
+    notes = "".join(f"- {escaped(note)}\n" for note in table.notes)
+    return f"{text}\n## Notes\n\n{notes}"
+
+
+def _setting_section(cells: Sequence[Cell], *, over_silos: bool) -> str:
+    """The cells of one column under a heading, with the scale at which ours ran."""
+    text = f"\n## {escaped(cells[0].column.title)}\n\n"
+    ran = next((cell.ours for cell in cells if cell.ours), None)
+    if ran is not None:
+        text += f"{ran.silos} silos, {ran.drawn} drawn for a round, {ran.rounds} rounds.\n\n"
+    headings = [
+        Heading("method"),
+        *(Heading(name, numbers=True) for name in HEADINGS[2:]),
+        Heading("our measure"),
+    ]
+    rows = []
+    for cell in cells:
+        _, title, *values = _table_row(cell, over_silos=over_silos)
+        measure = " ".join(cell.row.score) if cell.ours else NONE
+        rows.append([escaped(title), *values, measure])
+    return text + markdown_table(headings, rows)
 
 
 def to_csv(table: PaperTable, cells: Sequence[Cell]) -> str:
     """The same as CSV, accuracies in 0…1 with every digit."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV)
-    for cell in cells:
-        ours = cell.ours
-        writer.writerow(
-            [
-                table.path,
-                cell.column.name,
-                cell.row.title,
-                cell.label,
-                *cell.row.score,
-                cell.value.mean,
-                cell.value.deviation,
-                *(
-                    (ours.score.mean, ours.score.deviation, ours.over_silos, ours.score.seeds)
-                    if ours
-                    else [None] * 4
-                ),
-                cell.difference,
-                *((ours.silos, ours.drawn, ours.rounds) if ours else [None] * 3),
-            ]
-        )
+    writer = csv.DictWriter(out, CSV, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_csv_row(table, cell) for cell in cells)
     return out.getvalue()
 
 
+def _csv_row(table: PaperTable, cell: Cell) -> dict[str, object]:
+    """The values by column of CSV; a column that is absent stays empty."""
+    measure, average, choice = cell.row.score
+    row: dict[str, object] = {
+        "table": table.path,
+        "column": cell.column.name,
+        "method": cell.row.title,
+        "label": cell.label,
+        "measure": measure,
+        "average": average,
+        "choice": choice,
+        "published": cell.value.mean,
+        "published_deviation": cell.value.deviation,
+        "difference": cell.difference,
+    }
+    if cell.ours is not None:
+        row |= {
+            "ours": cell.ours.score.mean,
+            "ours_deviation": cell.ours.score.deviation,
+            "ours_over_silos": cell.ours.over_silos,
+            "seeds": cell.ours.score.seeds,
+            "silos": cell.ours.silos,
+            "drawn": cell.ours.drawn,
+            "rounds": cell.ours.rounds,
+        }
+    return row
+
+
 def warning(smaller: Sequence[str]) -> str:
-    """Said of every reproduction at a smaller scale."""
+    """The warning above every reproduction at a smaller scale."""
     return f"Reduced: {', '.join(smaller)}. These values do not compare with the published ones."
 
 
 def meaning(table: PaperTable) -> str:
-    """What ± is."""
+    """The sentence that says what ± stands for."""
     ours = "Ours: mean ± deviation over seeds."
     if table.deviation == "silos":
         return (
@@ -180,39 +217,39 @@ def meaning(table: PaperTable) -> str:
 
 
 def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | None:
-    seen = [(run, within(run.history, column.silos)) for run in runs]
-    found = [(run, history, scores(history)) for run, history in seen]
-    taken = [(run, history, own[row.score]) for run, history, own in found if row.score in own]
-    if not taken:
-        return None
     measure, *_ = row.score
-    over = [
-        one.spread
-        for _, history, score in taken
-        for one in history
-        if (one.measure, one.rounds) == (measure, score.rounds)
-    ]
-    first = taken[0][0]
+    scored: list[Recorded] = []
+    values: list[float] = []
+    over_silos: list[float] = []
+    for run in runs:
+        history = within(run.history, column.silos)
+        score = scores(history).get(row.score)
+        if score is None:
+            continue
+        scored.append(run)
+        values.append(score.value)
+        measured = {(one.measure, one.rounds): one for one in history}
+        over_silos.append(measured[measure, score.rounds].spread)
+    if not scored:
+        return None
+    first = scored[0]
     job = Job.from_document(first.identity.job, str(first.folder), federated=False)
-    value = spread([score.value for *_, score in taken])
-    return Ran(value, fmean(over), len(first.silos), job.cohort_size, job.rounds)
+    return Ran(spread(values), fmean(over_silos), len(first.silos), job.cohort_size, job.rounds)
 
 
 def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
-    """What was measured of the silos whose names begin so.
+    """The measures, each reduced to the silos whose names begin with ``start``.
 
-    Nothing where a measure had none of them.
+    A measure that had none of these silos is left out.
     """
     if not start:
         return tuple(history)
-    found = []
+    reduced = []
     for one in history:
-        records = {silo: count for silo, count in one.records.items() if silo.startswith(start)}
-        if records:
-            found.append(
-                replace(one, correct={silo: one.correct[silo] for silo in records}, records=records)
-            )
-    return tuple(found)
+        silos = [silo for silo in one.records if silo.startswith(start)]
+        if silos:
+            reduced.append(one.of(silos))
+    return tuple(reduced)
 
 
 def _published(value: PaperValue) -> str:
@@ -221,12 +258,15 @@ def _published(value: PaperValue) -> str:
     return _percent(value.mean, value.deviation, value.digits)
 
 
-def _ours(ran: Ran, *, over_silos: bool) -> tuple[str, str]:
-    behind = f" ({100 * ran.over_silos:.2f})" if over_silos else ""
-    return _percent(ran.score.mean, ran.score.deviation, 2) + behind, str(ran.score.seeds)
+def _ours(ran: Ran, *, over_silos: bool) -> str:
+    text = _percent(ran.score.mean, ran.score.deviation, 2)
+    if over_silos:
+        text += f" ({100 * ran.over_silos:.2f})"
+    return text
 
 
 def _percent(mean: float, deviation: float | None, digits: int) -> str:
-    return f"{100 * mean:.{digits}f}" + (
-        "" if deviation is None else f" ± {100 * deviation:.{digits}f}"
-    )
+    text = f"{100 * mean:.{digits}f}"
+    if deviation is not None:
+        text += f" ± {100 * deviation:.{digits}f}"
+    return text

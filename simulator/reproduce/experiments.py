@@ -1,17 +1,17 @@
-"""From a published table to experiments, one a setting, at the paper's scale or a smaller one.
+"""From a published table to experiments, one per setting, at the paper's scale or a smaller one.
 
-Fewer clients are some of the paper's own: the partition is made for all of them, and as many as
+Fewer clients are a subset of the paper's own. The partition is made for all of them; as many as
 asked for take part, spread evenly over it, each with the records that it has at full scale. The
-share that is drawn for a round stays, but for at least three silos. Fewer rounds are fewer rounds,
-and what a method does after a share of them comes after the same share.
+share that is drawn for a round stays, but at least three silos are drawn. With fewer rounds, a
+method's step after a share of the rounds comes after the same share.
 
-Which files a setting's records are read from, under the folder that a person names, and what is not
-there.
+This module also says which files a setting's records are read from, under the folder that a person
+names, and which of them are missing.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ...algorithms.data.sources.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
 from ..experiment.experiment import Experiment, ExperimentFile, checked
+from ..experiment.hints import hint
 from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable
 
@@ -46,7 +47,7 @@ class RecordSource(Strict):
 
 
 def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSetting, ...]:
-    """The settings of these names, all for none."""
+    """The settings of these names; all settings where no name is wanted."""
     known = {setting.name: setting for setting in table.settings}
     if not known:
         raise LocalError(
@@ -59,15 +60,13 @@ def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSett
 
 
 def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
-    """The labels of these methods, all for none, and of those that run beside every one."""
-    methods = {method.title: method for row in table.all_rows for method in row.methods.values()}
-    asked = {
-        _known(name, methods, f"{table.path}: no method that runs here")
-        for name in wanted or methods
-    }
-    return frozenset(
-        asked | {label for label, method in methods.items() if method.name in NEXT_TO_IT}
-    )
+    """The labels of the wanted methods (all where none is), and of those that always run."""
+    methods = chain.from_iterable(row.methods.values() for row in table.all_rows)
+    names = {method.title: method.name for method in methods}
+    what = f"{table.path}: no method that runs here"
+    asked = {_known(name, names, what) for name in wanted or names}
+    always = {label for label in names if names[label] in NEXT_TO_IT}
+    return frozenset(asked | always)
 
 
 def experiment_of(
@@ -82,18 +81,22 @@ def experiment_of(
 
     LocalError where a method cannot work in it.
     """
-    origin = Path(table.paper) / setting.name
-    found = (row.methods[setting.name] for row in table.all_rows if setting.name in row.methods)
-    methods = {method.title: method for method in found if labels is None or method.title in labels}
+    in_setting = [row.methods.get(setting.name) for row in table.all_rows]
+    methods = {method.title: method for method in in_setting if method is not None}
+    if labels is not None:
+        methods = {label: methods[label] for label in methods if label in labels}
+    chosen = list(methods.values())
+    # the scale's rounds are for all methods; a method's own would otherwise override them
     if scale.rounds is not None:
-        methods = {
-            label: method.model_copy(update={"rounds": None}) for label, method in methods.items()
-        }
+        chosen = [method.model_copy(update={"rounds": None}) for method in chosen]
+
+    origin = Path(table.paper) / setting.name
+    of_paper = range(1, (table.seeds or SEEDS) + 1)
     document = {
         "version": 1,
         "name": f"{table.paper}-{setting.name}",
-        "seeds": tuple(seeds) or tuple(range(1, (table.seeds or SEEDS) + 1)),
-        "methods": tuple(methods.values()),
+        "seeds": tuple(seeds) or tuple(of_paper),
+        "methods": tuple(chosen),
         **_scaled(setting, scale),
     }
     return checked(origin, validate(document, ExperimentFile, str(origin)), folder)
@@ -101,28 +104,30 @@ def experiment_of(
 
 def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
     """Where the records of a setting are, in a folder."""
-    document = {
-        key: value
-        for key, value in _scaled(setting, FULL).items()
-        if key in RecordSource.model_fields
-    }
+    full = _scaled(setting, FULL)
+    document = {key: full[key] for key in RecordSource.model_fields if key in full}
     records = validate(document, RecordSource, setting.name)
     data, partition = below(records.data, records.partition, folder)
     return RecordSource(data=data, partition=partition)
 
 
 def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
-    """What is other than in the paper, for people."""
-    found = []
-    if fewer := [setting for setting in settings if _fewer(setting, scale)]:
-        found.append(
-            f"{scale.clients} instead of {_or([_clients(setting) or 'all' for setting in fewer])}"
-            " clients"
-        )
-    rounds = [setting.document["rounds"] for setting in settings]
-    if scale.rounds is not None and (others := [own for own in rounds if own != scale.rounds]):
-        found.append(f"{scale.rounds} instead of {_or(others)} rounds")
-    return tuple(found)
+    """The differences from the paper, for people."""
+    clients: list[object] = []
+    rounds: list[object] = []
+    for setting in settings:
+        if _fewer(setting, scale):
+            clients.append(_clients(setting) or "all")
+        own = setting.document["rounds"]
+        if scale.rounds not in (None, own):
+            rounds.append(own)
+
+    differences = []
+    if clients:
+        differences.append(f"{scale.clients} instead of {_or(clients)} clients")
+    if rounds:
+        differences.append(f"{scale.rounds} instead of {_or(rounds)} rounds")
+    return tuple(differences)
 
 
 def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
@@ -144,8 +149,10 @@ def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
 
 def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     """How many of a setting's clients take part; None for all."""
-    there = _clients(setting)
-    if scale.clients is None or (there is not None and there <= scale.clients):
+    if scale.clients is None:
+        return None
+    published = _clients(setting)
+    if published is not None and published <= scale.clients:
         return None
     if scale.clients < LEAST_CLIENTS:
         raise LocalError(
@@ -155,11 +162,14 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
 
 
 def _clients(setting: PaperSetting) -> int | None:
-    """How many there are at full scale; None where the data or a file says so."""
-    if "partition" not in setting.document:
-        return int(setting.document["data"].get("silos", PUBLISHED_SILOS))
-    silos = setting.document["partition"].get("silos")
-    return sum(silos.values()) if isinstance(silos, Mapping) else silos
+    """The clients at full scale; None where only the data or a file says how many."""
+    document = setting.document
+    if "partition" not in document:
+        return int(document["data"].get("silos", PUBLISHED_SILOS))
+    silos: int | Mapping[str, int] | None = document["partition"].get("silos")
+    if isinstance(silos, Mapping):  # so many per source of the data
+        return sum(silos.values())
+    return silos
 
 
 def _or(values: Sequence[object]) -> str:
@@ -168,19 +178,19 @@ def _or(values: Sequence[object]) -> str:
 
 def _known(name: str, known: Mapping[str, Any], what: str) -> str:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise LocalError(f"{what} {name!r}; {hint}")
+        raise LocalError(f"{what} {name!r}; {hint(name, known)}")
     return name
 
 
 def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
-    """What is not there, each with what belongs where.
+    """The files that are not there, each with its title and place.
 
-    Whether what is there can be read shows when it is.
+    A file that is there is not opened: a damaged one shows only when it is read.
     """
+    absent = []
     lacking = data.lacking()
-    found = [] if lacking is None else [f"{data.long_title}: {lacking}"]
+    if lacking is not None:
+        absent.append(f"{data.long_title}: {lacking}")
     if isinstance(partition, PartitionFromFile) and not partition.file.is_file():
-        found.append(f"partition: {partition.file}")
-    return tuple(found)
+        absent.append(f"partition: {partition.file}")
+    return tuple(absent)

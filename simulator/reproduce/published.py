@@ -49,13 +49,13 @@ Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] 
 choice. A row that names a method which the catalog has not shows what was published, and no more.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -67,6 +67,7 @@ from ...algorithms.job.security import Name
 from ...errors import LocalError
 from ...files.documents import Strict, parse_toml
 from ..experiment.experiment import ChosenMethod
+from ..experiment.hints import hint
 from ..experiment.options import Count
 from ..run.history import Measure
 from ..run.scores import Average, Choice, Named
@@ -80,6 +81,9 @@ PRINTED = re.compile(
 NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs beside the others
 
 Unit = Literal["percent", "share"]
+# by unit: the number that is the whole, and how many digits of a value are not behind the point in
+# percent
+SCALES: dict[Unit, tuple[Decimal, int]] = {"percent": (Decimal(100), 0), "share": (Decimal(1), 2)}
 Of = Literal["seeds", "silos"]
 Document: TypeAlias = Mapping[str, Any]
 
@@ -156,21 +160,31 @@ class TableTable(Strict):
     @pydantic.model_validator(mode="after")
     def _as_wide_as_its_columns(self) -> "TableTable":
         for row in self.rows:
-            if len(row.published) != len(self.columns):
-                raise ValueError(
-                    f"{self.name}, row {row.title!r} has {len(row.published)} values for"
-                    f" {len(self.columns)} columns"
-                )
-            for text in row.published:
-                if text not in (LOST, FAILED) and not PRINTED.fullmatch(text):
-                    raise ValueError(
-                        f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without"
-                        " deviation"
-                    )
-        if unmarked := [note for note in self.notes if not note.startswith(MARKS)]:
+            self._check_values(row)
+        return self
+
+    def _check_values(self, row: RowTable) -> None:
+        if len(row.published) != len(self.columns):
             raise ValueError(
-                f"{self.name}: begin the note {unmarked[0]!r} with one of {', '.join(MARKS)}"
+                f"{self.name}, row {row.title!r} has {len(row.published)} values for"
+                f" {len(self.columns)} columns"
             )
+        for text in row.published:
+            if text in (LOST, FAILED):
+                continue
+            if not PRINTED.fullmatch(text):
+                raise ValueError(
+                    f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without"
+                    " deviation"
+                )
+
+    @pydantic.model_validator(mode="after")
+    def _notes_are_marked(self) -> "TableTable":
+        for note in self.notes:
+            if not note.startswith(MARKS):
+                raise ValueError(
+                    f"{self.name}: begin the note {note!r} with one of {', '.join(MARKS)}"
+                )
         return self
 
 
@@ -199,9 +213,8 @@ class PaperFile(Strict):
 class PaperValue:
     """A published number as printed, and in 0…1.
 
-    ``mean`` is None where it is lost or the paper has none.
-
-    ``digits`` are those that it has behind the point in percent.
+    ``mean`` is None where it is lost or the paper has none. ``digits`` counts the digits behind the
+    point in percent.
     """
 
     text: str
@@ -212,8 +225,9 @@ class PaperValue:
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """What a column was measured in: a document of ``experiment.ExperimentFile`` less name, seeds
-    and methods.
+    """The experiment behind a column.
+
+    ``document`` is that of ``experiment.ExperimentFile`` without name, seeds and methods.
     """
 
     name: str
@@ -224,9 +238,9 @@ class PaperSetting:
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """One setting of a table; of the silos whose names begin so, all for none.
+    """One setting of a table, for the silos whose names begin with ``silos`` (all where empty).
 
-    Without a setting it is not ours.
+    A column without a setting cannot be run here.
     """
 
     name: str
@@ -237,8 +251,9 @@ class PaperColumn:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A method as printed, its values by column, and our method by setting: none where the catalog
-    has it not.
+    """A method as printed: its values by column, and our method by setting.
+
+    ``methods`` is empty where the catalogue does not have the method.
     """
 
     title: str
@@ -251,8 +266,8 @@ class PaperRow:
 class PaperTable:
     """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
 
-    ``beside`` are methods of NEXT_TO_IT in settings in which no row has them, as the paper's other
-    tables have them.
+    ``beside`` are the methods of NEXT_TO_IT in the settings where no row has them, with the options
+    that the paper's other tables have.
     """
 
     paper: str
@@ -273,17 +288,12 @@ class PaperTable:
 
     @property
     def settings(self) -> tuple[PaperSetting, ...]:
-        """Those of its columns, each once."""
-        found = {
-            column.setting.name: column.setting
-            for column in self.columns
-            if column.setting is not None
-        }
-        return tuple(found.values())
+        """The settings of its columns, each once."""
+        return _settings(self.columns)
 
     @property
     def all_rows(self) -> tuple[PaperRow, ...]:
-        """Those of the paper, then those that run beside."""
+        """The paper's rows, then those that run next to them."""
         return (*self.rows, *self.beside)
 
 
@@ -291,15 +301,11 @@ class PaperTable:
 def published() -> tuple[PaperTable, ...]:
     """All tables, paper by paper."""
     folder = resources.files(__package__) / "tables"
-    files = sorted(
-        (file for file in folder.iterdir() if file.name.endswith(".toml")),
-        key=lambda file: file.name,
-    )
-    return tuple(
-        table
-        for file in files
-        for table in parse(file.name.removesuffix(".toml"), file.read_bytes())
-    )
+    files = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
+    tables: list[PaperTable] = []
+    for name in sorted(files):
+        tables += parse(name.removesuffix(".toml"), files[name].read_bytes())
+    return tuple(tables)
 
 
 def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
@@ -311,57 +317,79 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
         table.name: tuple(_row(row, table, settings, origin) for row in table.rows)
         for table in file.tables
     }
-    everyone = [row for own in rows.values() for row in own]
+
+    # all tables of a paper share the runs of a setting, so a label means one method in all of them
+    everyone = list(chain.from_iterable(rows.values()))
     _check_labels(everyone, origin)
-    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {
-        method.name: method for method in file.beside
-    }
-    return tuple(
-        PaperTable(
-            paper,
-            table.name,
-            table.title,
-            file.citation,
-            file.seeds,
-            table.deviation,
-            columns := tuple(
-                _column(column, settings, f"{origin}, {table.name}") for column in table.columns
-            ),
-            rows[table.name],
-            _beside(rows[table.name], everyone, columns, table.score.named, besides),
-            table.notes,
+    besides = _besides(file)
+
+    tables = []
+    for table in file.tables:
+        where = f"{origin}, {table.name}"
+        columns = tuple(_column(column, settings, where) for column in table.columns)
+        own = rows[table.name]
+        tables.append(
+            PaperTable(
+                paper=paper,
+                name=table.name,
+                title=table.title,
+                citation=file.citation,
+                seeds=file.seeds,
+                deviation=table.deviation,
+                columns=columns,
+                rows=own,
+                beside=_beside(own, everyone, columns, table.score.named, besides),
+                notes=table.notes,
+            )
         )
-        for table in file.tables
-    )
+    return tuple(tables)
+
+
+def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
+    """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
+    methods = [ChosenMethod(name=name) for name in NEXT_TO_IT]
+    methods += file.beside
+    return {method.name: method for method in methods if method.name in METHODS}
 
 
 def find(path: str) -> PaperTable:
     """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest."""
     known = {table.path: table for table in published()}
     if path not in known:
-        near = difflib.get_close_matches(path, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise LocalError(f"{path}: no such table; {hint}")
+        raise LocalError(f"{path}: no such table; {hint(path, known)}")
     return known[path]
 
 
 def _setting(name: str, common: Document, own: Document) -> PaperSetting:
+    """A setting's own keys replace the common ones, in a table key by key."""
     document = {**common, **own}
-    for key, value in common.items():
-        if isinstance(value, dict) and isinstance(own.get(key), dict):
-            document[key] = value | own[key]
+    for key in common.keys() & own.keys():
+        if isinstance(common[key], dict) and isinstance(own[key], dict):
+            document[key] = common[key] | own[key]
     title, without = document.pop("title", name), document.pop("without", ())
     return PaperSetting(name, title, document, frozenset(without))
 
 
+def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
+    """The settings of these columns, each once."""
+    found: dict[str, PaperSetting] = {}
+    for column in columns:
+        if column.setting is not None:
+            found[column.setting.name] = column.setting
+    return tuple(found.values())
+
+
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
-    if table.setting is not None and table.setting not in settings:
+    if table.setting is None:
+        return PaperColumn(table.name or "", table.title or "", None, table.silos)
+    if table.setting not in settings:
         raise LocalError(
             f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}"
         )
-    setting = None if table.setting is None else settings[table.setting]
-    name, title = (setting.name, setting.title) if setting else ("", "")
-    return PaperColumn(table.name or name, table.title or title, setting, table.silos)
+    setting = settings[table.setting]
+    return PaperColumn(
+        table.name or setting.name, table.title or setting.title, setting, table.silos
+    )
 
 
 def _row(
@@ -372,41 +400,48 @@ def _row(
             f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the"
             " file"
         )
-    methods = {}
-    if row.method is not None and row.method.name in METHODS:
-        for name in dict.fromkeys(
-            column.setting for column in table.columns if column.setting is not None
-        ):
-            own = row.own.get(name, OwnTable())
-            if isinstance(own, OwnTable):
-                methods[name] = own.of(row.method)
     values = tuple(_value(text, table.unit) for text in row.published)
-    return PaperRow(row.title, values, (row.score or table.score).named, methods)
+    score = row.score or table.score
+    return PaperRow(row.title, values, score.named, _row_methods(row, table))
+
+
+def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
+    """The row's method by setting; empty where the catalogue does not have it."""
+    methods: dict[str, ChosenMethod] = {}
+    if row.method is None or row.method.name not in METHODS:
+        return methods
+    for column in table.columns:
+        if column.setting is None:
+            continue
+        own = row.own.get(column.setting, OwnTable())
+        if isinstance(own, OwnTable):
+            methods[column.setting] = own.of(row.method)
+    return methods
 
 
 def _value(text: str, unit: Unit) -> PaperValue:
-    if not (printed := PRINTED.fullmatch(text)):
+    printed = PRINTED.fullmatch(text)
+    if printed is None:
         return PaperValue(text)
-    whole = Decimal(100 if unit == "percent" else 1)
-    deviation = printed["std"] or printed["spread"]
-    digits = len(printed["mean"].partition(".")[2]) - (0 if unit == "percent" else 2)
-    mean, over = (
-        None if number is None else float(Decimal(number) / whole)
-        for number in (printed["mean"], deviation)
-    )
-    return PaperValue(text, mean, over, max(digits, 0))
+    whole, hidden = SCALES[unit]
+    _, _, decimals = printed["mean"].partition(".")
+    mean = float(Decimal(printed["mean"]) / whole)
+    deviation = None
+    if over := printed["std"] or printed["spread"]:
+        deviation = float(Decimal(over) / whole)
+    return PaperValue(text, mean, deviation, max(len(decimals) - hidden, 0))
 
 
 def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
     """One label is one method in a setting, in all tables of a paper: they share its runs."""
     first: dict[tuple[str, str], ChosenMethod] = {}
-    for row in rows:
-        for setting, method in row.methods.items():
-            if first.setdefault((setting, method.title.lower()), method) != method:
-                raise LocalError(
-                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
-                    " label of its own"
-                )
+    in_settings = chain.from_iterable(row.methods.items() for row in rows)
+    for setting, method in in_settings:
+        if first.setdefault((setting, method.title.lower()), method) != method:
+            raise LocalError(
+                f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
+                " label of its own"
+            )
 
 
 def _beside(
@@ -416,23 +451,25 @@ def _beside(
     score: Named,
     besides: Mapping[str, ChosenMethod],
 ) -> tuple[PaperRow, ...]:
-    settings = {
-        column.setting.name: column.setting for column in columns if column.setting is not None
-    }
+    """A row without values per method that runs next to this table's; ``everyone``: all tables'."""
     nothing = tuple(PaperValue("") for _ in columns)
     found = []
     for name, method in besides.items():
         methods = {}
-        for setting in settings.values() if name in METHODS else ():
-            if name not in setting.without and not _having(rows, setting, name):
-                there = _having(everyone, setting, name)
-                methods[setting.name] = there[0] if there else method
+        for setting in _settings(columns):
+            if name in setting.without or _first_of(rows, setting, name):
+                continue
+            # the options that the paper's other tables have: the tables share the runs
+            methods[setting.name] = _first_of(everyone, setting, name) or method
         if methods:
             found.append(PaperRow(name, nothing, score, methods))
     return tuple(found)
 
 
-def _having(rows: Sequence[PaperRow], setting: PaperSetting, name: str) -> list[ChosenMethod]:
-    """What rows have of a method in a setting."""
-    methods = (row.methods.get(setting.name) for row in rows)
-    return [method for method in methods if method is not None and method.name == name]
+def _first_of(rows: Sequence[PaperRow], setting: PaperSetting, name: str) -> ChosenMethod | None:
+    """A method as the first of these rows has it in a setting; None where no row does."""
+    for row in rows:
+        method = row.methods.get(setting.name)
+        if method is not None and method.name == name:
+            return method
+    return None

@@ -1,4 +1,4 @@
-"""What a run gave, for people and other programs; every file is written as a whole.
+"""A run's results, for people and other programs; every file is written as a whole.
 
 ::
 
@@ -12,7 +12,7 @@
                                a thing
 
 The names of measures are those of history.py. A model's file is what a silo of a federation keeps
-as model.safetensors, and the coordinator's what ``staddle job results`` gives as
+as model.safetensors; the coordinator's file is what ``staddle job results`` writes as
 result.safetensors.
 """
 
@@ -20,6 +20,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from ...algorithms.course import SiloState
@@ -43,68 +44,61 @@ def write(
     models: Mapping[str, SiloState],
     coordinator: CoordinatorState,
 ) -> tuple[Path, ...]:
-    """Write all into a run's folder; the files. Existing ones of the same name are replaced."""
+    """Write all into a run's folder, replacing files of the same name; returns the files."""
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
     if coordinator:
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
-        files[COORDINATOR] = tensor_file.to_bytes(
-            own, {AXIS: json.dumps([silo.name for silo in silos])}
-        )
+        axis = json.dumps([silo.name for silo in silos])
+        files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
     try:
         (folder / MODELS).mkdir(exist_ok=True)
     except OSError as error:
         raise UnwritableError(f"{folder / MODELS}: cannot make it: {unwritable(error)}") from error
+
+    written = []
     for name, data in files.items():
-        write_atomic(folder / name, data, 0o644)
+        written.append(folder / name)
+        write_atomic(written[-1], data, 0o644)
     for silo, state in models.items():
-        write_atomic(model_file(folder, silo), state_to_bytes(state), 0o644)
-    return (*(folder / name for name in files), *(model_file(folder, silo) for silo in models))
+        written.append(model_file(folder, silo))
+        write_atomic(written[-1], state_to_bytes(state), 0o644)
+    return tuple(written)
 
 
 def rounds_csv(history: Iterable[Measured]) -> str:
-    """A line a measure, in the order in which they were taken."""
-    return _csv(
-        ("rounds", "measure", "silos", "records", "macro", "micro", "spread", "least", "most"),
-        (
-            (
-                one.rounds,
-                one.measure,
-                len(one.records),
-                sum(one.records.values()),
-                one.macro,
-                one.micro,
-                one.spread,
-                float(one.accuracies.min()),
-                float(one.accuracies.max()),
-            )
-            for one in history
-        ),
+    """A line per measure, in the order in which they were taken."""
+    columns = ("rounds", "measure", "silos", "records", "macro", "micro", "spread", "least", "most")
+    return _csv(columns, map(_round_row, history))
+
+
+def _round_row(one: Measured) -> Sequence[object]:
+    return (
+        one.rounds,
+        one.measure,
+        len(one.records),
+        sum(one.records.values()),
+        one.macro,
+        one.micro,
+        one.spread,
+        float(one.accuracies.min()),
+        float(one.accuracies.max()),
     )
 
 
 def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
-    """A line a silo and measure of the last look."""
+    """A line per silo and measure of the last look."""
     looks = [one for one in history if one.measure.startswith(LOOKS)]
     last = [one for one in looks if one.rounds == looks[-1].rounds]
-    return _csv(
-        ("silo", "training", "measure", "correct", "records", "accuracy"),
-        (
-            (
-                silo.name,
-                silo.train,
-                one.measure,
-                one.correct[silo.name],
-                one.records[silo.name],
-                one.correct[silo.name] / one.records[silo.name],
-            )
-            for silo in silos
-            for one in last
-        ),
-    )
+    rows = []
+    for silo, one in product(silos, last):
+        correct, records = one.correct[silo.name], one.records[silo.name]
+        row = (silo.name, silo.train, one.measure, correct, records, correct / records)
+        rows.append(row)
+    return _csv(("silo", "training", "measure", "correct", "records", "accuracy"), rows)
 
 
 def model_file(folder: Path, silo: str) -> Path:
-    """Where the model lies that a silo keeps."""
+    """The path of the model that a silo keeps."""
     return folder / MODELS / f"{silo}.safetensors"
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and how it goes on after kill -9.
+"""A run's folder on disk, and how the run resumes after kill -9.
 
 ::
 
@@ -9,12 +9,13 @@
         (export.py)
                               LOCK                      held by the one process that runs it
 
-Who runs it calls, round after round, ``record`` with what was measured and, every few rounds and
-after the last, ``checkpoint``; then ``finish`` with the look after the last round. Killed anywhere,
-the next process finds the last checkpoint and the history up to it, measures and trains again what
-came after, and ends in the same bytes.
+The runner calls ``record`` with the measures of each round and, every few rounds and after the
+last, ``checkpoint``; then ``finish`` with the look after the last round. After a kill at any point,
+the next process finds the last checkpoint and the history up to it, trains and measures again what
+came after, and ends with the same bytes.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,16 +31,17 @@ from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export, manifest
-from .history import NOTHING, HistoryFile, Measured
+from .history import NOTHING, HistoryFile, Measured, Prefix
 from .manifest import RUN, RunManifest
-from .snapshot import FinishedRun, Snapshots
+from .snapshot import INDEX, FinishedRun, Index, Snapshots
 
 HISTORY = "history.jsonl"
+FOLDER_NAME = re.compile(r"[^./\0][^/\0]*")
 
 
 def folder_of(out: Path, run: Run) -> Path:
-    """Where a run lies; LocalError for a label that is no name of a folder."""
-    if not run.label or run.label.startswith(".") or "/" in run.label or "\0" in run.label:
+    """The path of a run's folder; LocalError for a label that cannot name a folder."""
+    if not FOLDER_NAME.fullmatch(run.label):
         raise LocalError(
             f"label {run.label!r} cannot name a folder; give one without / that begins with no dot"
         )
@@ -50,9 +52,9 @@ def folder_of(out: Path, run: Run) -> Path:
 def opened(
     out: Path, run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
 ) -> Iterator["RunFolder"]:
-    """The run's folder, made or gone on with, while the block runs.
+    """The run's folder, new or resumed, while the block runs.
 
-    LocalError where another process has it, where it is of another run, or where it is not as it
+    LocalError where another process has it, where it holds another run, or where it is not as it
     was written.
     """
     path = folder_of(out, run)
@@ -72,28 +74,23 @@ class RunFolder:
 
     def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
         self.path, self._run, self._identity = path, run, here
-        there = _identity_there(path)
-        if there is not None:
-            manifest.check_same(path, there, here)
-        if there is None or (there != here and not (path / "checkpoint.json").exists()):
-            write_atomic(path / RUN, here.to_bytes(), 0o644)
-            there = here
+        there = _begin(path, here)
         _tidy(path)
+
         self._checkpoint = Snapshots(path, sha256(there.to_bytes()).hexdigest())
-        index = self._checkpoint.index
-        over = index.finished if index else None
-        self.finished = over is not None and all((path / name).exists() for name in over.results)
+        self.finished, kept = _how_far(path, self._checkpoint.index)
+        # another device or release may round differently, and the results would not be the same
+        # bytes; a finished run is only read
         if not self.finished and there.made_with != here.made_with:
             raise LocalError(
                 f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
                 " round otherwise; go on as it was begun, choose another --out, or remove it"
             )
-        kept = over.history if over and self.finished else index.history if index else NOTHING
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
 
     def begun(self) -> Snapshot | None:
-        """Where the run goes on from, its silos in job order; None for a new one."""
+        """The snapshot from which the run resumes, its silos in job order; None for a new run."""
         found = self._checkpoint.load()
         if found is None:
             return None
@@ -101,19 +98,20 @@ class RunFolder:
 
     @property
     def history(self) -> tuple[Measured, ...]:
-        """What was measured so far."""
+        """The measures so far."""
         return tuple(self._measures)
 
     def record(self, measures: Iterable[Measured]) -> None:
-        """Add to the history; what is recorded after the last checkpoint is measured again after a
-        crash.
+        """Add to the history.
+
+        After a crash, what was recorded after the last checkpoint is measured again.
         """
         added = tuple(measures)
         self._history.append(added)
         self._measures += added
 
     def checkpoint(self, snapshot: Snapshot) -> None:
-        """Let the run go on from here; it is on the disk when this returns."""
+        """Let the run resume from here; the checkpoint is on the disk when this returns."""
         self._checkpoint.write(snapshot, self._history.sync())
 
     def finish(
@@ -122,12 +120,10 @@ class RunFolder:
         states: Mapping[str, SiloState],
         coordinator: CoordinatorState,
     ) -> tuple[Path, ...]:
-        """Record the look after the last round, write the results, and let the run be over.
+        """Record the look after the last round, write the results, and end the run.
 
-        The files.
-
-        ``states`` are the models that the silos keep. The checkpoint after the last round is
-        written already.
+        Returns the files. ``states`` are the models that the silos keep. The checkpoint after the
+        last round must be written already.
         """
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
@@ -142,25 +138,47 @@ class RunFolder:
         self._history.close()
 
 
-def _identity_there(path: Path) -> RunManifest | None:
-    """Of the run whose folder this is; None where it is new.
+def _begin(path: Path, here: RunManifest) -> RunManifest:
+    """The manifest with which the run began; a run without a checkpoint begins here.
 
-    LocalError where it holds something else.
+    LocalError where the folder holds another run, or something else.
     """
+    there = None
     if (path / RUN).exists():
-        return manifest.read(path)
-    foreign = sorted(
-        one.name for one in path.iterdir() if one.name != "LOCK" and not one.name.endswith(".tmp")
-    )
+        there = manifest.read(path)
+        manifest.check_same(path, there, here)
+        # a run of another release that has no checkpoint yet begins anew
+        if there == here or (path / INDEX).exists():
+            return there
+    else:
+        _check_empty(path)
+    write_atomic(path / RUN, here.to_bytes(), 0o644)
+    return here
+
+
+def _check_empty(path: Path) -> None:
+    """LocalError where a new run's folder holds more than a process that died may have left."""
+    names = {one.name for one in path.iterdir() if not one.name.endswith(".tmp")}
+    foreign = sorted(names - {"LOCK"})
     if foreign:
         raise LocalError(
             f"{path}: has no {RUN}, but {foreign[0]!r}; choose another --out, or move that away"
         )
-    return None
+
+
+def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix]:
+    """Whether the run is finished, and how much of its history counts."""
+    if index is None:
+        return False, NOTHING
+    over = index.finished
+    # a person may have removed a result; finishing the run again writes it again
+    if over is not None and all((path / name).exists() for name in over.results):
+        return True, over.history
+    return False, index.history
 
 
 def _tidy(path: Path) -> None:
-    """Remove what a process that died left half written."""
+    """Remove files that a process left half written when it died."""
     try:
         for left in path.rglob(".*.tmp"):
             left.unlink()

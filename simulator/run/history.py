@@ -1,19 +1,18 @@
-"""What a run measured: how many records of each silo were right, by which model, after how many
-rounds.
+"""A run's measures: how many records of each silo which model got right, after which round.
 
-A run's history on disk: a line a measure, only ever added to.
+On disk a history is a line per measure, and lines are only ever added.
 
 ::
 
     {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71],"clinic-b":[40,68]}}
 
 that is, right and all records by silo. A checkpoint says how many bytes belong to it (``Prefix``);
-what came after them is measured again by who goes on from there.
+a run that resumes from it measures again what came after them.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -46,11 +45,16 @@ class Measured:
     correct: Mapping[str, int]
     records: Mapping[str, int]
 
+    def of(self, silos: Collection[str]) -> "Measured":
+        """The same measure of some of its silos."""
+        correct = {silo: self.correct[silo] for silo in silos}
+        records = {silo: self.records[silo] for silo in silos}
+        return Measured(self.rounds, self.measure, correct, records)
+
     @property
     def accuracies(self) -> NDArray[np.float64]:
         """Of each silo [n], in 0…1."""
-        pairs = [(self.correct[silo], count) for silo, count in self.records.items()]
-        return np.array([right / count for right, count in pairs])
+        return np.array([self.correct[silo] / count for silo, count in self.records.items()])
 
     @property
     def macro(self) -> float:
@@ -70,35 +74,38 @@ class Measured:
 
 def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
     """The measures of the silos that trained in the last of these rounds."""
-    records = {silo: report.tested for silo, report in reports.items()}
-    before = {silo: report.correct_delivered for silo, report in reports.items()}
-    after = {silo: report.correct_trained for silo, report in reports.items()}
-    return Measured(rounds, "selected/before", before, records), Measured(
-        rounds, "selected/after", after, records
-    )
+    seen = {}
+    for silo, report in reports.items():
+        seen[silo] = Seen(report.tested, report.correct_delivered, report.correct_trained)
+    return _pair(rounds, ("selected/before", "selected/after"), seen)
 
 
 def of_look(rounds: int, looks: Mapping[str, Evaluation]) -> tuple[Measured, ...]:
     """The measures of all silos; those on validation records where every silo has some."""
-    test = {silo: look.test for silo, look in looks.items()}
-    found = [*_pair(rounds, ("all/aggregated", "all/trained"), test)]
-    validation = {
-        silo: look.validation for silo, look in looks.items() if look.validation is not None
-    }
-    if len(validation) == len(looks):
-        found += _pair(rounds, ("validation/aggregated", "validation/trained"), validation)
-    return tuple(found)
+    test: dict[str, Seen] = {}
+    validation: dict[str, Seen] = {}
+    for silo, look in looks.items():
+        test[silo] = look.test
+        if look.validation is not None:
+            validation[silo] = look.validation
+    measures = _pair(rounds, ("all/aggregated", "all/trained"), test)
+    # a mean over some of the silos would not compare with one over all
+    if len(validation) < len(looks):
+        return measures
+    return measures + _pair(rounds, ("validation/aggregated", "validation/trained"), validation)
 
 
 def _pair(
     rounds: int, measures: tuple[Measure, Measure], seen: Mapping[str, Seen]
-) -> tuple[Measured, Measured]:
-    aggregated, trained = measures
-    records = {silo: one.records for silo, one in seen.items()}
-    return (
-        Measured(rounds, aggregated, {silo: one.delivered for silo, one in seen.items()}, records),
-        Measured(rounds, trained, {silo: one.trained for silo, one in seen.items()}, records),
-    )
+) -> tuple[Measured, ...]:
+    """The two measures, of models as delivered and as trained."""
+    records: dict[str, int] = {}
+    delivered: dict[str, int] = {}
+    trained: dict[str, int] = {}
+    for silo, one in seen.items():
+        records[silo], delivered[silo], trained[silo] = one.records, one.delivered, one.trained
+    first, second = measures
+    return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
 
 
 BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it anew"
@@ -129,13 +136,14 @@ _LINE = msgspec.json.Decoder(_Line)
 class HistoryFile:
     """The one writer of a history.
 
-    It goes on after ``kept``, and what the file has beyond that goes.
+    It resumes after ``kept``, and cuts off what the file has beyond that.
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
+
         try:
             self._descriptor = os.open(
                 path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
@@ -206,12 +214,14 @@ def _measured(line: bytes, where: str) -> Measured:
         found = _LINE.decode(line)
     except ValueError as error:  # of msgspec, or no UTF-8
         raise LocalError(f"{where}: no measure of a run: {error}; {BEGIN_ANEW}") from error
-    correct = {silo: right for silo, (right, _) in found.silos.items()}
-    records = {silo: count for silo, (_, count) in found.silos.items()}
-    if beyond := [silo for silo in records if correct[silo] > records[silo]]:
-        raise LocalError(
-            f"{where}: more records of silo {beyond[0]!r} are right than there are; {BEGIN_ANEW}"
-        )
+    correct: dict[str, int] = {}
+    records: dict[str, int] = {}
+    for silo, (right, count) in found.silos.items():
+        if right > count:
+            raise LocalError(
+                f"{where}: more records of silo {silo!r} are right than there are; {BEGIN_ANEW}"
+            )
+        correct[silo], records[silo] = right, count
     return Measured(found.rounds, found.measure, correct, records)
 
 

@@ -1,12 +1,11 @@
-"""What a run's folder is of: run.json, written before anything else and compared whenever the run
-goes on.
+"""run.json: which run a folder holds. It is written first, and compared when the run resumes.
 
 ::
 
     {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"device":"cpu","staddle":"0.1.0","torch":"2.13.0"},
      "population":"5f2a…","seed":1,"silos":[{"name":"clinic-a","test":71,"train":284,"validation":null},…],"version":1}
 
-``job`` is the document of the job (job.py). How often a checkpoint is written is not here: it
+``job`` is the job's document (job.py). How often a checkpoint is written is left out, since it
 changes no result.
 """
 
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...algorithms.engines.engine import Records
 from ...algorithms.job.job import DERIVED
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes
@@ -38,7 +38,7 @@ class SiloRecords(Strict):
 
 
 class MadeWith(Strict):
-    """On what the bits of a run depend, beside all that it is."""
+    """What the bits of a run depend on, next to the run itself."""
 
     device: Device
     staddle: str
@@ -50,7 +50,7 @@ class MadeWith(Strict):
 
 
 class RunManifest(Strict):
-    """What stands in run.json; ``population`` is the digest of the records and their partition."""
+    """The content of run.json; ``population`` is the digest of the records and their partition."""
 
     version: Literal[1] = 1
     label: str
@@ -62,7 +62,7 @@ class RunManifest(Strict):
     made_with: MadeWith
 
     def with_seed(self, seed: int) -> "RunManifest":
-        """Of the same run with another seed."""
+        """The manifest of the same run with another seed."""
         return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
 
     def to_bytes(self) -> bytes:
@@ -73,29 +73,27 @@ class RunManifest(Strict):
 def identity(
     run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
 ) -> RunManifest:
-    """Of a run that begins here and now, and trains on such a device."""
-    sides = {silo: population.records[silo] for silo in run.job.silos}
+    """The manifest of a run that begins with this release, and trains on ``device``."""
     return RunManifest(
         label=run.label,
         seed=run.seed,
         job=run.job.document(),
         population=population.digest,
-        silos=tuple(
-            SiloRecords(
-                name=silo,
-                train=len(own.train),
-                test=len(own.test),
-                validation=None if own.validation is None else len(own.validation),
-            )
-            for silo, own in sides.items()
-        ),
+        silos=tuple(_counted(silo, population.records[silo]) for silo in run.job.silos),
         look_every=schedule.look_every,
         made_with=MadeWith(device=device, staddle=version("staddle"), torch=torch.__version__),
     )
 
 
+def _counted(silo: str, records: Records) -> SiloRecords:
+    validation = None if records.validation is None else len(records.validation)
+    return SiloRecords(
+        name=silo, train=len(records.train), test=len(records.test), validation=validation
+    )
+
+
 def read(folder: Path) -> RunManifest:
-    """That of a run's folder; LocalError where it is not as it was written."""
+    """The manifest in a run's folder; LocalError where it is not as it was written."""
     path = folder / RUN
     try:
         return parse_canonical(read_bytes(path), RunManifest, str(path))
@@ -104,9 +102,9 @@ def read(folder: Path) -> RunManifest:
 
 
 def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
-    """LocalError where the folder is of another run.
+    """LocalError where the folder holds another run.
 
-    Releases and device count only where a run is gone on with.
+    Releases and device are not compared: they matter only to a run that resumes.
     """
     if told := differences(there, here):
         raise LocalError(
@@ -115,7 +113,7 @@ def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
 
 
 def differences(there: RunManifest, here: RunManifest) -> list[str]:
-    """In what two runs differ, releases aside: "training.lr is 0.1 there and 0.05 here"."""
+    """The differences of two runs, releases aside: "training.lr is 0.1 there and 0.05 here"."""
     found = list(_differences(_written(there), _written(here), ""))
     if there.silos != here.silos:
         found.append("the silos have other numbers of records")
@@ -124,27 +122,32 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
     if there.job != here.job and not found:
         found.append(f"this release has another {there.job['method']['name']}, or another model")
     more = len(found) - MOST_TOLD
-    return [*found[:MOST_TOLD], f"and {more} more"] if more > 0 else found
+    if more > 0:
+        return [*found[:MOST_TOLD], f"and {more} more"]
+    return found
 
 
 def _written(one: RunManifest) -> dict[str, Any]:
-    """What a person wrote of it."""
-    job = {key: value for key, value in one.job.items() if key not in DERIVED}
-    return {**job, "label": one.label, "look_every": one.look_every}
+    """The settings that a person wrote, without those that a job derives from them."""
+    written = {**one.job, "label": one.label, "look_every": one.look_every}
+    for key in DERIVED:
+        written.pop(key, None)
+    return written
 
 
 def _differences(there: Any, here: Any, where: str) -> Iterator[str]:
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for key in dict.fromkeys([*there, *here]):
-            yield from _differences(there.get(key), here.get(key), f"{where}.{key}".lstrip("."))
-    elif isinstance(there, list) and isinstance(here, list) and len(there) != len(here):
-        yield f"{where} are {len(there)} there and {len(here)} here"
-    elif isinstance(there, list) and isinstance(here, list):
-        for number, (one, other) in enumerate(zip(there, here, strict=True)):
-            yield from _differences(one, other, f"{where}[{number}]")
-    elif there != here:
-        yield f"{where} is {_told(there)} there and {_told(here)} here"
+    match there, here:
+        case Mapping(), Mapping():
+            for key in {**there, **here}:
+                yield from _differences(there.get(key), here.get(key), f"{where}.{key}".lstrip("."))
+        case list(), list() if len(there) != len(here):
+            yield f"{where} are {len(there)} there and {len(here)} here"
+        case list(), list():
+            for number, (one, other) in enumerate(zip(there, here, strict=True)):
+                yield from _differences(one, other, f"{where}[{number}]")
+        case _ if there != here:
+            yield f"{where} is {_shown(there)} there and {_shown(here)} here"
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "left out" if value is None else str(value)

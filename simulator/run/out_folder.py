@@ -1,6 +1,6 @@
 """What one output folder holds: runs of one experiment, on the same silos."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import LocalError
@@ -8,35 +8,43 @@ from ...security.log.lock import held
 from ..experiment.plan import Population, Run, Schedule
 from . import manifest
 from .folder import folder_of
-from .manifest import RUN
+from .manifest import RUN, RunManifest
 
 
 def check(out: Path, runs: Sequence[Run], population: Population, schedule: Schedule) -> None:
-    """LocalError, before anything is trained, where the folder is of other runs or another process
-    is at these.
+    """LocalError, before anything trains, where other runs or another process use the folder.
 
-    What another process begins later is told by the folder of its run.
+    A process that begins later finds the lock in the folder of its run.
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is not a folder; choose another --out")
-    begun = {
-        path.parent: manifest.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))
-    }
+    begun: dict[Path, RunManifest] = {}
+    for path in sorted(out.glob(f"*/seed-*/{RUN}")):
+        begun[path.parent] = manifest.read(path.parent)
     for run in runs:
-        folder, here = folder_of(out, run), manifest.identity(run, population, schedule)
+        folder = folder_of(out, run)
         if held(folder):
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
-        for path, there in begun.items():
-            if there.label == run.label:  # all seeds of one label are one method
-                manifest.check_same(path, there, here.with_seed(there.seed))
+        _check_label(begun, manifest.identity(run, population, schedule))
     for path, there in begun.items():
-        if there.job["name"] != runs[0].job.name:
-            raise LocalError(
-                f"{path}: is of experiment {there.job['name']!r}, this is {runs[0].job.name!r};"
-                " choose another --out"
-            )
-        if there.population != population.digest:
-            raise LocalError(
-                f"{path}: holds a run on other records, or with another partition or split; choose"
-                " another --out, or remove it"
-            )
+        _check_experiment(path, there, runs[0].job.name, population)
+
+
+def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
+    """LocalError unless all seeds of this label are of one method."""
+    for path, there in begun.items():
+        if there.label == here.label:
+            manifest.check_same(path, there, here.with_seed(there.seed))
+
+
+def _check_experiment(path: Path, there: RunManifest, name: str, population: Population) -> None:
+    if there.job["name"] != name:
+        raise LocalError(
+            f"{path}: is of experiment {there.job['name']!r}, this is {name!r};"
+            " choose another --out"
+        )
+    if there.population != population.digest:
+        raise LocalError(
+            f"{path}: holds a run on other records, or with another partition or split; choose"
+            " another --out, or remove it"
+        )

@@ -1,8 +1,7 @@
-"""Who follows a run while it goes: a terminal, a log, nobody.
+"""Followers of a run while it goes: a terminal, a log, nobody.
 
-The runner says what happens, and shows nothing.
-
-How fast rounds go, and when they will be done.
+The runner reports what happens, and shows nothing itself. ``Pace`` says how fast rounds go, and
+when they will be done.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ Doing = Literal["training", "looking"]
 
 
 class RunProgress(Protocol):
-    """What a runner tells; rounds are those that train."""
+    """The reports of a runner; rounds are those that train."""
 
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or goes on after so many rounds."""
@@ -52,7 +51,7 @@ class Unwatched:
 
 
 class Pace:
-    """Of the rounds done since it was made; what an earlier process did does not count."""
+    """The pace of this process's rounds; those of an earlier process do not count."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun, self._done, self._seconds = clock, clock(), 0, 0.0
@@ -66,9 +65,11 @@ class Pace:
         """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
         if not self._done or not self._seconds:
             return ""
-        speed = self._done / self._seconds
-        number, unit = (speed, "rounds/s") if speed >= 1 else (1 / speed, "s/round")
-        return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+        number, unit = self._done / self._seconds, "rounds/s"
+        if number < 1:
+            number, unit = 1 / number, "s/round"
+        digits = ".0f" if number >= 100 else ".3g"
+        return f"{number:{digits}} {unit}"
 
     def left(self, rounds: int) -> str:
         """How long so many more take, such as ``0:03:20``; empty before the first round."""

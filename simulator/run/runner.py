@@ -1,11 +1,11 @@
-"""One run from where its folder says it is to its end."""
+"""Runs one run from where its folder left off to its end."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from ...algorithms.engines.engine import Engine
-from ...algorithms.engines.simulation import Simulation
+from ...algorithms.engines.simulation import Simulation, Snapshot
 from ...algorithms.job.job import Job
 from ...errors import CancelledError
 from ..engines.device import Device
@@ -29,11 +29,10 @@ def complete(
     device: Device = "cpu",
     events: bool = False,
 ) -> None:
-    """Run what is left of a run, all of it where its folder is new, nothing where it is finished.
+    """Run the rest of a run: all of it in a new folder, nothing in that of a finished run.
 
-    ``device`` is the engine's; ``events`` are written for TensorBoard where they are asked for.
-    CancelledError where ``stop`` was asked to; the rounds that were whole by then are in the
-    checkpoint.
+    ``device`` is the engine's; ``events`` asks for TensorBoard's files. CancelledError where
+    ``stop`` was set; the checkpoint then holds the rounds that were complete.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
@@ -67,12 +66,12 @@ class _Rounds:
             while self._simulation.round < self._job.length:
                 self._next()
                 whole = self._simulation.snapshot()
-                rounds = self._job.rounds_before(whole.round)
-                if rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length:
+                if self._is_due(whole):
                     self._folder.checkpoint(whole)
                     kept = whole.round
             self._finish()
         except CancelledError:
+            # only complete rounds are kept; the one that was cut short is trained again
             if whole.round > kept:
                 self._folder.checkpoint(whole)
             rounds = self._job.rounds_before(whole.round)
@@ -81,8 +80,13 @@ class _Rounds:
                 f" round {rounds} of {self._job.rounds}"
             ) from None
 
+    def _is_due(self, whole: Snapshot) -> bool:
+        """Whether a checkpoint is written after this round."""
+        rounds = self._job.rounds_before(whole.round)
+        return rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length
+
     def _next(self) -> None:
-        """A round, and what it measures; the look after the last is of ``_finish``."""
+        """A round and its measures; ``_finish`` takes the look after the last."""
         job, round_ = self._job, self._simulation.round
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
         self._watch.work("training", len(job.cohort(round_)))

@@ -1,16 +1,17 @@
-"""The numbers that a run is known by: each measure at its last round, and at its best, and how that
-was chosen.
+"""A run's scores: each measure at its last round and at its best, and how the best was chosen.
 
-"best by test" is the highest accuracy that was ever seen on the test records themselves, which
-nobody could have chosen without them: it is what many papers print, and too high. "best by
-validation" is the test accuracy after as many rounds as were best on validation records. Of several
-best the earliest counts.
+"best by test" is the highest accuracy that was ever seen on the test records themselves. Nobody
+could have chosen that round without them: it is what many papers print, and too high. "best by
+validation" is the test accuracy after as many rounds as were best on validation records. The
+earliest of several best rounds counts.
 
-The measures in words: a few for a picture, and sentences that say exactly what was counted.
+The measures also stand here in words: a few for a picture, and sentences that say exactly what was
+counted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import sqrt
 from statistics import fmean
 from typing import Literal, TypeAlias, get_args
@@ -28,6 +29,11 @@ CHOOSER: Mapping[Measure, Measure] = {
     "validation/trained": "validation/trained",
 }
 
+AVERAGES: dict[Average, str] = {
+    "macro": "the mean of the silos' accuracies, each silo counting the same",
+    "micro": "the share of all these silos' records that are right, each record counting the same",
+}
+
 Named: TypeAlias = tuple[Measure, Average, Choice]
 
 
@@ -41,10 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Spread:
-    """Scores of several seeds: their mean, and their standard deviation, of a sample.
-
-    None of one seed.
-    """
+    """Mean of several seeds' scores, and their standard deviation of a sample (None for one)."""
 
     seeds: int
     mean: float
@@ -52,23 +55,38 @@ class Spread:
 
 
 def scores(history: Iterable[Measured]) -> dict[Named, Score]:
-    """All that there are of a run, measure by measure."""
-    taken: dict[Measure, list[Measured]] = {measure: [] for measure in get_args(Measure)}
+    """All scores of a run, measure by measure."""
+    taken: dict[Measure, dict[int, Measured]] = {measure: {} for measure in get_args(Measure)}
     for one in history:
-        taken[one.measure].append(one)
-    return {
-        (measure, average, choice): score
-        for measure, own in taken.items()
-        if own
-        for average in get_args(Average)
-        for choice, score in _chosen(measure, average, own, taken).items()
-    }
+        taken[one.measure][one.rounds] = one
+    found: dict[Named, Score] = {}
+    for measure, average in product(taken, AVERAGES):
+        values = _values(taken[measure], average)
+        if not values:
+            continue
+        chosen: dict[Choice, int] = {"last": max(values)}
+        if not measure.startswith("validation/"):
+            chosen["best by test"] = _best(values)
+        if measure in CHOOSER:
+            validated = _values(taken[CHOOSER[measure]], average)
+            # a round counts only where both were measured
+            common = validated.keys() & values.keys()
+            if common:
+                chosen["best by validation"] = _best(
+                    {rounds: validated[rounds] for rounds in common}
+                )
+        for choice, rounds in chosen.items():
+            found[measure, average, choice] = Score(rounds, values[rounds])
+    return found
 
 
 def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
-    """Of one method's scores with several seeds: those that all of them have."""
-    common = [named for named in runs[0] if all(named in run for run in runs)] if runs else []
-    return {named: spread([run[named].value for run in runs]) for named in common}
+    """One method's scores over its seeds, as far as all of them have a score."""
+    if not runs:
+        return {}
+    first, *others = runs
+    common = set(first).intersection(*others)
+    return {named: spread([run[named].value for run in runs]) for named in first if named in common}
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -76,39 +94,17 @@ def spread(values: Sequence[float]) -> Spread:
     mean = fmean(values)
     if len(values) == 1:
         return Spread(1, mean, None)
-    return Spread(
-        len(values), mean, sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    )
+    squares = sum((value - mean) ** 2 for value in values)
+    return Spread(len(values), mean, sqrt(squares / (len(values) - 1)))
 
 
-def _chosen(
-    measure: Measure,
-    average: Average,
-    own: Sequence[Measured],
-    taken: Mapping[Measure, Sequence[Measured]],
-) -> dict[Choice, Score]:
-    values = {one.rounds: _value(one, average) for one in own}
-    last = max(values)
-    found: dict[Choice, int] = {"last": last}
-    if not measure.startswith("validation/"):
-        found["best by test"] = _best(values)
-    choosing = {
-        one.rounds: _value(one, average) for one in taken.get(CHOOSER.get(measure, measure), ())
-    }
-    if measure in CHOOSER and (
-        shared := {rounds: value for rounds, value in choosing.items() if rounds in values}
-    ):
-        found["best by validation"] = _best(shared)
-    return {choice: Score(rounds, values[rounds]) for choice, rounds in found.items()}
+def _values(looks: Mapping[int, Measured], average: Average) -> dict[int, float]:
+    return {rounds: getattr(look, average) for rounds, look in looks.items()}
 
 
 def _best(values: Mapping[int, float]) -> int:
     """The rounds of the highest value, the fewest where there are several."""
     return min(values, key=lambda rounds: (-values[rounds], rounds))
-
-
-def _value(one: Measured, average: Average) -> float:
-    return one.macro if average == "macro" else one.micro
 
 
 ALL: tuple[Measure, ...] = ("all/aggregated", "all/trained")  # what methods are compared by
@@ -141,11 +137,6 @@ DEFINITIONS: dict[Measure, str] = {
     ),
     "validation/aggregated": "as all/aggregated, on the silo's validation records",
     "validation/trained": "as all/trained, on the silo's validation records",
-}
-
-AVERAGES: dict[Average, str] = {
-    "macro": "the mean of the silos' accuracies, each silo counting the same",
-    "micro": "the share of all these silos' records that are right, each record counting the same",
 }
 
 CHOICES: dict[Choice, str] = {

@@ -1,5 +1,4 @@
-"""Where a simulation is between two rounds, on disk: written often, whole after kill -9 at any
-instruction.
+"""A simulation's state between two rounds, on disk; it is whole after kill -9 at any instruction.
 
 ::
 
@@ -21,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Literal, TypeAlias
@@ -70,10 +70,10 @@ class FinishedRun(Strict):
 
 
 class Index(Strict):
-    """What stands in checkpoint.json, beside a SHA-256 of it: ``run`` is that of run.json.
+    """The content of checkpoint.json, next to its SHA-256; ``run`` is the SHA-256 of run.json.
 
-    ``milliseconds`` is how long processes were at the run by then; what one did after its last
-    checkpoint is lost.
+    ``milliseconds`` is how long processes worked on the run by then; the time after a killed
+    process's last checkpoint is lost.
     """
 
     version: Literal[1] = 1
@@ -93,7 +93,7 @@ class _Sealed(Strict):
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """In which file an object is."""
+    """The file that holds an object."""
 
     source: Source
     weight: int
@@ -129,7 +129,7 @@ class Snapshots:
 
     @property
     def index(self) -> Index | None:
-        """Of the last checkpoint; None before the first."""
+        """The index of the last checkpoint; None before the first."""
         return self._index
 
     def load(self) -> Snapshot | None:
@@ -140,37 +140,37 @@ class Snapshots:
         if self._index is None:
             return None
         for file in self._index.files:
-            entries = unpack(_intact(self._folder / file.name, file), str(self._folder / file.name))
-            weight = sum(_weight(entry) for entry in entries.values())
-            self._written[file.name] = _Written(file.bytes, file.sha256, weight)
+            path = self._folder / file.name
+            entries = unpack(_intact(path, file), str(path))
+            weights = _weights(entries)
+            self._written[file.name] = _Written(file.bytes, file.sha256, sum(weights.values()))
             for key in file.holds:
-                self._placed[key] = _Placed(
-                    _source(key, entries[key]), _weight(entries[key]), file.name
-                )
-        return _snapshot(self._index, {key: placed.source for key, placed in self._placed.items()})
+                source = _source(key, entries[key])
+                self._placed[key] = _Placed(source, weights[key], file.name)
+        return _snapshot(self._index, self._placed)
 
     def write(self, snapshot: Snapshot, history: Prefix) -> None:
         """Replace the checkpoint; ``history`` is durable already.
 
-        Another run of the same code finds it whole.
+        A process that resumes the run with the same code finds it whole.
         """
         sources = _sources(snapshot)
-        placed = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
-        live = _live(placed.values())
-        thin = {name for name, file in self._written.items() if 2 * live[name] < file.weight}
-        placed = {key: old for key, old in placed.items() if old.file not in thin}
-        written = dict(self._written)
-        number = max((int(path.stem) for path in self._ours()), default=-1)
+        placed, written = self._still_placed(sources), dict(self._written)
         fresh = {key: source for key, source in sources.items() if key not in placed}
-        for number, entries in enumerate(_batches(fresh), number + 1):  # noqa: B020 - goes on counting
-            name = f"{number:08d}.safetensors"
+
+        # numbers go on after every file there is, named or not: a write that failed may have left
+        # one, and no file is written twice
+        numbers = count(1 + max((int(path.stem) for path in self._ours()), default=-1))
+        for entries in _batches(fresh):
+            name = f"{next(numbers):08d}.safetensors"
             data = pack(entries)
             write_atomic(self._folder / name, data)
-            weights = {key: _weight(entry) for key, entry in entries.items()}
-            written[name] = _Written(
-                len(data), hashlib.sha256(data).hexdigest(), sum(weights.values())
-            )
+            weights = _weights(entries)
+            digest = hashlib.sha256(data).hexdigest()
+            written[name] = _Written(len(data), digest, sum(weights.values()))
             placed |= {key: _Placed(fresh[key], weight, name) for key, weight in weights.items()}
+
+        # the index names the new files only now, when all of them are on the disk
         live = _live(placed.values())
         written = {name: file for name, file in written.items() if name in live}
         self._replace(
@@ -185,6 +185,16 @@ class Snapshots:
         )
         self._placed, self._written = placed, written
         self._sweep()
+
+    def _still_placed(self, sources: Mapping[Key, Source]) -> dict[Key, _Placed]:
+        """The objects that need no writing: unchanged, in a file that is at least half of use."""
+        same = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
+        live = _live(same.values())
+
+        def in_use(placed: _Placed) -> bool:
+            return 2 * live[placed.file] >= self._written[placed.file].weight
+
+        return {key: placed for key, placed in same.items() if in_use(placed)}
 
     def finish(self, finished: FinishedRun) -> None:
         """Let the run be over."""
@@ -210,16 +220,19 @@ class Snapshots:
         self._index = index
 
     def _ours(self) -> list[Path]:
-        """Files of checkpoints, whether the index names them or not: a write that failed may have
-        replaced it.
+        """Files of checkpoints, whether the index names them or not.
+
+        A write that failed may have replaced the index.
         """
         return [path for path in self._folder.iterdir() if OURS.fullmatch(path.name)]
 
     def _sweep(self) -> None:
-        """Remove what the index does not name: what was replaced, or written by a process that died
-        before it.
+        """Remove the files that the index does not name.
+
+        They were replaced, or a process wrote them and died before the index.
         """
-        named = {file.name for file in self._index.files} if self._index else set()
+        files = self._index.files if self._index else ()
+        named = {file.name for file in files}
         try:
             for path in self._ours():
                 if path.name not in named:
@@ -269,24 +282,24 @@ def _sources(snapshot: Snapshot) -> dict[Key, Source]:
     return found | {("mail", *of): tensors for of, tensors in shelved.mail.items()}
 
 
-def _snapshot(index: Index, found: Mapping[Key, Source]) -> Snapshot:
+def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
     states: dict[str, SiloState] = {}
     coordinator: Tensors = {}
     published: dict[str, Tensors] = {}
     versions: dict[tuple[str, str], Tensors] = {}
     mail: dict[tuple[str, str], Tensors] = {}
-    for key, source in found.items():
-        match key, source:
-            case ("state", silo), SiloState():
-                states[silo] = source
-            case ("coordinator",), Mapping():
-                coordinator = source
-            case ("published", part), Mapping():
-                published[part] = source
-            case ("version", part, silo), Mapping():
-                versions[part, silo] = source
-            case ("mail", part, silo), Mapping():
-                mail[part, silo] = source
+    for key, one in placed.items():
+        match key, one.source:
+            case ("state", silo), SiloState() as state:
+                states[silo] = state
+            case ("coordinator",), Mapping() as tensors:
+                coordinator = tensors
+            case ("published", part), Mapping() as tensors:
+                published[part] = tensors
+            case ("version", part, silo), Mapping() as tensors:
+                versions[part, silo] = tensors
+            case ("mail", part, silo), Mapping() as tensors:
+                mail[part, silo] = tensors
     return Snapshot(
         index.round,
         states,
@@ -312,12 +325,13 @@ def _source(key: Key, entry: TensorEntry) -> Source:
     return SiloState(parts, entry.rooms["extra"], taints_from_text(entry.note))
 
 
-def _weight(entry: TensorEntry) -> int:
-    return max(entry.nbytes, 1)
+def _weights(entries: Mapping[Key, TensorEntry]) -> dict[Key, int]:
+    """Bytes of each entry, at least 1."""
+    return {key: max(entry.nbytes, 1) for key, entry in entries.items()}
 
 
 def _live(placed: Iterable[_Placed]) -> Counter[str]:
-    """Of each file, the weight of what counts."""
+    """The weight of each file's objects that still count."""
     live: Counter[str] = Counter()
     for one in placed:
         live[one.file] += one.weight
@@ -325,7 +339,7 @@ def _live(placed: Iterable[_Placed]) -> Counter[str]:
 
 
 def _files(placed: Mapping[Key, _Placed], written: Mapping[str, _Written]) -> Iterator[File]:
-    """What the index says of each file."""
+    """The index's entry for each file."""
     holds: dict[str, list[Key]] = {name: [] for name in written}
     for key, one in placed.items():
         holds[one.file].append(key)
@@ -334,7 +348,7 @@ def _files(placed: Mapping[Key, _Placed], written: Mapping[str, _Written]) -> It
 
 
 def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, TensorEntry]]:
-    """What is to be written, file by file."""
+    """The entries to write, file by file."""
     batch: dict[Key, TensorEntry] = {}
     size = 0
     for key, source in fresh.items():

@@ -22,12 +22,11 @@ from ...files.tensor_file import metadata_of
 TABLE = "staddle.pack"
 
 Key: TypeAlias = tuple[str, ...]
-Rooms: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorEntry:
-    """Tensors by room and name, and a text; a room may be empty."""
+    """Tensors by room and name, and a text; a room may hold none."""
 
     rooms: Mapping[str, Tensors]
     note: str = ""
@@ -46,38 +45,37 @@ def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
     tensors: dict[str, Tensor] = {}
 
     def number(tensor: Tensor) -> int:
-        place = len(tensors)
-        tensors[str(place)] = tensor.detach().cpu().clone().contiguous()
-        return place
+        position = len(tensors)
+        tensors[str(position)] = tensor.detach().cpu().clone().contiguous()
+        return position
 
-    def numbered(entry: TensorEntry) -> Rooms:
-        return {
-            room: {name: number(t) for name, t in held.items()}
-            for room, held in entry.rooms.items()
-        }
+    def numbered(held: Tensors) -> dict[str, int]:
+        return {name: number(tensor) for name, tensor in held.items()}
 
-    table = [(key, numbered(entry), entry.note) for key, entry in entries.items()]
+    table = []
+    for key, entry in entries.items():
+        rooms = {room: numbered(held) for room, held in entry.rooms.items()}
+        table.append((key, rooms, entry.note))
     return bytes(save(tensors, {TABLE: msgspec.json.encode(table).decode()}))
 
 
 def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
     """The entries of what ``pack`` made, on the CPU; ``origin`` names it in errors."""
     try:
-        tensors = load(data)
+        # cloned into torch's own memory: how fast and in which order a kernel adds up may depend on
+        # where values lie
+        tensors = {number: tensor.clone() for number, tensor in load(data).items()}
         table = _TABLE.decode(metadata_of(data)[TABLE])
-        return {
-            key: TensorEntry(
-                {
-                    room: {n: tensors[str(i)].clone() for n, i in held.items()}
-                    for room, held in rooms.items()
-                },
-                note,
-            )
-            for key, rooms, note in table
-            # cloned into torch's own memory: how fast and in which order a kernel adds up may
-            # depend on where values lie
-        }
+        return {key: TensorEntry(_named(rooms, tensors), note) for key, rooms, note in table}
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(
             f"{origin}: not a file of a checkpoint: {error}; remove the run's folder to begin anew"
         ) from error
+
+
+def _named(rooms: Mapping[str, Mapping[str, int]], tensors: Tensors) -> dict[str, Tensors]:
+    """The tensors by room and name, from their numbers."""
+    named: dict[str, Tensors] = {}
+    for room, numbers in rooms.items():
+        named[room] = {name: tensors[str(number)] for name, number in numbers.items()}
+    return named

@@ -11,9 +11,9 @@ from staddle.simulator.reproduce.comparison import (
     HEADINGS,
     compared,
     meaning,
+    table_rows,
     to_csv,
     to_markdown,
-    told,
     warning,
     within,
 )
@@ -121,12 +121,12 @@ def test_a_column_has_its_silos_and_a_row_its_score(cells):
 
 
 def test_it_is_told_in_percent_with_the_digits_of_the_paper(cells):
-    rows = told(cells, over_silos=False)
+    rows = table_rows(cells, over_silos=False)
     assert rows[0] == ["Clipart", "Mean*", "50.0 ± 2.0", "62.50 ± 17.68", "2", "+12.50"]
     assert rows[1][2:] == ["?", "66.67 ± 23.57", "2", "–"]
     assert rows[2][2:] == ["12.5", "–", "–", "–"]
     assert rows[3][2:] == ["61.25 ± 3.50", "62.50 ± 3.54", "2", "+1.25"]
-    assert told(cells, over_silos=True)[0][3] == "62.50 ± 17.68 (8.33)"
+    assert table_rows(cells, over_silos=True)[0][3] == "62.50 ± 17.68 (8.33)"
 
 
 def test_as_markdown_it_says_what_was_less_than_in_the_paper(table, cells):
@@ -163,7 +163,9 @@ def test_as_csv_it_has_every_digit(table, cells):
 
 
 def test_of_one_seed_there_is_no_deviation(table):
-    first, *_ = told(compared(table, {"easy": [run("fedavg", (5, 15, 45))]}), over_silos=False)
+    first, *_ = table_rows(
+        compared(table, {"easy": [run("fedavg", (5, 15, 45))]}), over_silos=False
+    )
     assert first[3:5] == ["50.00", "1"]
 
 
