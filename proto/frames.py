@@ -18,7 +18,8 @@ from . import tensor_pb2 as pb
 from .channel import MAX_MESSAGE_BYTES
 from .convert.mix import BOUND as PREKEY
 from .convert.mix import MOST_DOCUMENT, MOST_TOLD
-from .convert.secagg_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .convert.secagg_messages import MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .convert.shape import MOST_HASHES
 from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one

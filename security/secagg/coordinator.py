@@ -431,8 +431,9 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
         others = [other for other in members if other != silo]
         return DeliverKeys(silo, bundles, tuple(by_sender[other][silo] for other in others))
 
+    deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
-    return _opened_stage(state, (*map(delivery, members), StartTimer("shares")))
+    return _opened_stage(state, (*deliveries, StartTimer("shares")))
 
 
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -445,9 +446,9 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
         number = state.u1.index(silo)
         return DeliverShares(silo, tuple(dealt[number] for dealt in by_dealer))
 
-    effects = (*map(delivery, members), StartTimer("masked"))
+    deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
-    return _opened_stage(state, effects)
+    return _opened_stage(state, (*deliveries, StartTimer("masked")))
 
 
 def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
