@@ -25,6 +25,7 @@ from staddle.proto.convert.shape import (
     within,
 )
 from staddle.security.faults import Code
+from staddle.security.secagg.silo_events import SendSurvival
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,15 @@ def test_a_message_is_read_and_written_as_its_table_says():
 def test_what_does_not_fit_is_refused_with_the_code_of_its_own_table(messages, fault):
     message = pb.DeliveredNotes(survivals=messages)
     assert refused(NOTES.from_wire, "peer", message) == ("peer", *fault)
+
+
+def test_a_long_id_is_cut_in_the_text():
+    assert refused(NOTE.from_wire, "peer", note("a" * 99))[2].count("a") < 80
+
+
+def test_a_set_may_have_a_code_of_its_own():
+    field = each(NOTE, "silo", "notes", code="OWN")
+    assert refused(field.read, SENT, [note("b"), note("a")], {})[1] == "OWN"
 
 
 def test_a_text_may_hold_braces():
@@ -131,5 +141,8 @@ def test_a_body_is_found_by_the_type_of_its_value():
     message = pb.SecureUpload(**body.to_wire(Note("a", b"1234")))
     assert message.survival == note()
     assert body.from_wire(SENT, message) == Note("a", b"1234")
+    wrapped = OneOf("holds nothing", survival=(SendSurvival, one(NOTE, path="survival")))
+    assert wrapped.to_wire(SendSurvival(Note("a", b"1234"))) == body.to_wire(Note("a", b"1234"))
+    assert wrapped.from_wire(SENT, message) == SendSurvival(Note("a", b"1234"))
     for other in (pb.SecureUpload(), pb.SecureUpload(end=pb.SecureEnd())):
         assert refused(body.from_wire, SENT, other) == ("peer", "CODE", "holds nothing")
