@@ -202,12 +202,14 @@ def deal(
 ) -> tuple[Dealing, tuple[Portion, ...], HeldShares]:
     """Split both seeds among U1; what is sent, and what the dealer keeps for itself.
 
-    ``keys`` are those to which it seals, one of each other member of U1, checked before.
+    ``keys`` are those to which it seals, one of each other member of U1; the caller checked them.
     """
     public = {delivery.silo: delivery.key.public for delivery in keys}
     members, draw = sorted([dealer, *public]), seeds.drawing()
     numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
+
+    # Whoever reveals another share than it was dealt is named by its commitment.
     portions = []
     for silo in members:
         number = holders[silo]
@@ -225,6 +227,7 @@ def deal(
             key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
+
     root = Tree(portion.leaf() for portion in portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
     signature = sign(SECAGG_DEALING, unsigned.payload(ctx))
@@ -232,26 +235,26 @@ def deal(
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
-    """RefusedError unless these are all that the dealing covers: one for each of U1, of the right
-    size.
-    """
+    """RefusedError unless these are all that the dealing covers: one per member of U1."""
     check(
         [portion.holder for portion in portions] == list(members),
         dealing.dealer,
         Code.SHARES,
         f"dealt to {len(portions)} holders that are not the {len(members)} of U1",
     )
+
+    # A dealer keeps its own share unsealed.
     for portion in portions:
-        sizes = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
-        sized = (len(portion.key), len(portion.sealed)) == sizes and len(portion.own) == len(
-            portion.pair
-        ) == HASH_BYTES
+        sealed = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
+        fields = (portion.key, portion.sealed, portion.own, portion.pair)
         check(
-            sized,
+            tuple(map(len, fields)) == (*sealed, HASH_BYTES, HASH_BYTES),
             dealing.dealer,
             Code.SHARES,
             f"its portion for {portion.holder!r} has the wrong size",
         )
+
+    # Holders see one portion each, so the dealer signs one root over all of them.
     root = Tree(portion.leaf() for portion in portions).root()
     check(
         root == dealing.root,
@@ -282,11 +285,9 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDeliv
 def check_delivery(
     delivery: PortionDelivery, members: Sequence[str], holder: str, key: bytes
 ) -> None:
-    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one
-    of U1.
+    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``.
 
-    ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is
-    empty.
+    ``key`` is the receiving key that the holder sent for this dealer, empty for its own dealing.
     """
     portion, dealing = delivery.portion, delivery.dealing
     check(

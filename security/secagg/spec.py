@@ -92,7 +92,10 @@ class RoundSpec(Strict):
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
             raise ValueError(f"groups {names} do not have distinct names")
+        self._check_counts()
+        return self
 
+    def _check_counts(self) -> None:
         public = [group for group in self.groups if group.weights == "public"]
         wanted = 0 if all(group.counts for group in public) else len(self.cohort)
         if len(self.counts) != wanted:
@@ -103,7 +106,6 @@ class RoundSpec(Strict):
             raise ValueError(
                 f"groups {', '.join(wrong)} have other numbers of counts than the cohort has silos"
             )
-        return self
 
     def payload(self) -> bytes:
         """The bytes that the coordinator signs, behind the label."""
