@@ -1,5 +1,4 @@
-"""The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to
-all others.
+"""The first half of a secure sum: each silo's fresh keys, and the shares of its two secrets.
 
 A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key
 that it agrees on masks with, of the mask that it has to itself, of all that it draws while dealing,
@@ -41,8 +40,9 @@ class Seeds:
     comparing: bytes = field(default=b"", repr=False)
 
     def drawing(self) -> Draw:
-        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py): the same
-        ones in a replay.
+        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py).
+
+        A replay draws the same ones.
         """
         stream = Keystream(self.dealing, 0)
 
@@ -56,8 +56,9 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class KeyBundle:
-    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask``
-    for masks.
+    """A silo's public keys of one attempt, 32 bytes each.
+
+    ``seal`` seals shares, ``mask`` makes masks.
 
     ``receiving`` is the Merkle root over the keys to which others seal.
     """
@@ -132,8 +133,7 @@ class HeldShares:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a dealer deals to one holder: both shares and salts sealed, 146 bytes, and the
-    commitments to them.
+    """One holder's part of a dealing: sealed shares and salts, 146 bytes, and their commitments.
 
     ``key`` is the holder's receiving key to which they are sealed. The dealer signs it with the
     rest, so that whoever shows the private key shows what the dealer sealed (evidence.py). A

@@ -1,5 +1,4 @@
-"""``Gram`` by secret sharing: inner products of the silos' vectors, which no coordinator with c
-silos reads otherwise.
+"""``Gram`` by secret sharing: a coordinator with c silos learns inner products and no more.
 
 No key is shared. Each silo i deals Shamir shares of its vector to all others, and the coordinator
 gets from each silo k a share of each inner product. Over the field of security/arithmetic/field.py,
