@@ -8,7 +8,7 @@ from ..errors import LocalError
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
-CHUNK_BYTES = 1024 * 1024  # payload of one chunk frame
+CHUNK_BYTES = 1024 * 1024  # bytes of tensors in one chunk frame
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tensors, or a signed job
 MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
@@ -23,13 +23,13 @@ SECURE_NEXT = "/staddle.v1.Federation/SecureNext"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 
-# Both ends ask a silent connection whether it is there, so each notices within 40 s that the other
-# vanished without a word: a router that died, a machine without power. Every call but transfers and
-# polls has a shorter deadline.
+# Both ends ping a silent connection, so each notices within 40 s that the other vanished without a
+# word: a router that died, a machine without power. Every call but transfers and polls has a
+# shorter deadline.
 KEEPALIVE_SECONDS = 30
 KEEPALIVE_ANSWER_SECONDS = 10
 
-UPLOAD_SECONDS = 60  # grace on top of the time that the payload takes at the slowest rate
+UPLOAD_SECONDS = 60  # grace on top of the time that the bytes take at the slowest rate
 SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
 # What a silo may send ahead of what the coordinator has read, in its memory: 40 MB/s at a round
@@ -47,13 +47,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # a connection that stays silent is asked again and again
+    # A connection that stays silent is pinged again and again.
     ("grpc.http2.max_pings_without_data", 0),
 )
 
@@ -72,9 +72,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 def require_tls13() -> None:
     """Remove TLS 1.2 from this process's handshakes.
 
-    LocalError if gRPC was imported before the first call.
-
-    gRPC reads its variables when it is imported, so the programs call this first.
+    gRPC reads its variables when it is imported, so the programs call this first. LocalError if
+    gRPC was imported before the first call.
     """
     if os.environ.get(CIPHERS_VARIABLE) == TLS13_ONLY:
         return
@@ -92,14 +91,9 @@ def transfer_seconds(size: int) -> float:
 
 def checked_address(address: str) -> str:
     """``host:port`` as written in a configuration; LocalError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if (
-        not colon
-        or not host
-        or "/" in address
-        or not (port.isascii() and port.isdecimal())
-        or not 0 < int(port) < 65536
-    ):
+    host, _, port = address.rpartition(":")
+    number = int(port) if port.isascii() and port.isdecimal() else 0
+    if not host or "/" in address or not 0 < number < 65536:
         raise LocalError(
             f"coordinator address {address!r} is not host:port, such as federation.example:7443"
         )

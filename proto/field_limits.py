@@ -1,9 +1,9 @@
 """How many fields a message may have, counted in its bytes before protobuf makes anything of them.
 
 An empty entry of a repeated field takes two bytes to send and about 80 to hold: 4 MiB of them are
-170 MB. A message is walked a field a step, into those fields that have bounds of their own; what
-has more fields than an honest message can have, or longer ones, is refused at the first of them. So
-a hostile message costs no more than an honest one of the same federation.
+170 MB. The walk goes field by field, into those fields that have bounds of their own. It refuses a
+message at the first field that is one too many, or longer than an honest message's. So a hostile
+message costs no more than an honest one of the same federation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from google.protobuf.message import DecodeError
 
 MOST_VARINT = 10  # bytes
+FIXED_BYTES = {1: 8, 5: 4}  # wire types of numbers of 64 and 32 bits
 MOST_IN_ALL = 1 << 17  # fields of one message, with those in its fields
 
 
@@ -20,8 +21,9 @@ NONE: "Bounds" = MappingProxyType({})
 
 
 class FieldLimit(NamedTuple):
-    """Of a field that is a message: most fields in it, most bytes of one, and those in it with
-    bounds of their own.
+    """Bounds of a field that is a message.
+
+    Most fields in it, most bytes of one of them, and the bounds of those that are messages.
     """
 
     most: int
@@ -33,14 +35,12 @@ Bounds: TypeAlias = Mapping[int, FieldLimit]  # number of a field that is a mess
 
 
 def check_fields(data: bytes, most: int, bounds: Bounds) -> None:
-    """DecodeError for more than ``most`` fields, or where a message in one of them goes beyond its
-    bounds.
-    """
+    """DecodeError for more than ``most`` fields, or for a field beyond its ``bounds``."""
     _check(data, 0, len(data), FieldLimit(most, len(data), bounds), "", MOST_IN_ALL)
 
 
 def _check(data: bytes, at: int, end: int, bound: FieldLimit, where: str, left: int) -> int:
-    """How many fields the message may still have in all."""
+    """Walk one message; returns how many fields the whole message may still have."""
     for count, (number, start, stop) in enumerate(_fields(data, at, end)):
         if count == bound.most or not left:
             raise DecodeError(f"more than {count} fields{where}")
@@ -64,13 +64,11 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int | None, i
         match tag & 7:
             case 0:  # a number
                 _, at = _varint(data, at, end)
-            case 1:  # 64 bits
-                at += 8
-            case 5:  # 32 bits
-                at += 4
             case 2:  # bytes, a text or a message
                 length, start = _varint(data, at, end)
                 at = start + length
+            case 1 | 5 as fixed:
+                at += FIXED_BYTES[fixed]
             case other:  # groups, of which proto3 has none
                 raise DecodeError(f"a field of wire type {other}")
         if at > end:
@@ -81,8 +79,8 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int | None, i
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """The number that begins here, and where it ends."""
     number = 0
-    for place in range(at, min(at + MOST_VARINT, end)):
-        number |= (data[place] & 0x7F) << 7 * (place - at)
-        if data[place] < 0x80:
-            return number, place + 1
+    for index in range(at, min(at + MOST_VARINT, end)):
+        number |= (data[index] & 0x7F) << 7 * (index - at)
+        if data[index] < 0x80:
+            return number, index + 1
     raise DecodeError("a number without an end")

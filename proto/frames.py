@@ -1,13 +1,12 @@
-"""Frames of a tensor stream as bytes: chunks without protobuf's copies, everything else by
-protobuf.
+"""Frames of a tensor stream as bytes: chunks without protobuf's copies, all else by protobuf.
 
 A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: length-delimited, tag
 0x12): the tag, the length as a varint, the payload, nothing behind it. It is written with one copy
 and read with none, where protobuf makes two at either end. Any other encoding of a chunk is read
 too, the slow way.
 
-A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made
-(field_limits.py).
+A manifest has one header per tensor, an END one digest; neither is decoded if it has more than
+``MOST_TENSORS`` (field_limits.py).
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,8 @@ from . import tensor_pb2 as pb
 from .channel import MAX_MESSAGE_BYTES
 from .convert.mix import BOUND as PREKEY
 from .convert.mix import MOST_DOCUMENT, MOST_TOLD
-from .convert.secagg_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .convert.secagg_messages import MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .convert.shape import MOST_HASHES
 from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
@@ -64,15 +64,15 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """What the bytes of a message Frame hold.
-
-    Protobuf's DecodeError for bytes that are none, or out of bounds.
-    """
-    if (start := _payload_start(data)) is not None:
+    """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds."""
+    start = _payload_start(data)
+    if start is not None:
         return ChunkFrame(data, start)
     check_fields(data, MOST_FIELDS, BOUNDS)
     frame = pb.Frame.FromString(data)
-    return ChunkFrame.of([frame.chunk]) if frame.WhichOneof("body") == "chunk" else frame
+    if frame.WhichOneof("body") != "chunk":
+        return frame
+    return ChunkFrame.of([frame.chunk])
 
 
 def _varint(number: int) -> list[int]:
@@ -84,13 +84,13 @@ def _varint(number: int) -> list[int]:
 
 
 def _payload_start(data: bytes) -> int | None:
-    """Where the payload of a chunk begins that is the whole message; None for anything else."""
-    if not data or data[0] != TAG:
+    """Where the payload begins of a chunk that is the whole message; None for anything else."""
+    if data[:1] != bytes((TAG,)):
         return None
     length = 0
-    for place, byte in enumerate(data[1 : 1 + LONGEST_VARINT]):
-        length |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[1 : 1 + LONGEST_VARINT]):
+        length |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            start = place + 2
+            start = index + 2
             return start if start + length == len(data) else None
     return None

@@ -4,12 +4,11 @@
 
     state     frame     goes to
     manifest  manifest  chunks   checked against the schema before a byte is taken
-    chunks    (bytes)   chunks   once, where the manifest has an offset: what an earlier stream
-                                 brought
+    chunks    (bytes)   chunks   once, where the manifest has an offset: the bytes before it
     chunks    chunk     chunks   1 MiB each, the last one what is left of the declared bytes
     chunks    end       done     all bytes there, every digest as computed here
 
-Anything else is refused. No I/O here: the receiver hands checked bytes to its sink.
+Anything else is refused. No I/O here: the receiver passes checked bytes to its sink.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from .channel import CHUNK_BYTES
 from .frames import ChunkFrame, Frame
 from .wire import tensor_bytes
 
-TOGETHER = 4  # chunks that are given to a thread at a time, where one does the work
+TOGETHER = 4  # chunks that go to a thread at a time, where one does the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Digester:
     """Digests of tensors that lie back to back in a byte stream cut anywhere."""
 
     def __init__(self, sizes: Sequence[int], known: Mapping[int, bytes] | None = None) -> None:
-        """``known``: digests by the tensor's place that need not be computed again."""
+        """``known``: digests that need not be computed again, by the tensor's index."""
         self._sizes = list(sizes)
         self._known = dict(known or {})
         self._done: list[bytes] = []
@@ -64,7 +63,7 @@ class Digester:
             self._left = self._sizes[self._index]
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; there must not be more than the sizes allow."""
+        """Take the next bytes; LocalError for more than the sizes allow."""
         view = memoryview(data)
         while view:
             if self._left == 0:
@@ -99,11 +98,9 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
 
 
 def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
-    """The same bytes in chunks of ``size``, the last what is left.
+    """The same bytes in chunks of ``size``; the last has the rest.
 
-    A piece is copied before the next is asked for.
-
-    Once only, where a chunk lies within a piece.
+    A piece is copied before the next one is requested: only once, where a chunk lies within it.
     """
     buffer, filled = bytearray(size), 0
     for piece in pieces:
@@ -124,9 +121,7 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
 
 
 def resumable(offset: int, size: int) -> bool:
-    """Whether a stream of ``size`` bytes may go on at ``offset``: between two chunks, or behind the
-    last.
-    """
+    """Whether a stream of ``size`` bytes may resume at ``offset``: between chunks or at the end."""
     return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
 
 
@@ -139,7 +134,7 @@ class Inbound:
         check: Callable[[pb.Manifest], Sequence[int]],
         sink: Callable[[memoryview], object],
     ) -> None:
-        """``check`` refuses a manifest or gives the sizes of what is hashed.
+        """``check`` refuses a manifest or returns the sizes of what is hashed.
 
         ``sink`` takes the declared bytes.
         """
@@ -157,6 +152,8 @@ class Inbound:
         body = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("body")
         if self.end is not None or body is None:
             raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
+
+        # Nothing is taken before the manifest, whose sizes bound all that follows.
         if self._digester is None:
             if isinstance(frame, ChunkFrame) or body != "manifest":
                 raise RefusedError(
@@ -183,9 +180,9 @@ class Inbound:
             )
 
     def take_up(self, pieces: Iterable[bytes]) -> None:
-        """Hash what lies before the manifest's offset.
+        """Hash the bytes before the manifest's offset.
 
-        It came with an earlier stream, so the sink has it.
+        They came with an earlier stream, so the sink has them.
         """
         for piece in pieces:
             if self._digester is None or len(piece) > self._missing:

@@ -34,27 +34,30 @@ def check_manifest(
 ) -> None:
     """Refuse a manifest that is not exactly what the signed schema declares.
 
-    The text names the first difference.
-
-    ``words`` are the bytes that follow the tensors, of open sums and of rows of a Mix.
+    The text names the first difference. ``words`` are the bytes that follow the tensors, of open
+    sums and of rows of a Mix.
     """
-    for place, (found, wanted) in enumerate(zip(manifest.tensors, to_wire(expected), strict=False)):
+    headers = to_wire(expected)
+    for index, (found, wanted) in enumerate(zip(manifest.tensors, headers, strict=False)):
         if found != wanted:
             raise RefusedError(
                 peer,
                 "MANIFEST",
-                f"tensor {place}: declared {_show(found)}, the job's schema has {_show(wanted)}",
+                f"tensor {index}: declared {_show(found)}, the job's schema has {_show(wanted)}",
             )
+
+    # The lists may agree as far as the shorter one goes.
     if len(manifest.tensors) > len(expected):
         extra = manifest.tensors[len(expected)]
         raise RefusedError(
             peer, "MANIFEST", f"undeclared tensor {_show(extra)}: the job's schema does not have it"
         )
     if len(manifest.tensors) < len(expected):
-        missing = to_wire(expected)[len(manifest.tensors)]
+        missing = headers[len(manifest.tensors)]
         raise RefusedError(
             peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest"
         )
+
     total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
         what = "tensors and words" if words else "tensors"
@@ -84,10 +87,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def tensor_from(
     buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0
 ) -> Tensor:
-    """The tensor that lies at ``offset`` of a buffer.
-
-    Shares the memory of a writable, aligned buffer.
-    """
+    """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one."""
     if spec.elements == 0:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
     array = np.frombuffer(

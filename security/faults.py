@@ -54,9 +54,7 @@ def check(holds: bool, peer: str, code: Code, why: str) -> None:
 
 @contextmanager
 def passed_on() -> Iterator[None]:
-    """Blame the coordinator for what it passed on and could have seen itself: a signature that does
-    not hold.
-    """
+    """Blame the coordinator for passing on what it could have seen, such as a bad signature."""
     try:
         yield
     except RefusedError as error:

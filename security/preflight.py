@@ -1,6 +1,4 @@
-"""What a daemon's ``check`` finds before anything starts: findings, and the checks that silo and
-coordinator share.
-"""
+"""The findings of a daemon's ``check``, and the checks that silo and coordinator share."""
 
 import datetime as dt
 import os
@@ -27,9 +25,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: whether it is as it should be, and what was found or what to
-    do.
-    """
+    """One thing that was checked: whether it is right, and what was found or what to do."""
 
     name: str
     ok: bool

@@ -10,19 +10,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import staddle
 from staddle.algorithms.data import registry as sources
 from staddle.algorithms.models import build
 from staddle.algorithms.models import registry as networks
-from staddle.errors import LocalError
+from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import Strict, validate
+from staddle.proto import secure_pb2
+from staddle.proto.convert import group_key
+from staddle.proto.convert.shape import Shape
 from staddle.simulator.experiment.experiment import read
 from staddle.simulator.experiment.population import populate
 
 ROOT = Path(str(staddle.__file__)).resolve().parent
 PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
-FENCED = re.compile(r"^```(?:python|toml)\n# (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(
+    r"^```(?:python|toml|proto)\n(?:#|//) (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+MESSAGE = re.compile(r"^message KeyPoll \{\n.*?^\}\n", re.DOTALL | re.MULTILINE)
 SOURCE = re.compile(r"^Source: TypeAlias = Annotated\[\n(.*?)\n\]$", re.DOTALL | re.MULTILINE)
 TEXT = "".join(f"{n % 2} 1:{n} 3:-2.5\n" for n in range(24))
 
@@ -132,3 +139,39 @@ def test_a_job_builds_the_model(install, monkeypatch, blocks):
     logits = one["classifier"](one["extractor"](torch.ones(5, 1, 8, 8)))
     assert logits.shape == (5, 10)
     assert torch.equal(logits, other["classifier"](other["extractor"](torch.ones(5, 1, 8, 8))))
+
+
+@pytest.fixture
+def key_poll(blocks, tmp_path):
+    """The page's message, generated from the schema in which it replaces today's."""
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    schema, count = MESSAGE.subn(
+        lambda _: blocks["proto/secure.proto"], (ROOT / "proto" / "secure.proto").read_text()
+    )
+    assert count == 1
+    (tmp_path / "secure.proto").write_text(schema)
+    made = tmp_path / "descriptors"
+    assert protoc.main(["", f"-I{tmp_path}", f"--descriptor_set_out={made}", "secure.proto"]) == 0
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("staddle.v1.KeyPoll"))
+
+
+def test_a_message_has_one_more_field(blocks, key_poll):
+    names = {**vars(group_key), "pb": types.SimpleNamespace(KeyPoll=key_poll)}
+    exec(blocks["proto/convert/group_key.py"], names)
+    poll = names["KeyPoll"](b"s", "j", bytes(32), 7)
+    sent = names["POLL"].to_wire(poll)
+    assert (sent.had, names["POLL"].whole_from_wire("a", sent)) == (7, poll)
+    with pytest.raises(RefusedError, match="has 1001 contributions, more than there are silos"):
+        names["POLL"].from_wire(
+            "a", key_poll(session=b"s", job="j", job_digest=bytes(32), had=1001)
+        )
+
+    # the table of today takes neither the message nor the schema
+    older = secure_pb2.KeyPoll.FromString(sent.SerializeToString())
+    with pytest.raises(RefusedError, match="has fields that its protocol version does not know"):
+        group_key.POLL.whole_from_wire("a", older)
+    with pytest.raises(LocalError, match="KeyPoll: its table and its schema differ in had"):
+        Shape(group_key.KeyPoll, key_poll, "MANIFEST", **group_key.POLL.fields)

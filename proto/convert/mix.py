@@ -1,32 +1,22 @@
-"""A Mix in protobuf: what a silo signs of its one upload, and the rows that come down, of uploads
-or directed.
+"""A Mix in protobuf: what silos sign of their uploads, and the rows and prekeys delivered to them.
 
-``PaddedWordUpload`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a
-delivery's manifest. They are written and refused as the messages of a secure sum are
-(secagg_messages.py). A ``PaddedWordUpload`` among n silos has at most 901 + 130 n bytes. Prekeys as
-they are handed down stand in mix.py.
-
-Prekeys of a Mix in protobuf: beside the word on an upload, and as they are handed down with a
-delivery.
-
-They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures
-and proofs are for security/blind/prekeys.py to check. A ``DeliveredPrekey`` among n silos has at
-most 493 + 34 ceil(log2 n) bytes.
+``PaddedWordUpload`` is what a silo sends behind the bytes of an upload; ``Mixed`` is a row in a
+delivery's manifest, of uploads or directed; ``DeliveredPrekey`` is in the manifest, too. Each is a
+table (shape.py); signatures and proofs are for security/blind/ to check. Among n silos a
+``PaddedWordUpload`` has at most 901 + 130 n bytes, a ``DeliveredPrekey`` 493 + 34 ceil(log2 n).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from ...errors import RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...security.blind.mix_context import Version
 from ...security.blind.padded_mix import PaddedUpload
 from ...security.blind.prekeys import Prekey, Word
-from ...security.blind.sealing import Letter, SealedSecret
+from ...security.blind.sealing import Letter, SealedSecret, Sealing
 from ...security.faults import Code
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.log.merkle import HASH_BYTES
@@ -34,96 +24,113 @@ from ...security.secagg.linear_tags import TAG_BYTES
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
 from ..field_limits import FieldLimit, check_fields
-from .group_key import (
-    letter_from_wire,
-    letter_to_wire,
-    pieces_from_wire,
-    sealed_to_wire,
-    sealing_from_wire,
-    sealing_to_wire,
+from .group_key import LETTER, PIECES, SEALING
+from .secagg_sent import ENVELOPE, JOB, JOB_DIGEST, SESSION
+from .shape import (
+    MOST_HASHES,
+    SIGNATURE_BYTES,
+    Known,
+    Sender,
+    Shape,
+    WireField,
+    every,
+    length_within,
+    member,
+    members,
+    one,
+    plain,
+    sized,
+    within,
 )
-from .secagg_messages import MOST_HASHES, SIGNATURE_BYTES, Sender
-from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 
-MOST_TOLD = MOST_SILOS  # in one delivery
+MOST_TOLD = MOST_SILOS  # prekeys in one delivery
 MOST_PART_NAME = 128
-# of a DeliveredPrekey, with a letter in it
+# Of a DeliveredPrekey, with a letter in it.
 BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})
 
 
-def prekey_to_wire(prekey: Prekey) -> pb.Prekey:
-    """What a silo signs of it."""
-    return pb.Prekey(generation=prekey.generation, key=prekey.key, signature=prekey.signature)
+class PartWord(NamedTuple):
+    """The word on another silo's newest upload of a part."""
+
+    part: str
+    word: Word
 
 
-def prekey_from_wire(peer: str, silo: str, message: pb.Prekey) -> Prekey:
-    """KEYS."""
-    sent = Sender(peer, Code.KEYS)
-    known = 0 < message.generation <= MAX_SAFE_INTEGER
-    sent.check(
-        known,
-        f"the new prekey of {silo!r} is of generation {message.generation}, of which there is none",
-    )
-    key = sent.sized(message.key, KEY_BYTES, f"the new prekey of {silo!r}")
-    return Prekey(
-        message.generation,
-        key,
-        sent.sized(message.signature, SIGNATURE_BYTES, "the signature over it"),
-    )
+VERSION_FIELDS = ("silo", "round", "attempt", "number")
+
+
+def _upload_number(why: str, path: str) -> WireField:
+    """The last of the fields that make a ``Version``; ``why`` has it as ``found``."""
+
+    def read(sent: Sender, found: int, known: Known) -> int:
+        if not _is_version({**known, "number": found}):
+            sent.refuse(why, known, found=found)
+        return found
+
+    return WireField(read, path=path)
+
+
+def _is_version(fields: Known) -> bool:
+    try:
+        _version(fields)
+    except ValidationError:
+        return False
+    return True
+
+
+def _version(fields: Known) -> Version:
+    return Version(**{name: fields[name] for name in VERSION_FIELDS})
+
+
+PREKEY = Shape(  # stands in messages that name its silo
+    Prekey,
+    pb.Prekey,
+    Code.KEYS,
+    generation=within(
+        1,
+        MAX_SAFE_INTEGER,
+        "the new prekey of {silo!r} is of generation {found}, of which there is none",
+    ),
+    key=sized(KEY_BYTES, "the new prekey of {silo!r}"),
+    signature=sized(SIGNATURE_BYTES, "the signature over it"),
+)
+
+
+def _part_word(part: str, root: bytes, prekey: Prekey, letter: Letter, **upload: Any) -> PartWord:
+    return PartWord(part, Word(_version(upload), root, prekey, letter))
+
+
+WORD = Shape(
+    _part_word,
+    pb.DeliveredPrekey,
+    Code.KEYS,
+    part=length_within(1, MOST_PART_NAME, "brings a prekey beside no part"),
+    silo=member("a prekey of", path="word.version.silo"),
+    round=plain("word.version.round"),
+    attempt=plain("word.version.attempt"),
+    number=_upload_number(
+        "a prekey beside upload {found} of {silo!r}, which there cannot be", "word.version.number"
+    ),
+    root=sized(HASH_BYTES, "the root of what {silo!r} sealed", path="word.root"),
+    prekey=one(PREKEY, path="word.prekey"),
+    letter=one(LETTER, path="word.letter"),
+)
 
 
 def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.DeliveredPrekey]:
     """At the coordinator, by part."""
-    return [_word_to_wire(part, word) for part, word in words]
-
-
-def _word_to_wire(part: str, word: Word) -> pb.DeliveredPrekey:
-    version = word.version
-    return pb.DeliveredPrekey(
-        part=part,
-        silo=version.silo,
-        round=version.round,
-        attempt=version.attempt,
-        number=version.number,
-        root=word.root,
-        prekey=prekey_to_wire(word.prekey),
-        letter=letter_to_wire(word.letter),
-    )
+    return [WORD.to_wire(PartWord(part, word)) for part, word in words]
 
 
 def words_from_wire(
     peer: str, messages: Sequence[pb.DeliveredPrekey]
 ) -> tuple[tuple[str, Word], ...]:
-    """At the silo: each silo's once a part; RefusedError blames ``peer``."""
+    """At the silo: each silo's once per part; RefusedError blames ``peer``."""
     sent = Sender(peer, Code.KEYS)
     sent.few(messages, MOST_TOLD, "prekeys")
-    words = tuple(_word_from_wire(peer, message) for message in messages)
-    for one, other in pairwise((part, word.version.silo) for part, word in words):
-        sent.check(
-            one < other, f"prekeys of {one!r:.200} before {other!r:.200}: not ascending, each once"
-        )
+    words = tuple(WORD.whole_from_wire(peer, message) for message in messages)
+    sent.ascending(((part, word.version.silo) for part, word in words), "prekeys", shown=200)
     return words
-
-
-def _word_from_wire(peer: str, message: pb.DeliveredPrekey) -> tuple[str, Word]:
-    sent = Sender(peer, Code.KEYS)
-    sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a prekey beside no part")
-    silo = sent.member(message.silo, "a prekey of")
-    try:
-        version = Version(
-            silo=silo, round=message.round, attempt=message.attempt, number=message.number
-        )
-    except ValidationError:
-        why = f"a prekey beside upload {message.number} of {silo!r}, which there cannot be"
-        raise RefusedError(peer, Code.KEYS, why) from None
-    root = sent.sized(message.root, HASH_BYTES, f"the root of what {silo!r} sealed")
-    prekey = prekey_from_wire(peer, silo, message.prekey)
-    word = Word(version, root, prekey, letter_from_wire(peer, message.letter))
-    sent.check(
-        message == _word_to_wire(message.part, word),
-        "has fields that its protocol version does not know",
-    )
-    return message.part, word
 
 
 MOST_DOCUMENT = 1 << 20  # bytes of a row
@@ -132,8 +139,9 @@ MOST_FIELDS = 8  # of a message, its entries aside
 
 @dataclass(frozen=True, slots=True)
 class PaddedWord:
-    """A silo's word on its upload of one part, the seed sealed to each other silo of the job by id,
-    a new prekey.
+    """A silo's word on its upload of one part, with its sealed seed and a new prekey.
+
+    ``pieces`` are the seed, sealed to each other silo of the job, by id.
     """
 
     session: bytes = field(repr=False)
@@ -155,12 +163,12 @@ class WireSummand:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A recipient's row of a part, but for its words: document and signature as
-    security/blind/mix_row.py has them.
+    """A recipient's row of a part, without its words.
 
-    ``tag`` is the weighted sum of the summands' tags. ``keep`` is 0, or what a recipient that was
-    away keeps of its own when this row is mixed in (``method.Post``); the rows of one part are in
-    the order of their rounds.
+    Document and signature are those of security/blind/mix_row.py. ``tag`` is the weighted sum of
+    the summands' tags. ``keep`` is 0, or the share of its own part that a recipient which was away
+    keeps when this row is mixed in (``method.Post``); the rows of one part are in the order of
+    their rounds.
 
     A directed row has ``survivors`` in place of summands, and the document of its sum
     (security/blind/directed_mix.py).
@@ -175,57 +183,65 @@ class Mixed:
     survivors: tuple[str, ...] = ()
 
 
-def upload_to_wire(upload: PaddedUpload) -> pb.PaddedUpload:
-    """What a silo signs of an upload."""
-    version = upload.version
-    return pb.PaddedUpload(
-        silo=version.silo,
-        round=version.round,
-        attempt=version.attempt,
-        number=version.number,
-        sha256=upload.sha256,
-        tag=upload.tag,
-        sealing=sealing_to_wire(upload.sealing),
-        signature=upload.signature,
-    )
+def _upload(
+    sha256: bytes, tag: bytes, sealing: Sealing, signature: bytes, **upload: Any
+) -> PaddedUpload:
+    return PaddedUpload(_version(upload), sha256, tag, sealing, signature)
+
+
+UPLOAD = Shape(  # SHARES for its sealing
+    _upload,
+    pb.PaddedUpload,
+    Code.UPLOAD,
+    silo=member("an upload of", path="version.silo"),
+    round=plain("version.round"),
+    attempt=plain("version.attempt"),
+    number=_upload_number(
+        "upload {found} of {silo!r} has an invalid round, attempt or number", "version.number"
+    ),
+    sha256=sized(HASH_BYTES, "the digest of the upload of {silo!r}"),
+    tag=sized(TAG_BYTES, "the tag of the upload of {silo!r}"),
+    sealing=one(SEALING),
+    signature=sized(SIGNATURE_BYTES, "the signature over the upload of {silo!r}"),
+)
+PADDED = Shape(
+    PaddedWord,
+    pb.PaddedWordUpload,
+    ENVELOPE,
+    session=SESSION,
+    job=JOB,
+    job_digest=JOB_DIGEST,
+    part=length_within(1, MOST_PART_NAME, "names no part"),
+    upload=one(UPLOAD, own="version.silo", why="gives an upload in the name of {named!r}"),
+    pieces=PIECES,
+    prekey=one(PREKEY),
+)
+SUMMAND = Shape(WireSummand, pb.RowSummand, Code.UPLOAD, upload=one(UPLOAD), letter=one(LETTER))
+ROW = Shape(
+    Mixed,
+    pb.MixedRow,
+    Code.SPEC,
+    part=length_within(1, MOST_PART_NAME, "brings a row of no part"),
+    document=length_within(
+        0, MOST_DOCUMENT, "brings a row of {length} bytes, at most {high} it can have"
+    ),
+    keep=within(0, 1, "brings a row with keep = {found}, not one of 0 to 1"),
+    survivors=members("a survivor of a row", "survivors of a row"),
+    signature=sized(SIGNATURE_BYTES, "the signature over a row"),
+    summands=every(SUMMAND, "uploads in a row"),
+    tag=sized(TAG_BYTES, "the tag of a row"),
+)
 
 
 def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
     """UPLOAD, or SHARES for its sealing."""
-    sent = Sender(peer, Code.UPLOAD)
-    silo = sent.member(message.silo, "an upload of")
-    try:
-        version = Version(
-            silo=silo, round=message.round, attempt=message.attempt, number=message.number
-        )
-    except ValidationError:
-        raise RefusedError(
-            peer,
-            Code.UPLOAD,
-            f"upload {message.number} of {silo!r} has an invalid round, attempt or number",
-        ) from None
-    return PaddedUpload(
-        version,
-        sent.sized(message.sha256, HASH_BYTES, f"the digest of the upload of {silo!r}"),
-        sent.sized(message.tag, TAG_BYTES, f"the tag of the upload of {silo!r}"),
-        sealing_from_wire(peer, message.sealing),
-        sent.sized(
-            message.signature, SIGNATURE_BYTES, f"the signature over the upload of {silo!r}"
-        ),
-    )
+    return UPLOAD.from_wire(peer, message)
 
 
 def padded_to_wire(padded: PaddedWord) -> pb.PaddedWordUpload:
     """At the silo."""
-    return pb.PaddedWordUpload(
-        session=padded.session,
-        job=padded.job,
-        job_digest=padded.job_digest,
-        part=padded.part,
-        upload=upload_to_wire(padded.upload),
-        pieces=[sealed_to_wire(piece) for piece in padded.pieces],
-        prekey=prekey_to_wire(padded.prekey),
-    )
+    made: pb.PaddedWordUpload = PADDED.to_wire(padded)
+    return made
 
 
 def read_padded(data: bytes, silos: int) -> pb.PaddedWordUpload:
@@ -236,47 +252,13 @@ def read_padded(data: bytes, silos: int) -> pb.PaddedWordUpload:
 
 def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     """At the coordinator, from the silo whose session it is; RefusedError blames it."""
-    sent = Sender(silo, ENVELOPE)
-    # (1) It names a session, a job and a part.
-    size = len(message.session)
-    sent.check(
-        0 < size <= MOST_SESSION_BYTES,
-        f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have",
-    )
-    job = sent.member(message.job, "the job")
-    digest = sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")
-    sent.check(0 < len(message.part) <= MOST_PART_NAME, "names no part")
-    # (2) What it holds is well formed, and in the silo's own name.
-    upload = upload_from_wire(silo, message.upload)
-    named = upload.version.silo
-    Sender(silo, Code.UPLOAD).check(named == silo, f"gives an upload in the name of {named!r}")
-    pieces, prekey = (
-        pieces_from_wire(silo, message.pieces),
-        prekey_from_wire(silo, named, message.prekey),
-    )
-    padded = PaddedWord(message.session, job, digest, message.part, upload, pieces, prekey)
-    # (3) It holds nothing else.
-    sent.check(
-        message == padded_to_wire(padded), "has fields that its protocol version does not know"
-    )
-    return padded
+    return PADDED.whole_from_wire(silo, message, silo=silo)
 
 
 def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
     """At the coordinator."""
-    summands = [
-        pb.RowSummand(upload=upload_to_wire(each.upload), letter=letter_to_wire(each.letter))
-        for each in mixed.summands
-    ]
-    return pb.MixedRow(
-        part=mixed.part,
-        document=mixed.document,
-        signature=mixed.signature,
-        summands=summands,
-        tag=mixed.tag,
-        keep=mixed.keep,
-        survivors=mixed.survivors,
-    )
+    made: pb.MixedRow = ROW.to_wire(mixed)
+    return made
 
 
 def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tuple[Mixed, ...]:
@@ -285,39 +267,4 @@ def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tup
     RefusedError blames ``peer``.
     """
     Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
-    return tuple(_mixed_from_wire(peer, message) for message in messages)
-
-
-def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
-    sent = Sender(peer, Code.SPEC)
-    sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a row of no part")
-    size = len(message.document)
-    sent.check(
-        size <= MOST_DOCUMENT, f"brings a row of {size} bytes, at most {MOST_DOCUMENT} it can have"
-    )
-    keep = message.keep
-    sent.check(
-        math.isfinite(keep) and 0 <= keep <= 1,
-        f"brings a row with keep = {keep}, not one of 0 to 1",
-    )
-    sent.few(message.summands, MOST_SILOS, "uploads in a row")
-    sent.few(message.survivors, MOST_SILOS, "survivors of a row")
-    mixed = Mixed(
-        message.part,
-        message.document,
-        sent.sized(message.signature, SIGNATURE_BYTES, "the signature over a row"),
-        tuple(_summand_from_wire(peer, each) for each in message.summands),
-        sent.sized(message.tag, TAG_BYTES, "the tag of a row"),
-        keep,
-        tuple(sent.member(silo, "a survivor of a row") for silo in message.survivors),
-    )
-    sent.check(
-        message == mixed_to_wire(mixed), "has fields that its protocol version does not know"
-    )
-    return mixed
-
-
-def _summand_from_wire(peer: str, message: pb.RowSummand) -> WireSummand:
-    return WireSummand(
-        upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter)
-    )
+    return tuple(ROW.whole_from_wire(peer, message) for message in messages)

@@ -1,33 +1,60 @@
-"""Open sums that come down in words, in protobuf: what a delivery's manifest says of each
-(blind/open_sum.py).
+"""Open sums that are delivered in words, in protobuf: a manifest's entry for each.
+
+security/blind/open_sum.py checks them.
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ...security.blind.open_sum import Claim
 from ...security.faults import Code
 from ...security.secagg.linear_tags import TAG_BYTES
-from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
-from .secagg_messages import MOST_SPEC_BYTES, SIGNATURE_BYTES, Sender
+from .secagg_messages import MOST_SPEC_BYTES
 from .secagg_sent import ENVELOPE
+from .shape import SIGNATURE_BYTES, Sender, Shape, length_within, members, plain, sized
+
+
+class PartClaim(NamedTuple):
+    """The claim on the open sum of a part."""
+
+    part: str
+    claim: Claim
+
+
+def _part_claim(part: str, **claim: Any) -> PartClaim:
+    return PartClaim(part, Claim(**claim))
+
+
+SUM = Shape(
+    _part_claim,
+    pb.OpenSum,
+    Code.SPEC,
+    part=plain(),
+    document=length_within(
+        0,
+        MOST_SPEC_BYTES,
+        "brings a specification of {length} bytes, at most {high} it can have",
+        path="claim.document",
+    ),
+    survivors=members("a survivor", "survivors of a sum", path="claim.survivors"),
+    signature=sized(
+        SIGNATURE_BYTES, "the signature over the specification of a sum", path="claim.signature"
+    ),
+    tag=sized(TAG_BYTES, "the tag of a sum", path="claim.tag"),
+)
 
 
 def sum_to_wire(part: str, claim: Claim) -> pb.OpenSum:
     """At the coordinator."""
-    return pb.OpenSum(
-        part=part,
-        document=claim.document,
-        signature=claim.signature,
-        survivors=claim.survivors,
-        tag=claim.tag,
-    )
+    made: pb.OpenSum = SUM.to_wire(PartClaim(part, claim))
+    return made
 
 
 def sums_from_wire(
     peer: str, messages: Sequence[pb.OpenSum], parts: Sequence[str]
 ) -> dict[str, Claim]:
-    """At the silo: claims by part, in the order of ``parts``, which can come so.
+    """At the silo: claims by part, for some of ``parts`` and in their order.
 
     RefusedError blames ``peer``.
     """
@@ -41,27 +68,4 @@ def sums_from_wire(
         f"brings sums of {shown or 'nothing'}, not some of {', '.join(parts)}, each once and in"
         " order",
     )
-    return {message.part: _claim_from_wire(peer, message) for message in messages}
-
-
-def _claim_from_wire(peer: str, message: pb.OpenSum) -> Claim:
-    sent = Sender(peer, Code.SPEC)
-    size = len(message.document)
-    sent.check(
-        size <= MOST_SPEC_BYTES,
-        f"brings a specification of {size} bytes, at most {MOST_SPEC_BYTES} it can have",
-    )
-    sent.few(message.survivors, MOST_SILOS, "survivors of a sum")
-    claim = Claim(
-        message.document,
-        sent.sized(
-            message.signature, SIGNATURE_BYTES, "the signature over the specification of a sum"
-        ),
-        tuple(sent.member(silo, "a survivor") for silo in message.survivors),
-        sent.sized(message.tag, TAG_BYTES, "the tag of a sum"),
-    )
-    sent.check(
-        message == sum_to_wire(message.part, claim),
-        "has fields that its protocol version does not know",
-    )
-    return claim
+    return dict(SUM.whole_from_wire(peer, message) for message in messages)

@@ -1,18 +1,19 @@
-"""Which values of a polynomial are wrong, of more than its degree takes: Berlekamp and Welch, over
-field.py's field.
+"""Which values of a polynomial are wrong, by Berlekamp and Welch, over field.py's field.
 
-Values y at n points x, of which at most e = (n - d - 1) // 2 are not those of one polynomial P of
-degree d. There are a monic E of degree e, whose zeros are the wrong points, and Q = P E with::
+There are values y at n points x, more than the degree d needs. At most e = (n - d - 1) // 2 of them
+are not those of one polynomial P. There are a monic E of degree e, whose zeros are the wrong
+points, and Q = P E with::
 
     Q(x) = y E(x)    at all points: n linear equations in the d + 1 + 2 e other coefficients of both
 
 Every solution has Q / E = P (L. Welch and E. Berlekamp, "Error correction for algebraic block
-codes", US patent 4,633,470, 1986). The work is that of one elimination, whoever lies: n³ steps.
+codes", US patent 4,633,470, 1986). The work is one elimination of n³ steps, whoever lies.
 """
 
 from collections.abc import Sequence
 
 from .field import PRIME
+from .polynomials import value
 
 Row = list[int]
 
@@ -20,8 +21,9 @@ Row = list[int]
 def wrong_points(
     points: Sequence[int], values: Sequence[int], degree: int
 ) -> tuple[int, ...] | None:
-    """The points, distinct, whose values are not those of the one polynomial that all but ``e``
-    fit; None for none.
+    """The points whose values do not lie on the polynomial that all but ``e`` of them fit.
+
+    None if there is no such polynomial. The points are distinct.
     """
     errors = (len(points) - degree - 1) // 2
     if errors < 0:
@@ -34,7 +36,8 @@ def wrong_points(
     polynomial = _quotient(solved[:cut], [*solved[cut:], 1])
     if polynomial is None:
         return None
-    wrong = tuple(x for x, y in zip(points, values, strict=True) if _value(polynomial, x) != y)
+    fitted = [value(polynomial, x, PRIME) for x in points]
+    wrong = tuple(x for x, y, fit in zip(points, values, fitted, strict=True) if fit != y)
     return wrong if len(wrong) <= errors else None
 
 
@@ -43,47 +46,47 @@ def _equation(x: int, y: int, degree: int, errors: int) -> Row:
     powers = [1]
     for _ in range(degree):
         powers.append(powers[-1] * x % PRIME)
-    return [*powers, *(-y * power % PRIME for power in powers[:errors]), y * powers[errors] % PRIME]
+    locator = [-y * power % PRIME for power in powers[:errors]]
+    return [*powers, *locator, y * powers[errors] % PRIME]
 
 
 def _solved(rows: list[Row]) -> Row | None:
     """A solution, free unknowns 0; None where there is none."""
-    width, done, places = len(rows[0]) - 1, 0, Row()
+    width = len(rows[0]) - 1
+    pivots = Row()  # row n is the only one that has a number in column pivots[n]
     for column in range(width):
-        found = next((at for at in range(done, len(rows)) if rows[at][column]), None)
-        if found is None:
-            continue
-        rows[done], rows[found] = rows[found], rows[done]
-        inverse = pow(rows[done][column], -1, PRIME)
-        pivot = rows[done] = [number * inverse % PRIME for number in rows[done]]
-        for at, row in enumerate(rows):
-            if at != done and (factor := row[column]):
-                rows[at] = [
-                    (number - factor * own) % PRIME for number, own in zip(row, pivot, strict=True)
-                ]
-        places.append(column)
-        done += 1
-    if any(row[-1] for row in rows[done:]):
+        if _cleared(rows, len(pivots), column):
+            pivots.append(column)
+    if any(row[-1] for row in rows[len(pivots) :]):
         return None
     solution = [0] * width
-    for row, column in zip(rows, places, strict=False):
+    for row, column in zip(rows, pivots, strict=False):
         solution[column] = row[-1]
     return solution
 
 
+def _cleared(rows: list[Row], done: int, column: int) -> bool:
+    """Make row ``done`` the only one with a number in this column; False where none is left."""
+    found = next((at for at in range(done, len(rows)) if rows[at][column]), None)
+    if found is None:
+        return False
+    rows[done], rows[found] = rows[found], rows[done]
+    inverse = pow(rows[done][column], -1, PRIME)
+    pivot = rows[done] = [number * inverse % PRIME for number in rows[done]]
+    for at, row in enumerate(rows):
+        factor = row[column]
+        if factor and at != done:
+            pairs = zip(row, pivot, strict=True)
+            rows[at] = [(number - factor * own) % PRIME for number, own in pairs]
+    return True
+
+
 def _quotient(dividend: Row, divisor: Row) -> Row | None:
-    """By a monic divisor, coefficients from the lowest; None where something is left."""
+    """By a monic divisor, coefficients from the lowest; None where a remainder is left."""
     left, size = list(dividend), len(divisor) - 1
     found = [0] * max(len(left) - size, 1)
     for at in range(len(left) - 1, size - 1, -1):
         factor = found[at - size] = left[at]
-        for place, number in enumerate(divisor, at - size):
-            left[place] = (left[place] - factor * number) % PRIME
+        for power, number in enumerate(divisor, at - size):
+            left[power] = (left[power] - factor * number) % PRIME
     return None if any(left) else found
-
-
-def _value(polynomial: Row, x: int) -> int:
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
-    return value

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...errors import LocalError
 from .fixedpoint import Reals, Words
+from .polynomials import lagrange
 
 PRIME = 2**61 - 1
 NUMBER_BYTES = 8
@@ -37,16 +38,19 @@ class Source(Protocol):
 
 
 def uniform(source: Source, shape: Sequence[int]) -> Words:
-    """Uniform numbers of the field: 61 bits of each word of the stream, and the next words in place
-    of a p.
+    """Uniform numbers of the field: 61 bits of each word of the stream.
+
+    A p, which is no number of the field, is drawn again from the next words.
     """
     made = np.empty(shape, "<u8")
     source.fill(made.data.cast("B"))
     made &= _P
-    while (again := made == _P).any():
+    again = made == _P
+    while again.any():
         fresh = np.empty(int(again.sum()), "<u8")
         source.fill(fresh.data.cast("B"))
         made[again] = fresh & _P
+        again = made == _P
     return made
 
 
@@ -83,39 +87,32 @@ def product(left: Words, right: Words) -> Words:
     ones, others = _digits(left), _digits(right)
     total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
     for shift in range(2 * _DIGITS - 2, -1, -1):  # Horner, in powers of 2^16
-        pairs = [(a, shift - a) for a in range(_DIGITS) if 0 <= shift - a < _DIGITS]
-        here = sum((ones[a] @ others[b] for a, b in pairs), np.zeros(total.shape))
+        lowest, highest = max(0, shift - _DIGITS + 1), min(shift, _DIGITS - 1)
+        products = (ones[at] @ others[shift - at] for at in range(lowest, highest + 1))
+        summed = sum(products, np.zeros(total.shape))
         rotated = ((total << np.uint64(_DIGIT)) & _P) | (total >> (_BITS - np.uint64(_DIGIT)))
-        total = _reduced(rotated + here.astype(np.uint64))
+        total = _reduced(rotated + summed.astype(np.uint64))
     return total
 
 
 def powers(points: Sequence[int], first: int, last: int) -> Words:
-    """x^first to x^last of each point x, [points, last - first + 1]: values of a polynomial are
-    powers times it.
+    """x^first to x^last of each point x, [points, last - first + 1].
+
+    Times the coefficients of a polynomial they are its values.
     """
-    table = [[pow(x, power, PRIME) for power in range(first, last + 1)] for x in points]
-    return np.array(table, "<u8").reshape(len(points), last - first + 1)
+    exponents = range(first, last + 1)
+    table = [[pow(x, power, PRIME) for power in exponents] for x in points]
+    return np.array(table, "<u8").reshape(len(points), len(exponents))
 
 
 def interpolation(known: Sequence[int], wanted: Sequence[int]) -> Words:
-    """Lagrange weights [wanted, known]: what a polynomial has at ``wanted`` from its values at
-    ``known``.
+    """Lagrange weights [wanted, known]: values at ``wanted`` from those at ``known``.
 
     LocalError for a point that comes twice.
     """
     if len(set(known)) != len(known):
         raise LocalError(f"points {list(known)} are not distinct")
-    rows = []
-    for at in wanted:
-        row = []
-        for x in known:
-            above, below = 1, 1
-            for other in known:
-                if other != x:
-                    above, below = above * (at - other) % PRIME, below * (x - other) % PRIME
-            row.append(above * pow(below, -1, PRIME) % PRIME)
-        rows.append(row)
+    rows = [lagrange(known, at, PRIME) for at in wanted]
     return np.array(rows, "<u8").reshape(len(wanted), len(known))
 
 
@@ -128,6 +125,5 @@ def _reduced(values: Words) -> Words:
 def _digits(numbers: Words) -> list[Reals]:
     """The digits of numbers, the lowest first, as float64 of the same shape."""
     mask = np.uint64((1 << _DIGIT) - 1)
-    return [
-        ((numbers >> np.uint64(_DIGIT * at)) & mask).astype(np.float64) for at in range(_DIGITS)
-    ]
+    shifts = [np.uint64(_DIGIT * at) for at in range(_DIGITS)]
+    return [((numbers >> shift) & mask).astype(np.float64) for shift in shifts]

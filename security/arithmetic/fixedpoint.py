@@ -14,6 +14,7 @@ Rounding to float64 keeps within it: w ≤ (n_i / Σ n_j)(1 + 2^-53), and with C
 2^(b-2). The opened sum of m silos differs from Σ w clip_C(x) by at most m (2^-(e+1) + 2^-52 C).
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -26,18 +27,19 @@ from ...files.documents import Strict
 
 Words: TypeAlias = npt.NDArray[Any]  # little-endian uint32 or uint64
 Floats: TypeAlias = npt.NDArray[Any]  # float32 or float64
-# one vector; or its pieces in order, each [k], of one dtype
+# One vector; or its pieces in order, each [k], of one dtype.
 Flat: TypeAlias = Floats | tuple[Floats, ...]
 Reals: TypeAlias = npt.NDArray[np.float64]
 Ring: TypeAlias = Literal[32, 64]
 
 WORD: dict[int, npt.DTypeLike] = {32: "<u4", 64: "<u8"}
 SIGNED: dict[int, npt.DTypeLike] = {32: "<i4", 64: "<i8"}
+FLOAT_DTYPES = (np.float32, np.float64)
 BLOCK = 1 << 15  # elements that are worked on at a time: 256 KiB of float64, inside a core's cache
-# ratio of the largest to the least private weight up to which 32 bits do: rule 18
+# Largest ratio of the largest to the least private weight for which 32 bits do: rule 18.
 WIDEST_PRIVATE = 16
 
-# may read a group once its sum is open; for all others its words are padded
+# Who may read a group once its sum is open; for all others its words are padded.
 COORDINATOR_READS = "coordinator"
 SILOS_READ = "silos"
 
@@ -46,9 +48,7 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 
 
 class Group(Strict):
-    """Tensors that are clipped, weighted and summed alike, as one flat vector of ``rows`` equal
-    rows.
-    """
+    """Tensors that are clipped, weighted and summed alike: one flat vector of equal rows."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")]  # two ids and a dot
     elements: Positive
@@ -58,15 +58,15 @@ class Group(Strict):
     # follows from the size of the cohort
     scale_exponent: Annotated[int, Field(strict=True, ge=0, le=126)] = 0
     weights: Literal["public", "private", "equal"]
-    # private: what no silo's weight exceeds
+    # private: the largest weight of any silo
     weight_most: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
     # private: the declared minimum
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
-    # "silos", or the one silo
+    # "coordinator", "silos", or one silo's id
     reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS
-    # public: by silo of the cohort, where its own
+    # public: by silo of the cohort, where the group has its own counts
     counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()
-    # what the reader keeps of its own, of 2^32
+    # share of its own vector that the reader keeps, in units of 2^-32
     own_weight: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
 
     @model_validator(mode="after")
@@ -76,17 +76,8 @@ class Group(Strict):
                 f"group {self.name!r}: {self.elements} elements are not {self.rows} equal rows"
             )
         if self.weights == "private":
-            if not 1 <= self.weight_least <= self.weight_most:
-                raise ValueError(
-                    f"group {self.name!r}: private weights need 1 <= weight_least <= weight_most, "
-                    f"not {self.weight_least} and {self.weight_most}"
-                )
-            if self.ring == 32 and self.weight_most > WIDEST_PRIVATE * self.weight_least:
-                raise ValueError(
-                    f"group {self.name!r}: weights from {self.weight_least} to {self.weight_most}"
-                    " need ring 64"
-                )
-        elif self.rows != 1 or self.weight_most or self.weight_least:
+            self._check_private()
+        elif (self.rows, self.weight_most, self.weight_least) != (1, 0, 0):
             raise ValueError(
                 f"group {self.name!r}: rows, weight_least and weight_most are for private weights"
                 " only"
@@ -94,6 +85,18 @@ class Group(Strict):
         if self.counts and self.weights != "public":
             raise ValueError(f"group {self.name!r}: counts are for public weights only")
         return self
+
+    def _check_private(self) -> None:
+        if not 1 <= self.weight_least <= self.weight_most:
+            raise ValueError(
+                f"group {self.name!r}: private weights need 1 <= weight_least <= weight_most, "
+                f"not {self.weight_least} and {self.weight_most}"
+            )
+        if self.ring == 32 and self.weight_most > WIDEST_PRIVATE * self.weight_least:
+            raise ValueError(
+                f"group {self.name!r}: weights from {self.weight_least} to {self.weight_most}"
+                " need ring 64"
+            )
 
     @property
     def body(self) -> int:
@@ -121,8 +124,9 @@ def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> i
 
     LocalError if the ring is too small for so large a clip.
     """
-    # 2^(e + clip_exponent) <= bound
-    bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)
+    # 2^(e + clip_exponent) <= bound; public weights sum to 1, all others to the number of silos.
+    total_weight = 1 if weights == "public" else silos
+    bound = ((1 << ring - 1) - 1 - silos) // total_weight
     exponent = bound.bit_length() - 1 - clip_exponent
     if bound < 1 or exponent < 0:
         raise LocalError(
@@ -149,37 +153,28 @@ def cut(values: Flat, start: int, stop: int) -> Floats:
         if at < stop and start < at + piece.size:
             found.append(piece[max(start - at, 0) : stop - at])
         at += piece.size
-    return found[0] if len(found) == 1 else np.concatenate(found or [np.empty(0)])
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found or [np.empty(0)])
 
 
 def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
-    """How many elements exceed the clip.
+    """How many elements exceed the clip; they may only if ``saturate`` allows cutting them to it.
 
-    LocalError, before anything leaves, unless they may be cut to it.
-
-    Always LocalError for values that are not finite, or not ``group.elements`` floats in one row.
+    LocalError, before anything leaves, for elements over the clip without ``saturate``, for values
+    that are not finite, and for anything but ``group.elements`` floats in one row.
     """
-    given = pieces(values)
-    floats = {piece.dtype for piece in given} in ({np.dtype(np.float32)}, {np.dtype(np.float64)})
-    if (
-        not floats
-        or {piece.ndim for piece in given} != {1}
-        or sum(piece.size for piece in given) != group.elements
-    ):
-        found = ", ".join(f"{piece.dtype} {list(piece.shape)}" for piece in given)
-        raise LocalError(
-            f"group {group.name!r}: got {found}; give float32 or float64 [{group.elements}]"
-        )
-    held = [piece for piece in given if piece.size]
-    # NaN too
-    low, high = (
-        float(np.min([each.min() for each in held])),
-        float(np.max([each.max() for each in held])),
-    )
-    if not np.isfinite(low) or not np.isfinite(high):
+    arrays = pieces(values)
+    _check_form(group, arrays)
+
+    held = [piece for piece in arrays if piece.size]
+    low = float(np.min([piece.min() for piece in held]))
+    high = float(np.max([piece.max() for piece in held]))
+    if not np.isfinite([low, high]).all():  # a NaN anywhere makes both of them NaN
         raise LocalError(
             f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr"
         )
+
     largest = max(-low, high)
     if largest <= group.clip:
         return 0
@@ -188,21 +183,31 @@ def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
             f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip"
             f" {group.clip:g}; have the job signed with a larger security.clip_exponent"
         )
+
+    # Block by block: |x| of the whole vector would need as much memory again.
     blocks = (piece[at : at + BLOCK] for piece in held for at in range(0, piece.size, BLOCK))
     return sum(int(np.count_nonzero(np.abs(block) > group.clip)) for block in blocks)
 
 
+def _check_form(group: Group, arrays: Sequence[Floats]) -> None:
+    dtypes, dimensions = {piece.dtype for piece in arrays}, {piece.ndim for piece in arrays}
+    form = (dtypes, dimensions, sum(piece.size for piece in arrays))
+    if form not in [({np.dtype(dtype)}, {1}, group.elements) for dtype in FLOAT_DTYPES]:
+        found = ", ".join(f"{piece.dtype} {list(piece.shape)}" for piece in arrays)
+        raise LocalError(
+            f"group {group.name!r}: got {found}; give float32 or float64 [{group.elements}]"
+        )
+
+
 def check_weights(group: Group, weights: Reals) -> None:
-    """LocalError unless private weights are ``group.rows`` numbers, each 0 or between the declared
-    bounds.
-    """
+    """LocalError unless private weights are ``group.rows`` numbers within the declared bounds."""
     if weights.dtype != np.float64 or weights.shape != (group.rows,):
         raise LocalError(
             f"group {group.name!r}: weights are {weights.dtype} {list(weights.shape)}, not"
             f" [{group.rows}]"
         )
     held = (weights >= group.weight_least) & (weights <= group.weight_most)
-    if group.rows > 1:  # a silo may have none of a row's class
+    if group.rows > 1:  # a silo may have no record of a row's class
         held |= weights == 0
     if not held.all():
         raise LocalError(
@@ -214,24 +219,21 @@ def check_weights(group: Group, weights: Reals) -> None:
 def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -> None:
     """Write rint(weight · clip(value) · 2^e) mod 2^b into ``into``, of the same length.
 
-    Values are checked before.
-
-    ``weight`` is one number, or one for each value.
+    The caller has checked the values. ``weight`` is one number, or one per value.
     """
     clip, scale = group.clip, 2.0**group.scale_exponent
     signed = into.view(SIGNED[group.ring])
-    clipped, scaled = (
-        np.empty(min(BLOCK, values.size), values.dtype),
-        np.empty(min(BLOCK, values.size)),
-    )
+    clipped = np.empty(min(BLOCK, values.size), values.dtype)
+    scaled = np.empty(clipped.size)
     for at in range(0, values.size, BLOCK):
-        here = slice(at, min(at + BLOCK, values.size))
-        block = scaled[: here.stop - at]
-        block[:] = np.clip(values[here], -clip, clip, out=clipped[: block.size])
-        # one rounding: scale is 2^e
-        block *= (weight if isinstance(weight, float) else weight[here]) * scale
+        span = slice(at, min(at + BLOCK, values.size))
+        block = scaled[: span.stop - at]
+        block[:] = np.clip(values[span], -clip, clip, out=clipped[: block.size])
+        # One rounding: scale is a power of two.
+        factor = weight if isinstance(weight, float) else weight[span]
+        block *= factor * scale
         np.rint(block, out=block)
-        signed[here] = block
+        signed[span] = block
 
 
 def quantise_weights(group: Group, weights: Reals, silos: int, into: Words) -> None:
@@ -245,12 +247,12 @@ def dequantise(total: Words, ring: int, exponent: int, into: Reals | None = None
 
     ``into`` may be the memory of the words.
     """
-    # exact but for words beyond 2^53
+    # Exact, except for words beyond 2^53.
     made: Reals = np.multiply(total.view(SIGNED[ring]), 2.0**-exponent, out=into)
     return made
 
 
 def error_bound(group: Group, members: int) -> Fraction:
-    """How far an opened sum over ``members`` silos is at most from Σ w clip(x)."""
+    """Upper bound on how far an opened sum over ``members`` silos is from Σ w clip(x)."""
     each = Fraction(1, 2 ** (group.scale_exponent + 1)) + Fraction(2) ** (group.clip_exponent - 52)
     return members * each

@@ -1,18 +1,18 @@
 """Masks: streams of uniform words that are added to what a silo sends, and that cancel in the sum.
 
-The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5), GCM's tag
-never being asked for. Plain CTR gives the same bytes, and which of the two OpenSSL makes twice as
-fast as the other depends on the processor, so a process tries both once (``_faster``). It comes in
-segments of 1 MiB, each under a nonce of its own, so any of them can be made alone; block i of
+The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5); GCM's tag
+is never computed. Plain CTR gives the same bytes. One of the two is twice as fast in OpenSSL, which
+one depends on the processor, so a process tries both once (``_faster``). The stream comes in
+segments of 1 MiB, each under a nonce of its own, so any of them can be made alone. Block i of
 segment s of group g is ::
 
     AES-256(key, counter block)  counter block = g (4 bytes) ‖ s (8 bytes) ‖ i + 2 (4 bytes),
                                  big-endian
 
-GCM begins with 2, since 1 is its tag's and the all-zero block its hash key's: none of ours is
-either. A segment has 2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not run
-over, and no two (group, segment) share a block. A key serves one attempt (its context is in the
-key), so segments may be numbered from 0 each time.
+GCM begins with 2: block 1 belongs to its tag, and the all-zero block to its hash key. A segment has
+2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not overflow, and no two
+(group, segment) share a block. A key serves one attempt (its context is in the key), so segments
+may be numbered from 0 each time.
 
 The mask of silo u, whose ids are ordered as text::
 
@@ -41,7 +41,7 @@ AES_256_GCM: Literal[2] = 2  # field ``prg`` of a specification; 1 was AES-256-C
 KEY_BYTES = 32
 SEGMENT = 1 << 20  # bytes of a stream under one nonce
 PIECE = 1 << 18  # bytes of a stream that are made and added at a time: they stay in a core's cache
-THREADS = 4  # that take masks off an open sum
+THREADS = 4  # of one mask over a whole group
 FIRST_BLOCK = (2).to_bytes(4)  # of a segment
 _ZEROS = memoryview(bytes(PIECE))
 
@@ -69,21 +69,21 @@ def _ctr(nonce: bytes) -> CTR:
     return CTR(nonce + FIRST_BLOCK)
 
 
-# to the same bytes, from a nonce of 12
-WAYS: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)
+# Cipher modes that give the same bytes from a nonce of 12.
+MODES: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)
 
 
 @cache
 def _faster() -> Callable[[bytes], GCM | CTR]:
-    """The way that this processor is faster at, by the best of a few pieces each."""
+    """The mode that is faster on this processor, by the best of five pieces each."""
     into = memoryview(bytearray(PIECE))
-    took = dict.fromkeys(WAYS, float("inf"))
-    for way in WAYS * 5:
-        encryptor = Cipher(AES(bytes(KEY_BYTES)), way(bytes(12))).encryptor()
+    took = dict.fromkeys(MODES, float("inf"))
+    for mode in MODES * 5:
+        encryptor = Cipher(AES(bytes(KEY_BYTES)), mode(bytes(12))).encryptor()
         began = time.perf_counter()
         encryptor.update_into(_ZEROS, into)
-        took[way] = min(took[way], time.perf_counter() - began)
-    return min(WAYS, key=took.__getitem__)
+        took[mode] = min(took[mode], time.perf_counter() - began)
+    return min(MODES, key=took.__getitem__)
 
 
 class Keystream:
@@ -118,7 +118,7 @@ class Keystream:
 class Mask:
     """The sum of terms over one group, from a word on.
 
-    Holds one piece of one stream, whatever the group's size.
+    Holds one piece of one stream in memory, whatever the group's size.
     """
 
     def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
@@ -127,7 +127,7 @@ class Mask:
         self._streams = [
             (Keystream(term.key, group, offset), term.negative, term.times) for term in terms
         ]
-        # kept: new memory costs as much as a stream
+        # Kept between calls: new memory costs as much time as a stream.
         self._scratch: Words = np.empty(0, self._dtype)
 
     def add_to(self, words: Words) -> None:
@@ -154,8 +154,9 @@ class Mask:
 
 
 def add_whole(terms: Sequence[Term], group: int, words: Words) -> None:
-    """Add the mask of a whole group to its words in place, in several threads: each makes some of
-    the segments.
+    """Add the mask of a whole group to its words in place, in several threads.
+
+    Each thread makes some of the segments.
     """
     share = -(-words.nbytes // (SEGMENT * THREADS)) * SEGMENT // words.itemsize
     starts = range(0, words.size, max(share, 1))

@@ -58,8 +58,9 @@ def is_row(group: Group) -> bool:
 def sender_pads(
     spec: RoundSpec, silo: str, seed: bytes, prekeys: Mapping[str, bytes]
 ) -> dict[int, Term]:
-    """At a sender, by group: ``seed`` is the private half of its prekey, ``prekeys`` are those of
-    the other silos.
+    """A sender's pads by group.
+
+    ``seed`` is the private half of its prekey, ``prekeys`` are those of the other silos.
 
     To its own row, where it is a member of the cohort, it gives zeros, under a pad that nobody else
     has.

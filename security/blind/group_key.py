@@ -51,9 +51,7 @@ from .sealing import (
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One agreement on the key: roster and job (digests, hex), and the X25519 key of each of its
-    silos, 32 bytes.
-    """
+    """One agreement on the key: roster and job (digests, hex), and each silo's X25519 key."""
 
     number: int
     federation: str
@@ -181,9 +179,7 @@ def contribute(
 def check_contribution(
     epoch: Epoch, contribution: KeyContribution, pieces: Sequence[SealedSecret], signers: Signers
 ) -> None:
-    """At the coordinator, before it passes anything on: RefusedError names the silo that
-    sent this.
-    """
+    """At the coordinator, before it passes anything on: RefusedError names the sender."""
     contribution.check(epoch, signers)
     sender = contribution.sealing.sender
     check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
@@ -194,9 +190,7 @@ def check_contribution(
 
 
 def parts_of(given: Iterable[KeyContribution]) -> bytes:
-    """``all`` of a key that these contributions make, 32 bytes: public, and the same to all who
-    have the same key.
-    """
+    """``all`` of the key that these contributions make, 32 bytes: public, and one per key."""
     ordered = sorted(given, key=lambda each: each.sealing.sender)
     fields = (field for each in ordered for field in (each.sealing.encoded(), each.prekey))
     return hashlib.sha256(framed(GROUP_ALL, *fields)).digest()

@@ -1,5 +1,4 @@
-"""``Mix`` and ``Gram`` as numbers: what blind silos and their coordinator compute, without pads
-(``Quantised``).
+"""``Mix`` and ``Gram`` as blind silos and their coordinator compute them, without pads.
 
 =========  ======================================================
            ====================================================
@@ -49,9 +48,7 @@ FLOAT32 = 2.0**-23
 
 
 class MixRows:
-    """The rows of a job's Mix parts, from its first round on: which versions there are, and who had
-    a row of which.
-    """
+    """The rows of a job's Mix parts: which versions there are, and who had a row of which."""
 
     def __init__(self, clip_exponent: int, terms: Terms) -> None:
         self._clip_exponent, self._terms = clip_exponent, terms
@@ -71,8 +68,9 @@ class MixRows:
     def row(
         self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
     ) -> dict[str, Tensor] | None:
-        """The recipient's row; None if the rules forbid it, the same again for the same versions
-        and weights.
+        """The recipient's row; None if the rules forbid it.
+
+        The same versions and weights give the same row again.
         """
         whole = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
         own, others = (
@@ -140,8 +138,7 @@ def compared_by_shares(
 
 
 def row_deviation(own: Group) -> float:
-    """How far an element of a row may be from Σ a_j x_j / 2^32, for values within the clip, in
-    float64.
+    """Bound on how far a row's element is from Σ a_j x_j / 2^32, for values within the clip.
 
     The weights add up to 2^32, so rounding of the values counts once, whatever the number of silos.
     """
@@ -149,9 +146,7 @@ def row_deviation(own: Group) -> float:
 
 
 def gram_deviation(width: int) -> float:
-    """How far an inner product of float32 vectors [width] may be from the exact one, as a part of
-    their norms.
-    """
+    """Bound on the relative error of an inner product of float32 vectors [width]."""
     return FLOAT32 * (1 + FLOAT32) + width * 2.0**-46
 
 

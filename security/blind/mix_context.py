@@ -1,5 +1,4 @@
-"""What uploads of a one-upload ``Mix`` are bound to: the line that they are mixed in, and the
-version that each is.
+"""The contexts of a one-upload ``Mix``: the line that uploads are mixed in, and each version.
 
 A line's canonical JSON, here broken and cut; ``SHA-256(framed(MIX_LINE, document))`` binds all tags
 of the line, and ``SHA-256(framed(MIX_VERSION, line, silo, round, attempt, number))`` all else of
@@ -50,8 +49,7 @@ def mix_group(name: str, elements: int, clip_exponent: int) -> Group:
 
 
 class MixContext(Strict):
-    """What uploads share that are mixed with one another: a tensor group of a job, in one epoch of
-    the group key.
+    """The line that uploads are mixed in: a tensor group of a job, in one epoch of the group key.
 
     A new roster begins a new epoch, and so new lines: uploads that are stored under the old one
     expire.

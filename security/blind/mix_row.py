@@ -1,5 +1,6 @@
-"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can
-(SECURITY.md 4, 5, 10, 39).
+"""The checks of a recipient before it opens a row of a one-upload ``Mix``.
+
+Nobody else can make them (SECURITY.md 4, 5, 10, 39).
 
 The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON,
 here broken and cut::
@@ -41,9 +42,7 @@ class Share(Strict):
 
 
 class RecipientRow(Strict):
-    """A recipient's row: shares of others by id, and what the recipient adds of its own, which is
-    never sent.
-    """
+    """A recipient's row: shares of others by id, and its own share, which is never sent."""
 
     line: Hex32  # its context
     recipient: Id
@@ -129,8 +128,7 @@ class RowMemory(Strict):
 def fault(
     recipient: str, own_weight: int, shares: Sequence[Share], memory: RowMemory, terms: Terms
 ) -> str:
-    """Why the recipient would refuse a row that it has not had yet, by steps (4) to (7) of
-    ``admit``; empty if not.
+    """Why the recipient would refuse a new row, by steps (4) to (7) of ``admit``; empty if not.
 
     Whoever makes rows asks before: ``memory`` is that of the rows that this recipient has had of
     the tensor group.
@@ -265,9 +263,7 @@ def admit(
 
 
 def check_uploads(row: RecipientRow, uploads: Sequence[PaddedUpload]) -> None:
-    """RefusedError, for the coordinator, unless these are the uploads that the row names, in its
-    order.
-    """
+    """RefusedError, for the coordinator, unless these are the row's uploads, in its order."""
     named = [share.version for share in row.shares]
     check(
         [u.version for u in uploads] == named,

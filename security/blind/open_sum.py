@@ -1,5 +1,4 @@
-"""The result of a secure sum as it comes down to silos: in words, so that they see that nobody
-altered it.
+"""The result of a secure sum as silos receive it: in words, so that they see any change.
 
 With the words of a group come the specification of the attempt, which the coordinator signed, and
 who survived in it. What a silo expects it knows itself: the federation, the job, the round whose

@@ -1,5 +1,4 @@
-"""``Mix`` by one upload: each silo sends its vector once, hidden, and every recipient opens its own
-row of it alone.
+"""``Mix`` by one upload: a silo sends its vector once, hidden, and recipients open rows alone.
 
 In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10
 and 19)::
@@ -60,9 +59,7 @@ Read = Callable[[str, int, int], "bytes | memoryview"]
 
 @dataclass(frozen=True, slots=True)
 class PaddedUpload:
-    """A silo's signed word on one upload: SHA-256 of the hidden bytes, its padded tag, and the seed
-    that it sealed.
-    """
+    """A silo's signed word on one upload: SHA-256 of the hidden bytes, padded tag, sealed seed."""
 
     version: Version
     sha256: bytes
@@ -128,8 +125,7 @@ def make_upload(
     sign: Sign,
     generations: Mapping[str, int] = FIRST,
 ) -> tuple[PaddedUpload, tuple[SealedSecret, ...]]:
-    """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by
-    id.
+    """The signed word on what was sent, and the seed sealed to the prekeys of ``others``, by id.
 
     ``generations`` are of those prekeys that are not the first of their silo. ``padded`` is
     ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its
@@ -151,9 +147,7 @@ def check_upload(
     sha256: bytes,
     signers: Signers,
 ) -> None:
-    """At the coordinator, of what it stored and digested: RefusedError names the silo whose upload
-    this is.
-    """
+    """At the coordinator, of what it stored and digested: RefusedError names the uploading silo."""
     upload.check(line, signers)
     silo = upload.version.silo
     check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
@@ -161,8 +155,9 @@ def check_upload(
 
 
 def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
-    """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid
-    until the next.
+    """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece.
+
+    A piece is valid until the next one.
 
     What is read need stay valid only until the next. Holds a chunk and two pieces, whatever the
     length and the number of silos. LocalError if a stored upload is too short.
@@ -201,9 +196,7 @@ class Summand:
 def check_sent(
     line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, signers: Signers
 ) -> None:
-    """At ``silo``: RefusedError, for the coordinator, unless another one signed this upload and
-    this letter, for us.
-    """
+    """At ``silo``: RefusedError, for the coordinator, unless another silo signed both, for us."""
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
@@ -243,8 +236,7 @@ def _among(sender: str, signers: Signers) -> list[str]:
 
 
 class Opening:
-    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its
-    tag fits.
+    """A recipient's row as it is delivered, 8 bytes per element; nothing opens before its tag fits.
 
     The numbers are made of the words as these come, so that the row alone is in memory, and a piece
     of its words.
@@ -270,9 +262,7 @@ class Opening:
         self._words, self._part = np.empty((2, min(STEP, self._row.size)), "<u8")
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The next words of Y. RefusedError for half a word, or a row that is longer than its
-        group.
-        """
+        """The next words of Y; RefusedError for half a word, or a row longer than its group."""
         check(
             len(piece) % WORD_BYTES == 0,
             COORDINATOR,

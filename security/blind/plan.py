@@ -1,5 +1,4 @@
-"""What crosses in a blind round, as silo and coordinator both know it before its cohort: one place,
-so that they agree.
+"""What crosses in a blind round, as silo and coordinator both know it before its cohort.
 
 A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum``
 parts, each of which is a group of that sum, in the order in which the parts cross
@@ -65,9 +64,7 @@ def shared(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def directed(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of which some silos get a row each, by the round's secure sum
-    (``Job.row_readers``).
-    """
+    """The parts of which some silos get a row each by the round's sum (``Job.row_readers``)."""
     return tuple(part for part in parts if part.exchange == Mix(directed=True))
 
 
@@ -86,9 +83,7 @@ def sum_groups(
 
 @dataclass(frozen=True)
 class SumDown:
-    """A part that comes down as the words of an open sum: the part as it was summed, in which
-    round, as which group.
-    """
+    """A part that is delivered as the words of an open sum: the part, its round and its group."""
 
     part: Part
     round: int
@@ -158,9 +153,7 @@ class RoundPlan:
 
     @property
     def sums_no_model(self) -> bool:
-        """Whether nothing that came down to all silos alike has a part in its sum: metrics, rows,
-        no more.
-        """
+        """Whether nothing that all silos received alike is summed, but metrics and rows alone."""
         return self.sums == (METRICS,)
 
     def model_digest(
@@ -169,8 +162,7 @@ class RoundPlan:
         tensors: Sequence[bytes],
         sums: Sequence[tuple[str, bytes]] = (),
     ) -> str:
-        """SHA-256, in hex, of what a silo received for it: names and digests of its tensors, in
-        wire order.
+        """SHA-256, in hex, of its delivery: names and digests of the tensors, in wire order.
 
         ``sums`` are the names of parts that came as the words of open sums, and the digests of
         these.
@@ -205,8 +197,7 @@ class RoundPlan:
         parts: bytes = b"",
         weights: Callable[[str], Mapping[str, float]] | None = None,
     ) -> Frame:
-        """The frame of its sum; ``roster`` is the digest of the roster, ``model`` that of what was
-        received.
+        """The frame of its sum; ``roster`` and ``model`` are digests, of roster and delivery.
 
         ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by
         silo, are those of rows that the coordinator weighs (``Method.member_weights``); silos have
@@ -250,9 +241,7 @@ def _names(item: Item) -> tuple[bytes, bytes]:
 
 
 class JobPlan:
-    """What crosses in all rounds of one job: made once from its signed document, and the same for
-    all who have it.
-    """
+    """What crosses in all rounds of one job, made once from its signed document."""
 
     def __init__(self, job: Job) -> None:
         """Plans of rounds are made when they are first asked for."""

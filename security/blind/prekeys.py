@@ -1,5 +1,4 @@
-"""Prekeys of a job's silos, one generation after another, so that what seeds were sealed to is
-erased while a job runs.
+"""Prekeys of a job's silos, in generations: what seeds were sealed to is erased during the job.
 
 A silo's prekey of generation 0 stands in its contribution to the job's key (group_key.py). With
 each padded upload that it signs it publishes one of the next generation, signed and bound to that
@@ -37,9 +36,7 @@ from .sealing import Letter, check_letter
 
 @dataclass(frozen=True, slots=True)
 class Prekey:
-    """What a silo publishes beside an upload: a public X25519 key, 32 bytes, and its generation, 1
-    or later.
-    """
+    """A public X25519 key, 32 bytes, published with an upload; its generation is 1 or later."""
 
     generation: int
     key: bytes
@@ -66,8 +63,7 @@ class Prekey:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the coordinator hands down of another silo's newest upload of a part: the prekey beside
-    it.
+    """Another silo's prekey as the coordinator delivers it, with its newest upload of a part.
 
     ``letter`` is what the upload has for the recipient: it says to which generation its seed is
     sealed, and is not opened for that.
@@ -79,9 +75,7 @@ class Word:
     letter: Letter
 
     def check(self, line: MixContext, silo: str, signers: Signers) -> None:
-        """At ``silo``. RefusedError, for the coordinator, unless another silo signed all of it, and
-        for this one.
-        """
+        """At ``silo``: RefusedError, for the coordinator, unless another silo signed all for us."""
         sender = self.version.silo
         check(sender != silo, COORDINATOR, Code.KEYS, f"brings {silo!r} a prekey of its own")
         with passed_on():
@@ -118,9 +112,7 @@ class Newest(Strict):
 
 
 class SealedGeneration(Strict):
-    """Of another silo's newest upload of a part that is known: its number, and our generation that
-    it is sealed to.
-    """
+    """Another silo's newest upload of a part: its number, and the generation of ours it uses."""
 
     number: Number
     generation: Number

@@ -1,5 +1,4 @@
-"""Secret rotations: ``Gram`` over vectors that the coordinator sees only up to an orthogonal matrix
-Q.
+"""Secret rotations: ``Gram`` over vectors that the coordinator sees only up to a rotation Q.
 
 All silos make Q from the key that the coordinator lacks, once for each (epoch, job, round, attempt,
 tensor group, class), and send Q v: inner products are those of the v, to about d · 2^-53
@@ -47,9 +46,7 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one Q is for; ``epoch`` is that of the group key, ``row`` the class whose vectors are
-    compared.
-    """
+    """The one use of a Q; ``epoch`` is the group key's, ``row`` the compared class."""
 
     epoch: int
     job: str
@@ -133,9 +130,7 @@ def check_kind(part: str, kind: Kind) -> None:
 
 
 def check_vectors(part: str, vectors: Reals) -> None:
-    """LocalError unless each vector [n, d] is finite and has entries of both signs, or is zero
-    (rule 2).
-    """
+    """LocalError unless each vector [n, d] is zero, or finite and of both signs (rule 2)."""
     if not np.isfinite(vectors).all():
         raise LocalError(
             f"part {part!r} holds NaN or infinity; training has diverged, lower the lr"
@@ -157,9 +152,7 @@ def rotate(vectors: Reals, key: bytes) -> Reals:
 
 
 def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
-    """The same of each vector under a key of its own: the bits of one after the other, in less
-    time.
-    """
+    """Each vector rotated under a key of its own: the same bits as one by one, in less time."""
     if len(keys) != len(vectors):
         raise LocalError(f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
     return _rotate(vectors, keys)
@@ -197,9 +190,7 @@ def _reflecting(keys: Sequence[bytes], d: int) -> Iterator[Reals]:
 
 
 def _streams(key: bytes, lengths: range) -> list[Reals]:
-    """``gaussians(key, m, m)`` for each of these m: their words are made stream by stream, all else
-    at once.
-    """
+    """``gaussians(key, m, m)`` for each of these m; all but their words is made at once."""
     pairs = [_pairs(m) for m in lengths]
     words = np.empty((sum(pairs), 2), "<u8")
     ends = np.cumsum(pairs)
@@ -228,8 +219,7 @@ def folded(values: Reals) -> Reals:
 
 
 def gaussians(key: bytes, stream: int, count: int) -> Reals:
-    """The first numbers of a keyed stream of standard Gaussians, [count] float64, by Marsaglia's
-    polar method.
+    """Standard Gaussians of a keyed stream, [count] float64, by Marsaglia's polar method.
 
     "A convenient method for generating normal variables", SIAM Review, 1964. Two words of the
     stream make a point of the square; one outside the unit circle is passed over, one inside gives
@@ -252,9 +242,7 @@ def _pairs(count: int) -> int:
 
 
 def _polar(words: Words) -> tuple[Reals, npt.NDArray[np.bool_]]:
-    """The numbers of the points that these words [pairs, 2] are, in order, and which of them lie
-    inside.
-    """
+    """The numbers of the points [pairs, 2] in these words, in order, and which lie inside."""
     points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # exact, in [-1, 1)
     s = points[:, 0] * points[:, 0] + points[:, 1] * points[:, 1]
     inside = (s < 1.0) & (s > 0.0)
@@ -263,8 +251,9 @@ def _polar(words: Words) -> tuple[Reals, npt.NDArray[np.bool_]]:
 
 
 def _logarithm(values: Reals) -> Reals:
-    """Natural logarithm of positive numbers, to some last places: exponent · ln 2 + 2 atanh((m - 1)
-    / (m + 1)).
+    """Natural logarithm of positive numbers: exponent · ln 2 + 2 atanh((m - 1) / (m + 1)).
+
+    It is exact to some last places.
     """
     mantissa, exponent = np.frexp(values)  # exact, in [1/2, 1)
     low = mantissa < 0.7071067811865476

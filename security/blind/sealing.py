@@ -1,5 +1,4 @@
-"""Thirty-two secret bytes, the same ones to every recipient, sealed to each by an X25519 key of its
-own.
+"""Thirty-two secret bytes for several recipients, sealed to each by its own X25519 key.
 
 That is its key of the roster, for what makes the key of a job (group_key.py), and its newest prekey
 for the rest of the job (prekeys.py).
@@ -71,9 +70,7 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True)
 class SealedSecret:
-    """The secret for one recipient, 48 bytes, and the generation of the prekey that it is sealed
-    to.
-    """
+    """The secret for one recipient, 48 bytes, and the generation of the prekey it is sealed to."""
 
     recipient: str
     sealed: bytes
@@ -86,9 +83,7 @@ class SealedSecret:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What the coordinator passes on to one recipient: its piece, and the proof that the sender
-    signed it.
-    """
+    """A piece on its way to its recipient, with proof that the sender signed it."""
 
     sealed: SealedSecret
     proof: Hashes
@@ -131,8 +126,7 @@ def seal_to_all(
 def open_letter(
     ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, among: Sequence[str], seed: bytes
 ) -> bytes:
-    """The secret; ``among`` are all recipients, ``seed`` the raw private key of the one that this
-    letter is for.
+    """The secret; ``among`` are all recipients, ``seed`` is the recipient's raw private key.
 
     The sealing's signature is checked before. The steps run in order; RefusedError says who is to
     blame.
@@ -163,9 +157,7 @@ def open_letter(
 def check_letter(
     root: bytes, letter: Letter, sender: str, recipient: str, among: Sequence[str]
 ) -> None:
-    """RefusedError, for the coordinator, unless the letter is for this recipient and under the root
-    that was signed.
-    """
+    """RefusedError, for the coordinator, unless the signed root covers this letter."""
     for_it = letter.sealed.recipient == recipient
     check(
         for_it,
@@ -198,9 +190,7 @@ def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool
 
 
 def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequence[str]) -> None:
-    """At the coordinator: RefusedError unless these are all pieces under the root, one for each
-    recipient.
-    """
+    """At the coordinator: RefusedError unless these are all pieces under the root, one each."""
     sealing.check()
     whole = [piece.recipient for piece in pieces] == sorted(among)
     check(

@@ -1,5 +1,4 @@
-"""Pads over sums that silos alone read: the coordinator adds them up with the numbers, and opens
-what stays hidden.
+"""Pads over sums that silos alone read: what the coordinator opens stays hidden by them.
 
 A silo adds a stream to the numbers of such a group before its masks, of a key of its own in each
 attempt::

@@ -1,5 +1,4 @@
-"""The ``Sum`` exchange as numbers of a secure sum: a part is one group, its fold the opened sum of
-that group.
+"""The ``Sum`` exchange by a secure sum: a part is one group, its fold that group's opened sum.
 
 =========  =======================================  =============================
                                                     ==========================
@@ -73,8 +72,7 @@ SOME_KEY = bytes(32)  # of a simulation: nothing is hidden by it
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights
-    ``least`` to ``most``.
+    """A job's declared bounds: magnitudes up to 2^clip_exponent, private weights least to most.
 
     Weights of a ``ratio`` are never public: they would show who has which class. ``for_silos`` are
     the parts whose sums silos alone read.
@@ -147,8 +145,7 @@ def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
 
 
 def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
-    """What a silo gives for a part's group, out of the tensors that it gives in the clear
-    (``part.wire``).
+    """A silo's values for a part's group, from the tensors it uploads in the clear (``part.wire``).
 
     Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors
     as they are.
@@ -172,8 +169,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
 def folded(
     part: Part, own: Group, opened: OpenedGroup, memory: Words | None = None
 ) -> dict[str, Tensor]:
-    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the
-    total weight.
+    """The fold of a part, as ``Plain.collect`` makes it, with the total weight for mean and ratio.
 
     ``memory`` of the words, in one piece, may become that of the tensors.
     """
@@ -188,8 +184,7 @@ def folded(
 
 
 def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) -> float:
-    """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is
-    rounded to its dtype.
+    """Bound on the error of a fold of magnitude up to ``largest``, before rounding to its dtype.
 
     A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what
     rounding did to private weights.
@@ -238,9 +233,7 @@ class Quantised:
         self._round = 0
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """All of it: it is quantised where it is summed or mixed, and sketched where it is
-        compared.
-        """
+        """All tensors: quantised where they are summed or mixed, sketched where compared."""
         return laid_out(part, contribution)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
@@ -289,9 +282,7 @@ class Quantised:
         return spec, self._sum(part, spec, read)
 
     def _sum(self, part: Part, spec: RoundSpec, read: Read) -> OpenedGroup:
-        """The sum of the one group of a specification over its cohort, without masks and pads,
-        which cancel.
-        """
+        """The sum of a specification's one group over its cohort: masks and pads cancel."""
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)

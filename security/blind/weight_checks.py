@@ -1,6 +1,4 @@
-"""Whether sums by declared weights show a silo too much of another: rule 5, for a job before it
-begins.
-"""
+"""Rule 5 before a job begins: sums by declared weights must not show a silo too much of another."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,19 +1,18 @@
-"""The privacy budget of one data set: what was spent on it, whoever asked, and never more than its
-owner lets be.
+"""The privacy budget of one data set: all that was spent on it, never more than its owner allows.
 
-A log of its own (security/log/append_log.py) beside the silo's ledger, with records of
+It is a log of its own (security/log/append_log.py) next to the silo's ledger, with records of
 budget_records.py::
 
     reserve  before anything is done with the data: job, round, purpose and steps, on disk before
              the first of them
-    (steps)  each takes one of the reserved ones; there is none beyond them
-    commit   afterwards: how many were taken. Without one, a crash say, all that was reserved is
+    (steps)  each takes one of the reserved ones; there are no others
+    commit   afterwards: how many were taken. Without one, after a crash, all that was reserved is
              spent for ever
 
 All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the
-folder's lock. Costs add up as rdp.py has them; what was committed and all open reservations
-together cost at most the limit, or a reservation is refused before anything is done. That is a
-filter: jobs may be chosen in view of what came before, at a price in δ (rdp.py).
+folder's lock. Costs add up as in rdp.py. All that was committed or is reserved costs at most the
+limit; a reservation beyond it is refused before anything is done. That is a filter: jobs may be
+chosen in view of what came before, at a price in δ (rdp.py).
 
 An older copy of the folder would have forgotten what was spent. So the head of this log goes into
 the silo's own ledger with each reservation, and others hold that one's (witness.py): ``check_held``
@@ -24,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import gt
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,6 +47,7 @@ from .budget_records import (
 )
 from .rdp import Event, covers, epsilon, shown, spent
 
+LIMIT = "the policy's limit"
 ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
 
 
@@ -60,7 +61,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What one job may cost by itself, whatever is left of the limit; decimals."""
+    """The most that one job may cost on its own, whatever is left of the limit; decimals."""
 
     epsilon: str
     delta: str
@@ -120,11 +121,13 @@ class Budget:
         be records. LocalError refuses a folder that is broken, older than its checkpoint, missing,
         or another data set's.
         """
+        # An empty folder would open as a budget of which nothing was spent.
         if known and not (folder.exists() and segments(folder)):
             raise LocalError(
                 f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it"
                 " from the newest backup"
             )
+
         budget = cls(dataset)
 
         def visit(line: VerifiedLine) -> None:
@@ -143,10 +146,10 @@ class Budget:
             raise
         return budget
 
-    # What its owner lets be spent.
+    # The owner's limit.
 
     def set_limit(self, epsilon: str, delta: str, policy: str) -> None:
-        """From now on no more than this, whatever was spent.
+        """Allow no more than this from now on, whatever was spent.
 
         ``policy`` is the digest of the file that says so.
         """
@@ -157,7 +160,7 @@ class Budget:
 
     @property
     def limit(self) -> Limit:
-        """What its owner lets be spent; LocalError before any was set."""
+        """The most that its owner allows to be spent; LocalError before any was set."""
         if self._limit is None:
             raise LocalError(
                 f"data set {self.dataset!r} has no budget; set one in the policy,"
@@ -202,22 +205,15 @@ class Budget:
             return Reservation(self._append(record), record.events)
 
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
-        """ExhaustedError where the limit does not cover all that a job is to spend, beside what
-        others have.
-        """
+        """ExhaustedError unless the limit covers all of a job, on top of what others spent."""
         with self._mutex:
-            others = [
-                event
-                for digest, own in self._jobs.items()
-                if digest != job_digest
-                for event in own.events()
-            ]
+            others = self._events(without=job_digest)
             check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
-        """So many steps of each event were taken, and no more are.
+        """Record how many steps of each event were taken; no more follow.
 
-        The rest is free again, once that is durable.
+        The rest is free again once that is durable.
         """
         with self._mutex:
             self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
@@ -250,7 +246,7 @@ class Budget:
             return TreeHead.parse(self._log.checkpoint().text)
 
     def rekey(self, key: Ed25519PrivateKey) -> None:
-        """From now on this log key of the silo signs the head."""
+        """Sign the head by this log key of the silo from now on."""
         with self._mutex:
             self._log.rekey(Signer(self._log.signer.origin, key))
 
@@ -263,7 +259,7 @@ class Budget:
             )
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
         self._log.close()
 
     def __enter__(self) -> Self:
@@ -277,8 +273,13 @@ class Budget:
     ) -> None:
         self.close()
 
-    def _events(self) -> list[Event]:
-        return [event for job in self._jobs.values() for event in job.events()]
+    def _events(self, without: str = "") -> list[Event]:
+        """All that was spent or is reserved, apart from the job of the digest ``without``."""
+        events: list[Event] = []
+        for digest, job in self._jobs.items():
+            if digest != without:
+                events += job.events()
+        return events
 
     @property
     def _limited(self) -> Ceiling:
@@ -317,9 +318,7 @@ class Budget:
                 if reserved is None:
                     raise LocalError(f"commit of seq {ref}, which is not an open reservation")
                 most = [each.steps for each in reserved.events]
-                if len(steps) != len(most) or any(
-                    taken > all_ for taken, all_ in zip(steps, most, strict=True)
-                ):
+                if len(steps) != len(most) or any(map(gt, steps, most)):
                     raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
 
     def _accept(self, seq: int, record: BudgetOpened | Limit | Reserve | Commit) -> None:
@@ -351,50 +350,49 @@ def check_covered(
     asked: Sequence[Event],
     whose: str | None = None,
 ) -> None:
-    """ExhaustedError where these events together cost more than the policy lets, or than what
-    ``whose`` names.
+    """ExhaustedError where these events together cost more than ``most``.
+
+    ``whose`` names that ceiling; without it, it is the policy's limit.
     """
     delta = float(most.delta)
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
-    if not covers(most.epsilon, then):
-        over = whose or "the policy's limit"
-        fix = (
-            ""
-            if whose
-            else (
-                f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for"
-                " cheaper jobs"
-            )
+    if covers(most.epsilon, then):
+        return
+    why = (
+        f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to"
+        f" {shown(then)} at delta = {most.delta}, over {whose or LIMIT} of {most.epsilon}"
+    )
+    # Only the policy's limit can be raised by the person who reads this.
+    if not whose:
+        why += (
+            f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for cheaper"
+            " jobs"
         )
-        raise ExhaustedError(
-            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to"
-            f" {shown(then)} at delta = {most.delta}, over {over} of {most.epsilon}{fix}"
-        )
+    raise ExhaustedError(why)
 
 
 def rekey_all(
     folder: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey
 ) -> tuple[str, ...]:
-    """The budgets below a folder go on under a new log key; their data sets.
+    """Continue the budgets below a folder under a new log key; returns their data sets.
 
-    One that has it already stays.
+    A budget that has the key already stays as it is.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return ()
+    found = sorted(path for path in folder.iterdir() if path.is_dir())
     for path in found:
         origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)
         note, key = stored(path), Signer(origin, new).public
-        if note is not None and any(
-            signature.key_id != key.key_id for signature in note.signatures
-        ):
+        signers = {signature.key_id for signature in note.signatures} if note else set()
+        if signers - {key.key_id}:
             with Budget.open(path, path.name, federation, silo, old, known=True) as budget:
                 budget.rekey(new)
     return tuple(path.name for path in found)
 
 
 class Steppers:
-    """The steps of a reservation, taken one by one: what training asks before each
-    (algorithms/training/dp_sgd.py).
-    """
+    """The steps of a reservation: training takes each before it (algorithms/training/dp_sgd.py)."""
 
     def __init__(self, reservation: Reservation) -> None:
         self.reservation = reservation

@@ -21,8 +21,9 @@ Some = Field(min_length=1, max_length=64)
 
 
 class BudgetOpened(Strict):
-    """The first record:
-    ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``.
+    """The first record, which names the data set.
+
+    ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``
     """
 
     type: Literal["budget.opened"] = "budget.opened"
@@ -32,8 +33,9 @@ class BudgetOpened(Strict):
 
 
 class Limit(Strict):
-    """What its owner lets be spent:
-    ``{"delta":"0.00001","epsilon":"8","policy":"e3b0…","type":"budget.limit"}``.
+    """The most that the data set's owner allows to be spent.
+
+    ``{"delta":"0.00001","epsilon":"8","policy":"e3b0…","type":"budget.limit"}``
     """
 
     type: Literal["budget.limit"] = "budget.limit"
@@ -43,9 +45,7 @@ class Limit(Strict):
 
 
 class MechanismSteps(Strict):
-    """Equal steps of the sampled Gaussian mechanism:
-    ``{"q":"0.0128","sigma":"1.1","steps":390}``.
-    """
+    """Equal steps of one mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``."""
 
     sigma: Number
     q: Number
@@ -79,8 +79,9 @@ class Reserve(Strict):
 
 
 class Commit(Strict):
-    """``{"ref":12,"steps":[390],"type":"budget.commit"}``: how many steps of each event were taken,
-    no more come.
+    """How many steps of each event were taken; no more follow.
+
+    ``{"ref":12,"steps":[390],"type":"budget.commit"}``
     """
 
     type: Literal["budget.commit"] = "budget.commit"
@@ -89,8 +90,9 @@ class Commit(Strict):
 
 
 class BudgetRecovery(Strict):
-    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put
-    aside.
+    """A torn last line was put aside.
+
+    ``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``
     """
 
     type: Literal["recovery"] = "recovery"

@@ -1,5 +1,6 @@
-"""What was spent of a data set's budget, read from its folder: without a lock, while the agent may
-be writing it.
+"""What was spent of a data set's budget, read from its folder.
+
+It needs no lock: the agent may be writing at the same time.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = 
             f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup"
         )
     held = [HeldHead("the folder itself", own)]
-    held += [HeldHead("the silo's ledger", known)] if known else []
+    if known:
+        held.append(HeldHead("the silo's ledger", known))
+
     # (2) The records hold, and each may follow those before it.
     budget, reading, agreement = Budget(dataset), Reading(folder), Agreement(held)
     for line in reading:
@@ -67,8 +70,10 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = 
             budget.replay(line)
         except LocalError as error:
             raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
-    # (3) They are those of the checkpoints.
-    if problems := list(agreement.problems()):
+
+    # (3) They are those of the checkpoints: an older copy would have forgotten what was spent.
+    problems = list(agreement.problems())
+    if problems:
         raise LocalError(
             f"{folder}: was rolled back or altered: {problems[0]}; what was spent on data set"
             f" {dataset!r} cannot be known from it: restore the newest copy"

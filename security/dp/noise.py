@@ -57,9 +57,7 @@ class Randomness:
         return made
 
     def normal(self, count: int) -> Reals:
-        """``count`` normal numbers of mean 0 and variance 1, each the sum of four by two: what
-        noise is made of.
-        """
+        """``count`` normal numbers of mean 0 and variance 1, each half the sum of four."""
         made = np.empty(count)
         step = _WORDS // SUMMED
         for at in range(0, count, step):

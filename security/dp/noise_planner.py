@@ -1,11 +1,10 @@
-"""The noise of a job: the least with which all that it releases of a silo's records stays within
-its target.
+"""The noise of a job: the least that keeps all its releases of a silo's records within its target.
 
 A job takes the same steps whatever the noise σ of one is; some of its releases have noise of their
-own. What it costs falls as σ grows, so that bisection finds the least σ, in steps of 0.001, that is
-enough; that very σ was reckoned through, so the target is never exceeded. A plan is for a whole
-job, before its first round: noise chosen round by round, as if nothing had been spent before, keeps
-no target.
+own. The cost falls as σ grows, so bisection finds the least σ, in steps of 0.001, that is enough.
+The cost of that very σ was computed, so the target is never exceeded. A plan is for a whole job,
+before its first round: noise chosen round by round, as if nothing had been spent before, keeps no
+target.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +23,7 @@ class PricedNoise(Priced, Protocol):
 
     @property
     def purpose(self) -> str:
-        """Such as "histogram"; its noise is ``<purpose>_sigma`` in a job where it does not follow
-        from σ.
-        """
+        """Such as "histogram"; a job sets its noise by ``<purpose>_sigma``, unless σ implies it."""
         ...
 
 
@@ -82,17 +79,16 @@ def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
 
 
 def _fixed(spends: Spends) -> list[PricedNoise]:
-    """What has the same noise whatever σ is."""
+    """Releases whose noise is the same whatever σ is."""
     other = spends(str(2 * STEP))
     return [one for one in spends(str(STEP)) if one in other]
 
 
 def _top(spends: Spends) -> int:
-    """The largest σ, in steps, with which no noise that follows from it is beyond what costs are
-    reckoned for.
-    """
+    """The largest σ, in steps, for which all noise that follows from it stays in range."""
     fixed = _fixed(spends)
-    most = max((Decimal(one.sigma) for one in spends(str(STEP)) if one not in fixed), default=STEP)
+    follows = [one for one in spends(str(STEP)) if one not in fixed]
+    most = max((Decimal(one.sigma) for one in follows), default=STEP)
     return int(LARGEST_SIGMA / most)
 
 
@@ -106,13 +102,14 @@ def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
             f"no noise keeps the job {within}: even sigma = {top} costs {least}; raise epsilon, or"
             " take fewer steps"
         )
-    costs = {purpose: cost(group, delta) for purpose, group in by_purpose(fixed).items()}
-    told = ", ".join(
-        f"{purpose}_sigma = {group[0].sigma} costs {shown(costs[purpose])}"
-        for purpose, group in by_purpose(fixed).items()
-    )
+    groups = by_purpose(fixed)
+    costs = {purpose: cost(group, delta) for purpose, group in groups.items()}
+    single = [
+        f"{purpose}_sigma = {groups[purpose][0].sigma} costs {shown(value)}"
+        for purpose, value in costs.items()
+    ]
     dearest = max(costs, key=lambda purpose: costs[purpose])
     return (
         f"no noise of its steps keeps the job {within}: what is released beside them costs"
-        f" {shown(alone)} by itself ({told}); raise {dearest}_sigma, or epsilon"
+        f" {shown(alone)} by itself ({', '.join(single)}); raise {dearest}_sigma, or epsilon"
     )

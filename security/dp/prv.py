@@ -2,11 +2,11 @@
 
 Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical
 composition of differential privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py).
-But it holds for a plan that was made before and not for events that were chosen in view of earlier
-ones; it reckons with a record that is taken away, which for Gaussian noise costs no less than one
-that is added as far as anybody has found; and with many different events it takes minutes and
-gigabytes, or fails. So a process of its own answers (prv_program.py), with little time and memory,
-and no answer is a usual result. Both being upper bounds, the smaller one is told.
+But it holds for a plan that was made before, not for events that were chosen in view of earlier
+ones. It assumes that a record is taken away, which for Gaussian noise costs no less than one that
+is added as far as anybody has found. With many different events it takes minutes and gigabytes, or
+fails. So a process of its own answers (prv_program.py), with little time and memory, and often
+there is no answer. Both are upper bounds, so the smaller one is shown.
 """
 
 import math
@@ -32,7 +32,7 @@ _ANSWER = re.compile(rb"[0-9]{1,9}\.[0-9]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What these events together cost at this δ."""
+    """Asks what these events together cost at this δ."""
 
     events: tuple[Priced, ...]
     delta: float
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PrvLimits:
-    """What all questions together may take."""
+    """Limits on all questions together."""
 
     seconds: int = 30
     memory: int = 3 * 1024**3  # bytes, beside the libraries
@@ -57,26 +57,23 @@ def opinion(
 
 
 def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> list[float | None]:
-    """The same of several questions, by one process.
+    """The same for several questions, by one process.
 
-    One that runs into a limit takes the later ones with it.
+    A question that runs into a limit takes the later ones with it.
     """
-    costs = [cost(question.events, question.delta) for question in questions]
-    segments = [_segments(question.events) for question in questions]
-    asked = [
-        number
-        for number, question in enumerate(questions)
-        if 0 < costs[number] < math.inf
-        and len(segments[number]) <= SEGMENTS
-        and question.delta >= LEAST_DELTA
-    ]
-    found: list[float | None] = [None if 0 < each < math.inf else each for each in costs]
-    if asked:
-        texts = [
-            {"delta": repr(questions[number].delta), "events": segments[number]} for number in asked
-        ]
-        for number, answer in zip(asked, _answers(texts, limits or PrvLimits()), strict=False):
-            found[number] = min(answer, costs[number]) if answer is not None else None
+    found: list[float | None] = []
+    put: list[tuple[int, float, object]] = []  # place, Rényi's bound, and what the program reads
+    for question in questions:
+        bound = cost(question.events, question.delta)
+        segments = _segments(question.events)
+        trivial = bound in (0, math.inf)
+        if not trivial and len(segments) <= SEGMENTS and question.delta >= LEAST_DELTA:
+            put.append((len(found), bound, {"delta": repr(question.delta), "events": segments}))
+        found.append(bound if trivial else None)
+
+    answers = _answers([text for _, _, text in put], limits or PrvLimits()) if put else []
+    for (place, bound, _), answer in zip(put, answers, strict=False):
+        found[place] = None if answer is None else min(answer, bound)
     return found
 
 
@@ -94,9 +91,9 @@ def _segments(events: Iterable[Priced]) -> list[list[object]]:
 
 
 def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | None]:
-    """As far as the process came, line by line.
+    """The answers as far as the process came, line by line.
 
-    What was cut short has too few digits for an answer.
+    A line that was cut short has too few digits for an answer.
     """
     asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
     try:

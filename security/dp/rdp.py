@@ -1,14 +1,13 @@
-"""What a series of noisy releases costs: Rényi differential privacy of the sampled Gaussian
-mechanism.
+"""What a series of noisy releases costs, by Rényi differential privacy.
 
-An event is a number of equal steps, each a sum over records of which every one is drawn with
-probability q (Poisson), bounded in Euclidean norm by the sensitivity S, under noise of standard
-deviation σ S. Neighbours differ by one record that is there or not. A step at order α costs ρ(α; σ,
-q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019; q
-= 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At any one order they do so too where
-later events were chosen in view of earlier releases, as long as their sum stays below a bound that
-was set before (a filter; Feldman, Zrnic, "Individual privacy accounting via a Rényi filter",
-2021)::
+The mechanism is the sampled Gaussian. An event is a number of equal steps. Each step is a sum over
+records, bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S;
+every record is drawn with probability q (Poisson). Neighbours differ by one record that is there or
+not. A step at order α costs ρ(α; σ, q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the
+sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At
+any one order they do so too where later events were chosen in view of earlier releases, as long as
+their sum stays below a bound that was set before (a filter; Feldman, Zrnic, "Individual privacy
+accounting via a Rényi filter", 2021)::
 
     ε(δ) = min over α of  ρ(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
 
@@ -49,7 +48,7 @@ DIGITS = Decimal("0.0001")  # of an ε that is shown
 LARGEST_SIGMA = 100_000
 MOST_STEPS = 10**9
 MOST_EXPONENT = 700  # of e in float64
-# relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
+# Relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms.
 SLACK, LEAST = 1e-9, 1e-14
 
 
@@ -65,21 +64,18 @@ class Event:
     steps: int
 
     def __post_init__(self) -> None:
-        sigma, q = _decimal(self.sigma), _decimal(self.q)
-        if not (sigma is not None and 0 <= sigma <= LARGEST_SIGMA):
+        if not 0 <= _decimal(self.sigma) <= LARGEST_SIGMA:
             raise LocalError(
                 f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}"
             )
-        if not (q is not None and 0 < q <= 1):
+        if not 0 < _decimal(self.q) <= 1:
             raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
         if not 0 <= self.steps <= MOST_STEPS:
             raise LocalError(f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
 
 
 class Priced(Protocol):
-    """What has the numbers of an event, whatever else it says: what a job plans, what a budget has
-    recorded.
-    """
+    """Anything with an event's numbers: an item of a job's plan, or a record of a budget."""
 
     @property
     def sigma(self) -> str:
@@ -103,16 +99,14 @@ def cost(priced: Iterable[Priced], delta: float) -> float:
 
 
 def group(value: float, delta: float, records: int) -> tuple[float, float]:
-    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if
-    nothing is kept.
+    """ε and δ for ``records`` records together, such as one person's: k ε and k e^((k - 1) ε) δ.
 
-    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan,
-    "The complexity of differential privacy", 2017, lemma 2.2.
+    A δ above 1 promises nothing. Dwork, Roth, "The algorithmic foundations of differential
+    privacy", 2014, theorem 2.2; Vadhan, "The complexity of differential privacy", 2017, lemma 2.2.
     """
     exponent = (records - 1) * value
-    return records * value, records * delta * math.exp(
-        exponent
-    ) if exponent < MOST_EXPONENT else math.inf
+    growth = math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
+    return records * value, records * delta * growth
 
 
 def covers(most: str, value: float) -> bool:
@@ -130,7 +124,7 @@ def spent(events: Sequence[Event]) -> Reals:
 
 
 def epsilon(rho: Reals, delta: float) -> float:
-    """The ε at δ of what was spent, 0 for nothing; ``math.inf`` where there is none."""
+    """The ε at δ of what was spent, 0 for nothing; ``math.inf`` where no ε bounds it."""
     if not 0 < delta < 1:
         raise LocalError(f"delta = {delta:g}; give a number between 0 and 1")
     if not rho.any():
@@ -141,7 +135,7 @@ def epsilon(rho: Reals, delta: float) -> float:
 
 
 def shown(value: float) -> str:
-    """An ε in decimals, rounded up; "inf" where there is none."""
+    """An ε in decimals, rounded up; "inf" for infinity."""
     if math.isinf(value):
         return "inf"
     return str(Decimal(value).quantize(DIGITS, ROUND_CEILING))
@@ -162,9 +156,10 @@ def _step(sigma: str, q: str) -> Reals:
     return rho
 
 
-def _decimal(text: str) -> Decimal | None:
+def _decimal(text: str) -> Decimal:
+    """The number; -1, which no field of an event may be, for any text that is no finite one."""
     try:
         value = Decimal(text)
     except ArithmeticError:
-        return None
-    return value if value.is_finite() else None
+        return Decimal(-1)
+    return value if value.is_finite() else Decimal(-1)

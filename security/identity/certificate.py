@@ -1,5 +1,4 @@
-"""A member's TLS certificate: self-signed, pinned by the roster, good for one name and for nothing
-else.
+"""A member's TLS certificate: self-signed, pinned by the roster, good for one name only.
 
 It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the one
 name ``<id>.staddle``.

@@ -1,5 +1,4 @@
-r"""A member's keys: four private keys that never leave the folder, and one public entry for the
-roster.
+r"""A member's keys: four private keys that never leave the folder, and one public roster entry.
 
 ::
 
@@ -136,9 +135,7 @@ class RosterEntry(Strict):
         return self
 
     def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` is this member's, by its protocol key, over ``framed(label,
-        payload)``.
-        """
+        """Whether this member's protocol key signed ``framed(label, payload)``."""
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
             key.verify(signature, framed(label, payload))
@@ -258,9 +255,7 @@ def load_entry(path: Path) -> RosterEntry:
 
 
 def load_keys(folder: Path) -> Keys:
-    """Read a member's folder; LocalError if others can read a private key, or if one is not that of
-    its entry.
-    """
+    """Read a member's folder; LocalError if others can read a private key, or one does not fit."""
     entry = load_entry(folder / ENTRY_FILE)
     tls_pem = _read_private(folder / TLS_KEY)
     tls: EllipticCurvePrivateKey = _private_key(folder / TLS_KEY, EllipticCurvePrivateKey)

@@ -1,5 +1,4 @@
-"""Keys of one attempt at a secure sum: what two silos agree on, and the sealing of shares between
-them.
+"""Keys of one attempt at a secure sum: agreement of two silos, and sealing of their shares.
 
 A silo draws fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares
 with (c), one for each dealer that seals to it (r, security/secagg/receiving_keys.py), one to agree

@@ -260,8 +260,7 @@ def verify(roster: Roster, pins: Pins) -> None:
 
 
 def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> None:
-    """Check a roster for who has no pins: by fingerprints of founders' keys that came from
-    elsewhere than the file.
+    """Check a roster without pins, by fingerprints of founders' keys from elsewhere than the file.
 
     ``least`` of them must have signed, by default all, and as many as the roster asks for. Without
     founders only the file itself is checked: it has the signatures that it asks for, of founders

@@ -1,5 +1,4 @@
-"""A signed document: what an operator hands to silos that do not trust the coordinator which
-carries it.
+"""A signed document: from an operator to silos that do not trust the coordinator with it.
 
 Canonical JSON, here with line breaks; the signature is over everything else in it, so it names its
 signer and the roster under which it was made::

@@ -1,6 +1,4 @@
-"""Whose signatures count in a secure sum: the protocol keys of one roster's coordinator and
-silos.
-"""
+"""The signers of a secure sum: the protocol keys of one roster's coordinator and silos."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass

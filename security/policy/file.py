@@ -6,13 +6,11 @@
 
     [limits]
     max_bytes_per_round = "512MiB"
-    max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those
-                                    that broke off
-    max_step = 3.0                  # how far what comes down may move a part of the model, in the
-                                    longest step of this
-                                    # silo's own training; left out: any
-    max_parallel = 2                # rows of a layer that comes down that may be multiples of
-                                    others; left out: any
+    max_attempts_per_round = 100    # uploads begun of one message of a round, broken ones included
+    max_step = 3.0                  # how far a delivery may move a part of the model, in units of
+                                    # the longest step of this silo's own training; left out: any
+    max_parallel = 2                # rows of a delivered layer that may be multiples of others;
+                                    # left out: any
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000
@@ -34,38 +32,35 @@
 
     [secure_aggregation]   # left out: these
     required = false       # true: nothing leaves in the form "plain"
-    min_cohort = 3         # silos of a blind sum at least
-    min_honest = 2         # of those behind an opened sum, so many are in league with nobody
-    assumed_colluders = 1  # silos that a job must take to be in league with the coordinator, at
-                           least
+    min_cohort = 3         # fewest silos of a blind sum
+    min_honest = 2         # fewest silos behind an opened sum that are in league with nobody
+    assumed_colluders = 1  # fewest silos that a job must assume to be in league with the
+                           # coordinator
     min_holders = 3        # silos that hold a class before its rows are summed; left out:
-                           min_cohort
-    min_difference = 3     # fewest silos of which the sums of all jobs over this data set may tell
-                           how many
-                           # records they have; 1: any. Left out: min_honest + assumed_colluders
+                           # min_cohort
+    min_difference = 3     # fewest silos whose record count the sums of all jobs over this data set
+                           # may tell; 1: any. Left out: min_honest + assumed_colluders
     dropouts = "batches"   # "any": sums may be over whichever silos are left, which over many
-                           rounds tells
-                           # what single ones gave
-    public_counts = false  # true: how many records this silo has, by class too, may stand in a job
+                           # rounds tells what single ones contributed
+    public_counts = false  # true: a job may state how many records this silo has, by class too
     trust = "none"         # "non-colluding-coordinator": jobs may rely on a key of their silos,
-                           which holds
-                           # only while the coordinator is in league with no silo of the job
+                           # which holds only while the coordinator is in league with no silo
 
-    [dataset.cxr-2024]      # what jobs may cost a data set, all of them together; its name: the
-                            silo's
-    unit = "record"         # configuration has dataset = "cxr-2024"
+    [dataset.cxr-2024]      # budget of a data set, shared by all jobs; the silo's configuration
+                            # names the data set: dataset = "cxr-2024"
+    unit = "record"
     epsilon = 8.0
     delta = 1e-5
     required = true         # nothing leaves that is computed from its records without noise; left
-                            out: false
-    min_sigma = 0.5         # least noise of a job's steps, in clips; left out: what its epsilon
-                            asks
+                            # out: false
+    min_sigma = 0.5         # least noise of a job's steps, in clips; left out: as its epsilon needs
     records_per_person = 1  # at most; for the report of what a person's records cost together
 
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Literal, Self
 
@@ -73,9 +68,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...files.documents import Strict
 from .globs import check_glob, matches
-from .release import Release
+from .release import Reasons, Release
 
-# to look for so few silos among many takes seconds; for more it would take hours
+# The search for so few silos among many takes seconds; for more it would take hours.
 MOST_DIFFERENCE = 8
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
@@ -102,17 +97,19 @@ def _bytes(value: object) -> object:
     """``"512MiB"`` to 536870912; integers pass."""
     if not isinstance(value, str):
         return value
-    for unit, factor in reversed(UNITS.items()):
-        number = value.removesuffix(unit).strip()
-        if value.endswith(unit) and number.isascii() and number.isdecimal():
-            return int(number) * factor
-    raise ValueError(
-        "is not a size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB"
-    )
+    # "B" also ends every other unit, so it is tried last.
+    unit = next((unit for unit in reversed(UNITS) if value.endswith(unit)), "")
+    number = value.removesuffix(unit).strip()
+    if not unit or not number.isascii() or not number.isdecimal():
+        raise ValueError(
+            "is not a size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or"
+            " TiB"
+        )
+    return int(number) * UNITS[unit]
 
 
 def _decimal(value: object) -> object:
-    """A TOML number as the decimal that was written, or the next one to it that is a float."""
+    """A TOML number as the decimal that was written, or as the float that is nearest to it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("is not a number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
     return Decimal(repr(value))
@@ -157,13 +154,14 @@ class SecureAggregation(Strict):
 
     @property
     def least_difference(self) -> int:
-        """``min_difference``, or what is asked of a single sum."""
+        """``min_difference``, or what a single sum must have."""
         return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
 class BudgetTable(Strict):
-    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether
-    each must spend.
+    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share.
+
+    With ``required``, every job must spend from it.
     """
 
     unit: Literal["record"]
@@ -190,25 +188,34 @@ class AllowRule(Strict):
     readers: Annotated[tuple[str, ...], Some]
     forms: Annotated[tuple[Form, ...], Some] = ("plain",)
 
-    def refusals(self, release: Release, recipient: str, readers: Sequence[str]) -> Iterator[str]:
-        """Every reason why this rule lets a tensor not pass, each with its fix."""
-        if not any(matches(glob, release.name) for glob in self.tensors):
-            yield f"no glob of tensors = {list(self.tensors)} matches; add one if it may leave"
+    def check(
+        self, release: Release, recipient: str, readers: Sequence[str], reasons: Reasons
+    ) -> None:
+        """Add every reason why this rule blocks a tensor, each with its fix."""
+        reasons.require(
+            any(matches(glob, release.name) for glob in self.tensors),
+            f"no glob of tensors = {list(self.tensors)} matches; add one if it may leave",
+        )
         for glob in self.never:
-            if matches(glob, release.name):
-                yield f"never has {glob!r}; keep it out of the job's part"
-        yield from _outside("kinds", (release.kind,), self.kinds)
-        yield from _outside("dtypes", (release.dtype,), self.dtypes)
-        yield from _outside("forms", (release.form,), self.forms)
-        if release.elements > self.max_elements:
-            yield (
-                f"{release.elements} elements are over max_elements = {self.max_elements}; raise it"
-                " if they may leave"
+            reasons.require(
+                not matches(glob, release.name),
+                f"never has {glob!r}; keep it out of the job's part",
             )
-        yield from _outside("recipients", (recipient,), self.recipients)
-        yield from _outside("readers", readers, self.readers)
-        if not readers:
-            yield "nobody says who can read it; name its readers"
+
+        _check_listed("kinds", (release.kind,), self.kinds, reasons)
+        _check_listed("dtypes", (release.dtype,), self.dtypes, reasons)
+        _check_listed("forms", (release.form,), self.forms, reasons)
+        reasons.require(
+            release.elements <= self.max_elements,
+            f"{release.elements} elements are over max_elements = {self.max_elements}; raise it if"
+            " they may leave",
+        )
+
+        # The recipient may only carry the message, so readers are checked on their own: without any
+        # the list of readers would check nothing.
+        _check_listed("recipients", (recipient,), self.recipients, reasons)
+        _check_listed("readers", readers, self.readers, reasons)
+        reasons.require(bool(readers), "nobody says who can read it; name its readers")
 
 
 class PolicyFile(Strict):
@@ -223,15 +230,19 @@ class PolicyFile(Strict):
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
-        names = [rule.name for rule in self.allow]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        names = Counter(rule.name for rule in self.allow)
+        twice = sorted(name for name, times in names.items() if times > 1)
+        if twice:
             raise ValueError(
                 f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one"
             )
         return self
 
 
-def _outside(key: str, values: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
+def _check_listed(
+    key: str, values: Sequence[str], allowed: Sequence[str], reasons: Reasons
+) -> None:
     for value in values:
-        if value not in allowed:
-            yield f"{value!r} is not in {key} = {list(allowed)}; add it if it may be"
+        reasons.require(
+            value in allowed, f"{value!r} is not in {key} = {list(allowed)}; add it if it may be"
+        )

@@ -11,38 +11,45 @@ one segment, ``**`` for any number of segments::
 
 def check_glob(glob: str) -> str:
     """The glob itself; ValueError if it is none."""
-    for segment in glob.split("."):
-        if not segment or ("**" in segment and segment != "**"):
-            raise ValueError(
-                "is not a glob: '**' stands alone between dots, and no segment is empty"
-            )
+    segments = glob.split(".")
+    mixed = [segment for segment in segments if "**" in segment and segment != "**"]
+    if mixed or "" in segments:
+        raise ValueError("is not a glob: '**' stands alone between dots, and no segment is empty")
     return glob
 
 
 def matches(glob: str, name: str) -> bool:
     """Whether a glob matches a whole dotted name.
 
-    Time grows with the product of their lengths at most.
+    Time grows at most with the product of their lengths.
     """
     segments = name.split(".")
+    end = len(segments)
     eaten = {0}  # how many segments of the name the glob so far can stand for
     for wanted in glob.split("."):
         if wanted == "**":
-            eaten = set(range(min(eaten), len(segments) + 1)) if eaten else eaten
+            eaten = set(range(min(eaten, default=end + 1), end + 1))
         else:
-            eaten = {n + 1 for n in eaten if n < len(segments) and _segment(wanted, segments[n])}
-    return len(segments) in eaten
+            eaten = {n + 1 for n in eaten - {end} if _matches_segment(wanted, segments[n])}
+    return end in eaten
 
 
-def _segment(wanted: str, segment: str) -> bool:
+def _matches_segment(wanted: str, segment: str) -> bool:
+    """Take each piece between stars at its first place: a later one leaves less for the rest.
+
+    So there is no backtracking, which a hostile name could make exponential.
+    """
     first, *rest = wanted.split("*")
     if not rest:
         return wanted == segment
     if not segment.startswith(first):
         return False
+
+    *middle, last = rest
     at = len(first)
-    for piece in rest[:-1]:
-        if (found := segment.find(piece, at)) < 0:
+    for piece in middle:
+        found = segment.find(piece, at)
+        if found < 0:
             return False
         at = found + len(piece)
-    return len(segment) - at >= len(rest[-1]) and segment.endswith(rest[-1])
+    return segment.endswith(last, at)

@@ -8,33 +8,29 @@ file.py shows the file.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import LocalError
 from ...files.documents import parse_toml, read_bytes
 from .file import AllowRule, BudgetTable, PolicyFile
-from .release import ITEM_BYTES, PLAIN, Release, shown_private
+from .release import ITEM_BYTES, PLAIN, Reasons, Release, shown_private
 
 if TYPE_CHECKING:
     from ..secagg.spec import Terms
 
-MAX_FILE = (
-    256 * 1024
-    # bytes; as a text in a record at most twice as many, which fit into its line
-    # (security/log/chain.py)
-)
+# Bytes; as a text in a record at most twice as many, which fit into its line (security/log/).
+MAX_FILE = 256 * 1024
 DATASET = "data"  # name of a silo's data set where its configuration gives none
 DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the policy says about one tensor: by which rule it leaves, or every reason why it does
-    not.
-    """
+    """What the policy says about one tensor: its rule, and every reason why it may not leave."""
 
     release: Release
     rule: str
@@ -53,25 +49,25 @@ class Decision:
 
     @property
     def allow(self) -> bool:
-        """Whether nothing stands against it."""
+        """Whether there is no reason against it."""
         return not self.reasons
 
     @property
     def rule(self) -> str:
         """The rules that decided, in the order of the tensors."""
-        return ", ".join(dict.fromkeys(verdict.rule for verdict in self.tensors)) or DEFAULT_DENY
+        names = dict.fromkeys(verdict.rule for verdict in self.tensors)
+        return ", ".join(names) or DEFAULT_DENY
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """All reasons, those of single tensors first."""
-        return (*(reason for verdict in self.tensors for reason in verdict.reasons), *self.whole)
+        of_tensors = chain.from_iterable(verdict.reasons for verdict in self.tensors)
+        return (*of_tensors, *self.whole)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy, the SHA-256 (hex) of its file, and the text of the file, as it goes into the
-    ledger.
-    """
+    """A policy, and its file as it goes into the ledger: SHA-256 (hex) and text."""
 
     file: PolicyFile
     digest: str
@@ -80,10 +76,8 @@ class Policy:
 
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method and part, which alone decides."""
-        return next(
-            (rule for rule in self.file.allow if method in rule.methods and part in rule.parts),
-            None,
-        )
+        rules = (rule for rule in self.file.allow if part in rule.parts)
+        return next((rule for rule in rules if method in rule.methods), None)
 
     def decide(
         self,
@@ -95,134 +89,137 @@ class Policy:
         attempts: int = 0,
         norms: Mapping[str, float] | None = None,
     ) -> Decision:
-        """Whether one message may leave in a round in which ``sent`` bytes left, tried ``attempts``
-        times before.
+        """Whether one message may leave in a round.
 
+        In that round ``sent`` bytes left already, and the message was tried ``attempts`` times.
         ``norms`` are those of its parts, weights left out; None where there are no values yet,
         before a job runs. The steps run in order.
         """
+        limits = self.file.limits
+        whole = Reasons()
+
         # (1) There is something to decide on.
-        whole = [] if releases else ["message declares no tensor; declare what leaves"]
+        whole.require(bool(releases), "message declares no tensor; declare what leaves")
+
         # (2) Each tensor passes the rule of its part.
-        verdicts = tuple(
-            self._verdict(method, each, recipient, each.readers or readers) for each in releases
-        )
-        # (3) No tensor comes twice.
-        names = [(release.part, release.name) for release in releases]
-        twice = [name for name, times in Counter(names).items() if times > 1]
-        whole += [
-            f"tensor {part}/{name} is declared twice; declare it once" for part, name in twice
-        ]
-        # (4) The round stays within its bytes.
+        verdicts = tuple(self._verdict(method, release, recipient, readers) for release in releases)
+
+        # (3) No tensor comes twice: the ledger could not say which of the two left.
+        names = Counter((release.part, release.name) for release in releases)
+        for (part, name), times in names.items():
+            whole.require(times == 1, f"tensor {part}/{name} is declared twice; declare it once")
+
+        # (4) The round stays within its bytes; a dtype without a size was refused by (2).
         total = sent + sum(release.nbytes for release in releases if release.dtype in ITEM_BYTES)
-        if total > (most := self.file.limits.max_bytes_per_round):
-            whole.append(
-                f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they"
-                " may leave"
-            )
+        whole.require(
+            total <= limits.max_bytes_per_round,
+            f"{total} bytes this round are over max_bytes_per_round ="
+            f" {limits.max_bytes_per_round}; raise it if they may leave",
+        )
+
         # (5) It was not tried too often: a coordinator that cuts every upload gets no further ones.
-        if attempts >= (most := self.file.limits.max_attempts_per_round):
-            whole.append(
-                f"{attempts} uploads of this round were begun, max_attempts_per_round = {most}; if"
-                " the line is bad and the coordinator honest, raise it"
-            )
+        whole.require(
+            attempts < limits.max_attempts_per_round,
+            f"{attempts} uploads of this round were begun, max_attempts_per_round ="
+            f" {limits.max_attempts_per_round}; if the line is bad and the coordinator honest,"
+            " raise it",
+        )
+
         # (6) No part is longer than its rule lets it be.
         if norms is not None:
-            whole += self._too_long(method, releases, norms)
+            self._check_norms(method, releases, norms, whole)
+
         # (7) Nothing is in the clear where sums have to be blind.
         if self.file.secure_aggregation.required:
-            whole += self._in_the_clear(releases)
+            self._check_blind(releases, whole)
+
         # (8) Nothing is computed without noise from records of a data set that has to be protected.
         if self.budget is not None and self.budget.required:
-            whole += self._private(releases)
-        return Decision(verdicts, tuple(whole))
+            self._check_noised(releases, whole)
+        return Decision(verdicts, tuple(whole.found))
 
     @property
     def budget(self) -> BudgetTable | None:
-        """What may be spent on this silo's data set; None where nothing is said of it."""
+        """The privacy budget of this silo's data set; None where the file has no table for it."""
         return self.file.dataset.get(self.dataset)
 
     @property
     def terms(self) -> "Terms":
-        """What it asks of the cohort and the survivors of a blind sum."""
+        """Its conditions on the cohort and the survivors of a blind sum."""
         from ..secagg.spec import (  # noqa: PLC0415 numpy takes a tenth of a second, commands read policies without
             Terms,
         )
 
-        asked = self.file.secure_aggregation
-        return Terms(asked.min_cohort, asked.min_honest, asked.assumed_colluders)
+        table = self.file.secure_aggregation
+        return Terms(table.min_cohort, table.min_honest, table.assumed_colluders)
 
     @property
     def bounds_norms(self) -> bool:
-        """Whether a rule bounds the norm of a part, so that the norms are wanted."""
+        """Whether any rule bounds the norm of a part, so that norms must be computed."""
         return any(rule.max_norm is not None for rule in self.file.allow)
-
-    def _too_long(
-        self, method: str, releases: Sequence[Release], norms: Mapping[str, float]
-    ) -> Iterator[str]:
-        for part in dict.fromkeys(release.part for release in releases):
-            rule = self.rule(method, part)
-            if rule is None or rule.max_norm is None or norms.get(part, math.inf) <= rule.max_norm:
-                continue
-            yield (
-                f"part {part!r}: rule {rule.name!r}: its norm is {norms.get(part, math.inf):.6g},"
-                f" over max_norm = {rule.max_norm:g}; raise it if longer ones may leave, or look"
-                " why training went so far"
-            )
-
-    def _in_the_clear(self, releases: Sequence[Release]) -> Iterator[str]:
-        if parts := list(
-            dict.fromkeys(release.part for release in releases if release.form == PLAIN)
-        ):
-            yield (
-                f"{', '.join(parts)} would leave in the form {PLAIN!r}, and"
-                " secure_aggregation.required = true; ask for a job with"
-                ' security.secure_aggregation = "required", or set it to false'
-            )
-
-    def _private(self, releases: Sequence[Release]) -> Iterator[str]:
-        if names := shown_private(releases):
-            yield (
-                f"{names} would leave as computed from records without noise, and"
-                f" [dataset.{self.dataset}] has required = true; ask for a job that is signed with"
-                " [privacy] and gives nothing else, or set it to false"
-            )
 
     def _verdict(
         self, method: str, release: Release, recipient: str, readers: Sequence[str]
     ) -> Verdict:
+        tensor = f"tensor {release.part}/{release.name}"
         rule = self.rule(method, release.part)
-        reasons = tuple(self._refusals(rule, method, release, recipient, readers))
-        return Verdict(release, rule.name if rule else DEFAULT_DENY, reasons)
-
-    def _refusals(
-        self,
-        rule: AllowRule | None,
-        method: str,
-        release: Release,
-        recipient: str,
-        readers: Sequence[str],
-    ) -> Iterator[str]:
-        name = f"tensor {release.part}/{release.name}"
         if rule is None:
-            yield (
-                f"{name}: no [[allow]] has method {method!r} and part {release.part!r}; add one if"
-                " it may leave"
+            missing = (
+                f"{tensor}: no [[allow]] has method {method!r} and part {release.part!r}; add one"
+                " if it may leave"
             )
-            return
-        for reason in rule.refusals(release, recipient, release.readers or readers):
-            yield f"{name}: rule {rule.name!r}: {reason}"
+            return Verdict(release, DEFAULT_DENY, (missing,))
+        reasons = Reasons(f"{tensor}: rule {rule.name!r}: ")
+        rule.check(release, recipient, release.readers or readers, reasons)
+        return Verdict(release, rule.name, tuple(reasons.found))
+
+    def _check_norms(
+        self,
+        method: str,
+        releases: Sequence[Release],
+        norms: Mapping[str, float],
+        whole: Reasons,
+    ) -> None:
+        for part in dict.fromkeys(release.part for release in releases):
+            rule = self.rule(method, part)
+            if rule is None or rule.max_norm is None:
+                continue
+            norm = norms.get(part, math.inf)  # a part that was not measured is over every limit
+            whole.require(
+                norm <= rule.max_norm,
+                f"part {part!r}: rule {rule.name!r}: its norm is {norm:.6g}, over max_norm ="
+                f" {rule.max_norm:g}; raise it if longer ones may leave, or look why training went"
+                " so far",
+            )
+
+    def _check_blind(self, releases: Sequence[Release], whole: Reasons) -> None:
+        parts = dict.fromkeys(release.part for release in releases if release.form == PLAIN)
+        whole.require(
+            not parts,
+            f"{', '.join(parts)} would leave in the form {PLAIN!r}, and"
+            " secure_aggregation.required = true; ask for a job with"
+            ' security.secure_aggregation = "required", or set it to false',
+        )
+
+    def _check_noised(self, releases: Sequence[Release], whole: Reasons) -> None:
+        names = shown_private(releases)
+        whole.require(
+            not names,
+            f"{names} would leave as computed from records without noise, and"
+            f" [dataset.{self.dataset}] has required = true; ask for a job that is signed with"
+            " [privacy] and gives nothing else, or set it to false",
+        )
 
 
 def load(path: Path, dataset: str = DATASET) -> Policy:
-    """Read a policy file, for this data set; the digest is of the very bytes that were parsed."""
+    """Read a policy file for this data set; the digest is of the very bytes that were parsed."""
     return parse(read_bytes(path), str(path), dataset)
 
 
 def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
     """Check the bytes of a policy file.
 
-    LocalError for one that the ledger cannot hold, or of other data sets, too.
+    LocalError also for a file that the ledger cannot hold, or that is for other data sets only.
     """
     if len(data) > MAX_FILE:
         raise LocalError(
@@ -230,7 +227,8 @@ def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
             " rules"
         )
     file = parse_toml(data, PolicyFile, origin)
-    # or a name that is mistyped would protect nothing
+
+    # A mistyped name would protect nothing.
     if file.dataset and dataset not in file.dataset:
         raise LocalError(
             f"{origin}: has [dataset.{'], [dataset.'.join(file.dataset)}], and this silo's data set"

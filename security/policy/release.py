@@ -1,29 +1,33 @@
 """One tensor that would leave, in the words that policy, gate, ledger and budget share."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Literal, TypeAlias
 
 from ...errors import LocalError
 
-# the unsigned ones are masked words
+# The unsigned ones are masked words.
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint32": 4, "uint64": 8}
 
 PLAIN = "plain"
 MASKED = "masked"
 PADDED = "padded"
 ROTATED = "rotated"
-SUM_READER = "sum"  # who can open a masked tensor reads it only as a part of a sum over the cohort
-# and where the sum is padded, silos alone can; unless the coordinator and a silo collude
+# A masked tensor is read only as part of a sum over the cohort.
+SUM_READER = "sum"
+# So is a padded sum, and by silos alone, unless the coordinator and a silo collude.
 SILOS_READER = "silos"
-MIX_READER = "mix"  # and a padded one as a part of a row; unless coordinator and a silo collude
-# of a rotated one the coordinator reads inner products, the same; of a masked one in any case
+# A padded tensor is read only as part of a row, unless the coordinator and a silo collude.
+MIX_READER = "mix"
+# The coordinator reads inner products only: of rotated tensors unless it and a silo collude, of
+# masked ones in any case.
 GRAM_READER = "gram"
 SHOWN = 3  # tensors that a reason names one by one
 
 
-# whether a budget has such a reservation, and of the job of this digest
+# Whether a budget holds the reservation of this number, made by the job of this digest.
 Paid: TypeAlias = Callable[[int, str], bool]
 
 
@@ -55,9 +59,8 @@ class Release:
     @property
     def is_row(self) -> bool:
         """Whether it is masked for single silos, which its readers are then."""
-        return self.form == MASKED and not {SUM_READER, SILOS_READER, GRAM_READER}.issuperset(
-            self.readers
-        )
+        of_sums = {SUM_READER, SILOS_READER, GRAM_READER}
+        return self.form == MASKED and not of_sums.issuperset(self.readers)
 
     @property
     def nbytes(self) -> int:
@@ -69,45 +72,68 @@ class Release:
         return self.elements * ITEM_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Reasons against what would leave, in the order of the checks; none: it may leave."""
+
+    about: str = ""  # what each of them begins with, such as the tensor
+    found: list[str] = field(default_factory=list)
+
+    def require(self, holds: bool, reason: str) -> None:
+        """Add the reason unless it holds; later checks still run, so all are reported at once."""
+        if not holds:
+            self.found.append(self.about + reason)
+
+
 def own_part(releases: Sequence[Release]) -> str:
     """The part of a padded or rotated message, which is one of its own.
 
     Empty for any other message.
     """
-    return next((release.part for release in releases if release.form in (PADDED, ROTATED)), "")
+    own = (release.part for release in releases if release.form in (PADDED, ROTATED))
+    return next(own, "")
 
 
 def shown_private(releases: Sequence[Release]) -> str:
     """Names of what is ``private``, the first few one by one; empty where nothing is."""
-    names = [f"{release.part}/{release.name}" for release in releases if release.taint == "private"]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    private = [release for release in releases if release.taint == "private"]
+    names = ", ".join(f"{release.part}/{release.name}" for release in private[:SHOWN])
+    hidden = len(private) - SHOWN
+    return f"{names} and {hidden} more" if hidden > 0 else names
 
 
 def nothing_paid(_: int, __: str) -> bool:
-    """Of a silo whose data set has no budget."""
+    """``Paid`` for a silo whose data set has no budget."""
     return False
 
 
-def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> Iterator[str]:
-    """Why what leaves of a private job was not paid for by this very job, reservation by
-    reservation.
+def unpaid(releases: Sequence[Release], job_digest: str, paid: Paid) -> tuple[str, ...]:
+    """Every reason why this private job has not paid for all that leaves.
+
+    A reservation of another job counts for nothing: its privacy is spent there.
     """
-    if names := shown_private(releases):
-        yield (
-            f"{names} would leave as computed from records without noise, and the job is private:"
-            " its epsilon would not hold; bring no weights to it that are not public, or ask for a"
-            " job without [privacy]"
-        )
+    reasons = Reasons()
+    names = shown_private(releases)
+    reasons.require(
+        not names,
+        f"{names} would leave as computed from records without noise, and the job is private:"
+        " its epsilon would not hold; bring no weights to it that are not public, or ask for a"
+        " job without [privacy]",
+    )
+
+    # A release that names no reservation would pass the check of the reservations below.
     for release in releases:
-        if release.taint == "dp" and not release.ledger_ids:
-            yield (
-                f"tensor {release.part}/{release.name} is dp, and names no reservation that paid"
-                " for it"
-            )
-    for number in sorted({number for release in releases for number in release.ledger_ids}):
-        if not paid(number, job_digest):
-            yield (
-                f"reservation {number} is said to have paid for it; the data set's budget has no"
-                " such one of this job"
-            )
+        reasons.require(
+            release.taint != "dp" or bool(release.ledger_ids),
+            f"tensor {release.part}/{release.name} is dp, and names no reservation that paid for"
+            " it",
+        )
+
+    numbers = set(chain.from_iterable(release.ledger_ids for release in releases))
+    for number in sorted(numbers):
+        reasons.require(
+            paid(number, job_digest),
+            f"reservation {number} is said to have paid for it; the data set's budget has no such"
+            " one of this job",
+        )
+    return tuple(reasons.found)

@@ -1,43 +1,41 @@
-"""The coordinator of a secure sum as a pure state machine: ``advance(state, event) -> (state,
-effects)``.
+"""The coordinator of a secure sum as a pure state machine.
 
-It passes messages on, closes each stage once all have answered or time is up, and computes which
-masks are left on the sum. No tensor, file or clock here; uploads are spooled and folded by the
-shell.
+``advance(state, event) -> (state, effects)`` passes messages on, closes each stage once all have
+answered or time is up, and computes which masks are left on the sum. No tensor, file or clock here;
+the shell spools and folds the uploads.
 
 ::
 
     stage      leaves when                                             goes to
-    keys       all of the cohort gave keys or failed, or the deadline  shares   (U1 is large
-                                                                       enough), else ended
-    shares     all of U1 dealt or failed, or the deadline              masked   (U2 is), else ended
-    masked     all of U2 uploaded or failed, or the deadline           survivors (U3 is), else ended
-    masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer is
-                                                                       named
-    survivors  t survivors signed                                      reveal;  ended at the
-                                                                       deadline
-    reveal     t survivors revealed shares that join                   opening; ended at the
-                                                                       deadline
-    opening    the sum is open                                         done;    ended if it is no
-                                                                       sum of values
+    keys       all of the cohort sent keys or failed, or the deadline  shares, if U1 is large enough
+    shares     all of U1 dealt or failed, or the deadline              masked, if U2 is
+    masked     all of U2 uploaded or failed, or the deadline           survivors, if U3 is
+    masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer named
+    survivors  t survivors signed                                      reveal
+    reveal     t survivors revealed shares that join                   opening
+    opening    the sum is open                                         done
+    any        too few are left, the deadline of the last two, or
+               what was opened is no sum of values                     ended
 
-A message that does not hold is refused, and its sender drops out; a late one, or a second one, is
-refused and changes nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends
-after that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
+A message that does not hold is refused, and its sender drops out; a late or second one is refused
+and changes nothing. Once U2 is told, masked bytes may be on their way. An attempt that ends after
+that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
 
-A share that is none of its dealer's polynomial fits its commitment all the same. Where the first t
-shares do not join to what the dealer committed to, the other survivors' are awaited and other t of
-them are tried: one wrong share ends no sum while t + 1 survivors reveal. Either way the dealer is
-named, for any t shares of an honest one join. Where no t that were tried join, they are evidence
-(evidence.py), with which silos repeat the sum over the same survivors without it.
+A share that is not on its dealer's polynomial still fits its commitment. Where the first t shares
+do not join to what the dealer committed to, the coordinator waits for the other survivors' and
+tries other sets of t: one wrong share ends no sum while t + 1 survivors reveal. Either way the
+dealer is named, for any t shares of an honest one join. Where no set that was tried joins, the
+first is evidence (evidence.py), with which silos repeat the sum over the same survivors without
+the dealer.
 
 Shares of inner products (gram_pieces.py) are opened with the sum. Where they lie on no polynomial,
-other survivors' are awaited, too; who gave a wrong one is named where enough reveal, else the
-attempt ends.
+other survivors' are awaited, too. Who revealed a wrong one is named where enough reveal; otherwise
+the attempt ends.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, combinations, islice
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -93,8 +91,11 @@ Stage: TypeAlias = Literal[
 
 MOST_SUBSETS = 300  # of t shares, tried for one dealer: half a second among 100 silos
 NOBODY: Mapping[str, str] = MappingProxyType({})
-# a deadline closes them
-WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")
+# A stage for all closes once all its members have answered, or at its deadline; one for t of them
+# once t have.
+FOR_ALL: tuple[Stage, ...] = ("keys", "shares", "masked")
+FOR_THRESHOLD: tuple[Stage, ...] = ("survivors", "reveal")
+WATCHED = FOR_ALL + FOR_THRESHOLD  # a deadline closes them
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class CoordinatorState:
     reveals: Mapping[str, Reveal] = field(default_factory=dict)
     notes: Mapping[str, Abandon] = field(default_factory=dict)
     proofs: Mapping[str, Misdealing] = field(default_factory=dict)  # by dealer, of all who misdealt
-    # that of them why nothing could be opened, though survivors signed
+    # the one of them for which nothing could be opened, though survivors signed
     evidence: Misdealing | None = None
     spoiled: bool = False  # what was opened is no sum of values
     u1: tuple[str, ...] = ()
@@ -164,25 +165,29 @@ def begin(
 
 def advance(state: CoordinatorState, event: Event) -> Step:
     """The next state and what has to be done."""
+    spec = state.spec
     match event:
-        case KeysUploaded(bundle, _):
-            return _given(state, "keys", bundle.silo, state.spec.cohort, event)
-        case SharesUploaded(dealing, _):
-            return _given(state, "shares", dealing.dealer, state.u1, event)
+        case KeysUploaded(bundle, keys):
+            take = partial(_take_keys, state, bundle, keys)
+            return _receive(state, "keys", bundle.silo, spec.cohort, take)
+        case SharesUploaded(dealing, portions):
+            take = partial(_take_shares, state, dealing, portions)
+            return _receive(state, "shares", dealing.dealer, state.u1, take)
         case ComplaintUploaded(complaint):
             return _complained(state, complaint)
-        case WordsUploaded(header):
-            return _given(state, "masked", header.silo, state.u2, event)
+        case WordsUploaded(header, length, sha256):
+            take = partial(_take_words, state, header, length, sha256)
+            return _receive(state, "masked", header.silo, state.u2, take)
         case SurvivalUploaded(survival):
-            return _given(state, "survivors", survival.silo, state.u3, event)
+            take = partial(_take_survival, state, survival)
+            return _receive(state, "survivors", survival.silo, state.u3, take)
         case RevealUploaded(reveal):
-            return _given(state, "reveal", reveal.silo, tuple(state.survivals), event)
-        case AbandonUploaded(note) if note.silo in state.u1 and note.holds(
-            state.ctx, state.signers
-        ):
+            take = partial(_take_reveal, state, reveal)
+            return _receive(state, "reveal", reveal.silo, tuple(state.survivals), take)
+        case AbandonUploaded(note):
             return _abandoned(state, note)
-        case SiloDropped(silo, code) if silo in state.spec.cohort and silo not in state.failed:
-            return _close_if_complete(replace(state, failed={**state.failed, silo: code}))
+        case SiloDropped(silo, code) if silo in spec.cohort and silo not in state.failed:
+            return _close_if_complete(_without(state, silo, code))
         case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case SumPublished(sha256) if state.stage == "opening":
@@ -193,21 +198,28 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return state, ()
 
 
-def _given(
-    state: CoordinatorState, stage: Stage, silo: str, expected: Sequence[str], event: Event
+def _receive(
+    state: CoordinatorState,
+    stage: Stage,
+    silo: str,
+    expected: Sequence[str],
+    take: Callable[[], Step],
 ) -> Step:
-    """Take a message in, or refuse it."""
-    # still welcome: it may reveal in another's place
+    """Take a message in, or refuse it; ``take`` raises RefusedError for one that does not hold."""
+    # A signature that comes late is still welcome: its silo may reveal in another's place.
     late_survival = stage == "survivors" and state.stage == "reveal"
     if stage != state.stage and not late_survival:
         why = f"sent a message of stage {stage!r} in stage {state.stage!r}"
         return state, (Refuse(silo, Code.ORDER, why),)
-    if silo not in expected or silo in state.failed or silo in _answered(state, stage):
-        return state, (
-            Refuse(silo, Code.ORDER, f"is not awaited in stage {stage!r}, or has answered"),
-        )
+
+    # A second message could differ from the first, which others may have seen already.
+    gone = {*state.failed, *_answered(state, stage)}
+    if silo not in expected or silo in gone:
+        why = f"is not awaited in stage {stage!r}, or has answered"
+        return state, (Refuse(silo, Code.ORDER, why),)
+
     try:
-        taken, effects = _take(state, event)
+        taken, effects = take()
     except RefusedError as error:
         state, more = advance(state, SiloDropped(silo, error.code))
         return state, (Refuse(silo, Code(error.code), error.why), *more)
@@ -215,111 +227,115 @@ def _given(
     return taken, (*effects, *more)
 
 
-def _take(state: CoordinatorState, event: Event) -> Step:
-    """Check a message that may come now; RefusedError blames who sent it."""
-    ctx, signers = state.ctx, state.signers
-    match event:
-        case KeysUploaded(bundle, keys):
-            bundle.check(ctx, signers)
-            check_keys(bundle.silo, bundle.receiving, keys, state.spec.cohort)
-            twin = distinct_keys([*state.bundles.values(), bundle])
-            check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
-            bundles = {**state.bundles, bundle.silo: bundle}
-            return replace(state, bundles=bundles, keys={**state.keys, bundle.silo: keys}), ()
-        case SharesUploaded(dealing, portions):
-            dealing.check(ctx, state.h_u1, signers)
-            check_portions(dealing, portions, state.u1)
-            _check_sealed(state, dealing.dealer, portions)
-            dealings = {**state.dealings, dealing.dealer: dealing}
-            return (
-                replace(
-                    state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}
-                ),
-                (),
-            )
-        case WordsUploaded(header, length, sha256):
-            header.check(ctx, state.h_u2, state.spec, signers)
-            same = (length, sha256) == (header.length, header.sha256)
-            check(
-                same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed"
-            )
-            return replace(state, headers={**state.headers, header.silo: header}), ()
-        case SurvivalUploaded(survival):
-            survival.check(ctx, Sets(state.h_u1, state.h_u2, state.h_u3), signers)
-            state = replace(state, survivals={**state.survivals, survival.silo: survival})
-            late = state.stage == "reveal"
-            return state, ((DeliverNotes((survival.silo,), _enough(state)),) if late else ())
-        case RevealUploaded(reveal):
-            number = state.u1.index(reveal.silo)
-            portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
-            reveal.check(ctx, state.h_u3, kinds_to_reveal(state.u2, state.u3), portions_of, signers)
-            read_revealed(state.spec, reveal.silo, len(state.u3), reveal.products)
-            return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
-        case _:
-            return state, ()
+def _take_keys(state: CoordinatorState, bundle: KeyBundle, keys: tuple[ReceivingKey, ...]) -> Step:
+    bundle.check(state.ctx, state.signers)
+    check_keys(bundle.silo, bundle.receiving, keys, state.spec.cohort)
+    twin = distinct_keys([*state.bundles.values(), bundle])
+    check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
+    bundles = {**state.bundles, bundle.silo: bundle}
+    return replace(state, bundles=bundles, keys={**state.keys, bundle.silo: keys}), ()
+
+
+def _take_shares(state: CoordinatorState, dealing: Dealing, portions: tuple[Portion, ...]) -> Step:
+    dealing.check(state.ctx, state.h_u1, state.signers)
+    check_portions(dealing, portions, state.u1)
+    _check_sealed(state, dealing.dealer, portions)
+    dealings = {**state.dealings, dealing.dealer: dealing}
+    portions_by_dealer = {**state.portions, dealing.dealer: portions}
+    return replace(state, dealings=dealings, portions=portions_by_dealer), ()
+
+
+def _take_words(state: CoordinatorState, header: Header, length: int, sha256: bytes) -> Step:
+    header.check(state.ctx, state.h_u2, state.spec, state.signers)
+    same = (length, sha256) == (header.length, header.sha256)
+    why = "its upload is not the one whose digest it signed"
+    check(same, header.silo, Code.UPLOAD, why)
+    return replace(state, headers={**state.headers, header.silo: header}), ()
+
+
+def _take_survival(state: CoordinatorState, survival: Survival) -> Step:
+    sets = Sets(state.h_u1, state.h_u2, state.h_u3)
+    survival.check(state.ctx, sets, state.signers)
+    state = replace(state, survivals={**state.survivals, survival.silo: survival})
+    if state.stage != "reveal":
+        return state, ()
+    return state, (DeliverNotes((survival.silo,), _enough(state)),)
+
+
+def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
+    number = state.u1.index(reveal.silo)
+    portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
+    kinds = kinds_to_reveal(state.u2, state.u3)
+    reveal.check(state.ctx, state.h_u3, kinds, portions_of, state.signers)
+    read_revealed(state.spec, reveal.silo, len(state.u3), reveal.products)
+    return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
 
 
 def _check_sealed(state: CoordinatorState, dealer: str, portions: Sequence[Portion]) -> None:
-    """RefusedError unless a dealer says that it sealed to the keys that it was told."""
+    """RefusedError unless a dealer says that it sealed to the keys that were delivered to it."""
     place = state.spec.cohort.index(dealer)
     for portion in portions:
         holder = portion.holder
-        if holder != dealer:  # a holder gave a key for each of the cohort but itself, in its order
-            given = state.keys[holder][place - (holder < dealer)]
-            right = portion.key == given.public
-            check(
-                right,
-                dealer,
-                Code.SHARES,
-                f"says that it sealed to {holder!r} under a key which that silo never gave",
-            )
+        if holder == dealer:
+            continue
+        # A holder sent a key for each of the cohort but itself, in the cohort's order.
+        key = state.keys[holder][place - (holder < dealer)]
+        why = f"says that it sealed to {holder!r} under a key which that silo never gave"
+        check(portion.key == key.public, dealer, Code.SHARES, why)
 
 
 def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
     """End the attempt by evidence against a dealer, or drop out who complains without any.
 
-    Who was lost meanwhile is heard; who has uploaded had opened all that was dealt to it.
+    A silo that was lost meanwhile is heard; one that has uploaded had opened all that was dealt to
+    it.
     """
     silo, dealer = complaint.silo, complaint.dealer
     if state.stage != "masked" or silo not in state.u2 or silo in state.headers:
-        return state, (
-            Refuse(silo, Code.ORDER, f"complains in stage {state.stage!r}, or after its upload"),
-        )
+        why = f"complains in stage {state.stage!r}, or after its upload"
+        return state, (Refuse(silo, Code.ORDER, why),)
+
+    # A complaint that nothing shows could end every attempt, so it costs its sender the sum.
     try:
-        dealt = dealer in state.u2 and dealer != silo
-        check(dealt, silo, Code.COMPLAINT, f"complains of {dealer[:64]!r}, who dealt nothing to it")
-        (portion,) = (portion for portion in state.portions[dealer] if portion.holder == silo)
-        complaint.check(state.ctx, state.h_u2, state.bundles[dealer], portion, state.signers)
+        _check_complaint(state, complaint)
     except RefusedError as error:
-        state, more = _close_if_complete(replace(state, failed={**state.failed, silo: error.code}))
+        state, more = _close_if_complete(_without(state, silo, error.code))
         return state, (Refuse(silo, Code.COMPLAINT, error.why), *more)
-    complaints, failed = (
-        {**state.complaints, silo: complaint},
-        {**state.failed, dealer: Code.MISDEALT.value},
-    )
+
+    state = _blamed(state, dealer, Unopened(silo, complaint.key))
+    state = replace(state, complaints={**state.complaints, silo: complaint})
     why = f"{dealer!r} sealed to {silo!r} what does not open or fit, as {silo!r} showed"
-    proofs = {**state.proofs, dealer: _misdealing(state, dealer, Unopened(silo, complaint.key))}
-    return _end(
-        replace(state, complaints=complaints, failed=failed, proofs=proofs),
-        Code.MISDEALT,
-        dealer,
-        why,
-    )
+    return _end(state, Code.MISDEALT, dealer, why)
 
 
-def _misdealing(state: CoordinatorState, dealer: str, fault: Fault) -> Misdealing:
-    """What proves to anyone that a dealer broke the rules."""
-    return Misdealing(
+def _check_complaint(state: CoordinatorState, complaint: Complaint) -> None:
+    silo, dealer = complaint.silo, complaint.dealer
+    dealt = dealer in state.u2 and dealer != silo
+    why = f"complains of {dealer[:64]!r}, who dealt nothing to it"
+    check(dealt, silo, Code.COMPLAINT, why)
+    (portion,) = (portion for portion in state.portions[dealer] if portion.holder == silo)
+    complaint.check(state.ctx, state.h_u2, state.bundles[dealer], portion, state.signers)
+
+
+def _without(state: CoordinatorState, silo: str, code: str) -> CoordinatorState:
+    return replace(state, failed={**state.failed, silo: code})
+
+
+def _blamed(state: CoordinatorState, dealer: str, fault: Fault) -> CoordinatorState:
+    """Without a dealer that broke the rules, and with what proves it to anyone."""
+    proof = Misdealing(
         state.spec.payload(),
         state.bundles[dealer],
         state.dealings[dealer],
         state.portions[dealer],
         fault,
     )
+    state = _without(state, dealer, Code.MISDEALT.value)
+    return replace(state, proofs={**state.proofs, dealer: proof})
 
 
 def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
-    """Whose message of a stage was taken."""
+    """The messages of a stage that were taken in, by silo."""
     by_stage: dict[Stage, Mapping[str, object]] = {
         "keys": state.bundles,
         "shares": state.dealings,
@@ -330,9 +346,17 @@ def _answered(state: CoordinatorState, stage: Stage) -> Mapping[str, object]:
     return by_stage.get(stage, {})
 
 
-def _expected(state: CoordinatorState) -> tuple[str, ...] | None:
-    """All whom a stage waits for; None where t of them are enough."""
-    return {"keys": state.spec.cohort, "shares": state.u1, "masked": state.u2}.get(state.stage)
+def _possible(state: CoordinatorState) -> list[str]:
+    """Members of this stage that answered, or that still may."""
+    by_stage: dict[Stage, tuple[str, ...]] = {
+        "keys": state.spec.cohort,
+        "shares": state.u1,
+        "masked": state.u2,
+        "survivors": state.u3,
+        "reveal": state.u3,
+    }
+    lost = state.failed.keys() - _answered(state, state.stage).keys()
+    return [silo for silo in by_stage[state.stage] if silo not in lost]
 
 
 def _close_if_complete(state: CoordinatorState) -> Step:
@@ -340,42 +364,39 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
     What t revealed may not join; then the others are awaited, too.
     """
-    expected, answered = _expected(state), _answered(state, state.stage)
-    if expected is not None:
-        open_ = [silo for silo in expected if silo not in answered and silo not in state.failed]
-        return (state, ()) if open_ else _close(state)
-    if state.stage in ("survivors", "reveal"):
-        possible = [silo for silo in state.u3 if silo in answered or silo not in state.failed]
-        if len(answered) >= state.spec.threshold and state.stage == "reveal":
-            return _open(state, awaited=len(answered) < len(possible))
-        done = len(answered) >= state.spec.threshold or len(possible) < state.spec.threshold
-        return _close(state) if done else (state, ())
+    if state.stage not in WATCHED:
+        return state, ()
+    answered, possible = len(_answered(state, state.stage)), len(_possible(state))
+    if state.stage in FOR_ALL:
+        complete = _answered(state, state.stage).keys() >= set(_possible(state))
+        return _close(state) if complete else (state, ())
+
+    threshold = state.spec.threshold
+    if state.stage == "reveal" and answered >= threshold:
+        return _open(state, awaited=answered < possible)
+    if answered >= threshold or possible < threshold:
+        return _close(state)
     return state, ()
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage, so that it need not wait for others:
-    ``AttemptDeadline`` ends it.
-    """
-    expected = _expected(state)
-    if expected is None:
+    """Whether too few can answer in this stage for it to wait: ``AttemptDeadline`` ends it."""
+    if state.stage not in FOR_ALL:
         return False
-    answered = _answered(state, state.stage)
-    members, least = _counting(
-        state, [silo for silo in expected if silo in answered or silo not in state.failed]
-    )
+    members, least = _counting(state, _possible(state))
     return len(members) < least
 
 
 def _counting(state: CoordinatorState, silos: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Those of ``silos`` with whom the stage can close, whose batch is whole, and how many it takes
-    at the least.
+    """Those of ``silos`` with whom the stage can close, and how many it takes.
+
+    Only silos whose batch is whole count.
     """
     members, least = tuple(silos), state.spec.threshold
-    if state.stage in ("keys", "shares"):  # who is lost after its upload stays in the sum
+    if state.stage in ("keys", "shares"):  # a silo that is lost after its upload stays in the sum
         members = tuple(silo for silo in members if silo not in state.failed)
         least = max(least, state.spec.min_cohort, state.terms.min_cohort)
-    if state.stage in ("keys", "shares", "masked"):
+    if state.stage in FOR_ALL:
         members = state.terms.whole(state.spec, members)
     return members, least
 
@@ -391,47 +412,43 @@ def _close(state: CoordinatorState) -> Step:
         whole = " in whole batches" if state.terms.batches else ""
         why = f"stage {state.stage!r} closed with {len(members)} silos{whole}, fewer than {least}"
         return _end(state, Code.TOO_FEW, "", why)
-    match state.stage:
-        case "keys":
-            return _close_keys(state, members)
-        case "shares":
-            return _close_shares(state, members)
-        case "masked":
-            return _close_masked(state, members)
-        case "survivors":
-            return replace(state, stage="reveal"), (
-                DeliverNotes(members, _enough(state)),
-                StartTimer("reveal"),
-            )
-        case "reveal":
-            return _open(state, awaited=False)
-        case _:
-            return state, ()
+    closing: dict[Stage, Callable[[CoordinatorState, tuple[str, ...]], Step]] = {
+        "keys": _close_keys,
+        "shares": _close_shares,
+        "masked": _close_masked,
+        "survivors": _close_survivors,
+        "reveal": _close_reveal,
+    }
+    return closing[state.stage](state, members)
 
 
 def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     bundles = tuple(state.bundles[silo] for silo in members)
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
-    given = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
-    told = tuple(
-        DeliverKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo))
-        for silo in members
-    )
+    by_sender = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
+
+    def delivery(silo: str) -> DeliverKeys:
+        others = [other for other in members if other != silo]
+        return DeliverKeys(silo, bundles, tuple(by_sender[other][silo] for other in others))
+
+    deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
-    return _opened_stage(state, (*told, StartTimer("shares")))
+    return _opened_stage(state, (*deliveries, StartTimer("shares")))
 
 
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     encoded = [state.dealings[silo].encoded(state.ctx) for silo in members]
     h_u2 = set_digest(b"U2", state.ctx, encoded)
     portions = {silo: state.portions[silo] for silo in members}
-    deliveries = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
-    told = tuple(
-        DeliverShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries))
-        for silo in members
-    )
+    by_dealer = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
+
+    def delivery(silo: str) -> DeliverShares:
+        number = state.u1.index(silo)
+        return DeliverShares(silo, tuple(dealt[number] for dealt in by_dealer))
+
+    deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
-    return _opened_stage(state, (*told, StartTimer("masked")))
+    return _opened_stage(state, (*deliveries, StartTimer("masked")))
 
 
 def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -445,8 +462,17 @@ def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     return _opened_stage(state, (DeliverSurvivors(members, headers), StartTimer("survivors")))
 
 
+def _close_survivors(state: CoordinatorState, members: tuple[str, ...]) -> Step:
+    notes = DeliverNotes(members, _enough(state))
+    return replace(state, stage="reveal"), (notes, StartTimer("reveal"))
+
+
+def _close_reveal(state: CoordinatorState, _: tuple[str, ...]) -> Step:
+    return _open(state, awaited=False)
+
+
 def _opened_stage(state: CoordinatorState, effects: tuple[Effect, ...]) -> Step:
-    """A stage that is open now; who failed meanwhile may have closed it already."""
+    """A stage that is open now; silos that failed meanwhile may have closed it already."""
     state, more = _close_if_complete(state)
     return state, (*effects, *more)
 
@@ -457,39 +483,28 @@ def _enough(state: CoordinatorState) -> tuple[Survival, ...]:
 
 
 def _open(state: CoordinatorState, awaited: bool) -> Step:
-    """Join t shares of each member of U2.
+    """Join t shares of each member of U2, and open the sum with the masks that they give.
 
-    Where none of them join, wait while more reveals are ``awaited``, else end.
-
-    Who dealt shares that do not join is named, and proven, whether the sum opens or not.
-
-    Left on the sum are the survivors' masks to themselves, and those that they share with the lost.
+    Where none of them join, wait while more reveals are ``awaited``, otherwise end. A dealer of
+    shares that do not join is named, and proven, whether the sum opens or not.
     """
-    spec, ctx = state.spec, state.ctx
     terms: list[Term] = []
-    failed, proofs = dict(state.failed), dict(state.proofs)
+    opened = state
     for dealer, kind in kinds_to_reveal(state.u2, state.u3).items():
         joined = _joined(state, dealer, kind)
-        if joined.secret is None and awaited:
-            return state, ()
         if joined.wrong:
-            failed[dealer] = Code.MISDEALT.value
-            proofs[dealer] = _misdealing(state, dealer, Unjoined(kind, joined.wrong))
-        if joined.secret is None:
-            state = replace(state, failed=failed, proofs=proofs, evidence=proofs[dealer])
+            opened = _blamed(opened, dealer, Unjoined(kind, joined.wrong))
+        if joined.secret is not None:
+            terms += _masks_left(state, dealer, kind, joined.secret)
+        elif awaited:
+            return state, ()
+        else:
+            # Without its masks the sum stays closed, so silos may repeat it without this dealer.
+            opened = replace(opened, evidence=opened.proofs[dealer])
             why = f"{dealer!r} dealt shares that do not join to what it committed to"
-            return _end(state, Code.MISDEALT, dealer, why)
-        if kind == SELF:
-            terms.append(Term(self_key(joined.secret, ctx, dealer, spec.prg, state.h_u2)))
-            continue
-        for survivor in state.u3:
-            shared = agree(joined.secret, state.bundles[survivor].mask, survivor)
-            terms.append(
-                pair_term(
-                    survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)
-                )
-            )
-    compared = _compared(state) if spec.compared else OpenedGram(np.empty(0, np.int64))
+            return _end(opened, Code.MISDEALT, dealer, why)
+
+    compared = _compared(state)
     if compared is None and awaited:
         return state, ()
     if compared is None:
@@ -497,19 +512,40 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
             "what survivors revealed of inner products does not fit together; too few revealed to"
             " say whose is wrong"
         )
-        return _end(replace(state, failed=failed, proofs=proofs), Code.SUM, "", why)
-    failed |= {spec.cohort[number - 1]: Code.REVEAL.value for number in compared.wrong}
+        return _end(opened, Code.SUM, "", why)
+
+    # The sum itself is whole, so a silo with a wrong share of inner products is dropped behind it.
+    wrong = {state.spec.cohort[number - 1]: Code.REVEAL.value for number in compared.wrong}
     tags = _tags(state, terms)
     opening = Open(tuple(terms), state.u3, tags, compared.products.astype("<i8").tobytes())
-    return replace(state, stage="opening", failed=failed, proofs=proofs, tags=tags), (opening,)
+    failed = {**opened.failed, **wrong}
+    return replace(opened, stage="opening", failed=failed, tags=tags), (opening,)
+
+
+def _masks_left(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes) -> list[Term]:
+    """The masks that a member of U2 left on the sum.
+
+    A survivor's is its mask to itself; a lost silo's are those that it shares with each survivor.
+    """
+    prg, ctx, h_u2 = state.spec.prg, state.ctx, state.h_u2
+    if kind == SELF:
+        return [Term(self_key(secret, ctx, dealer, prg, h_u2))]
+    terms = []
+    for survivor in state.u3:
+        shared = agree(secret, state.bundles[survivor].mask, survivor)
+        key = pair_key(shared, ctx, survivor, dealer, prg, h_u2)
+        terms.append(pair_term(survivor, dealer, key))
+    return terms
 
 
 def _compared(state: CoordinatorState) -> OpenedGram | None:
-    """Inner products of the survivors' vectors, of what was revealed.
+    """Inner products of the survivors' vectors, as revealed; none where none are compared.
 
-    None where too much of it is wrong.
+    None where too many of the shares are wrong.
     """
     spec, found = state.spec, {}
+    if not spec.compared:
+        return OpenedGram(np.empty(0, np.int64))
     for silo, reveal in state.reveals.items():
         products = read_revealed(spec, silo, len(state.u3), reveal.products)
         if products is not None:
@@ -544,8 +580,9 @@ def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
 
 
 def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """First those that stand side by side, around the end: of more than ``size`` holders each is
-    left out of one.
+    """Sets of ``size`` holders; those that stand side by side, around the end, come first.
+
+    Each of more than ``size`` holders is left out of one of these.
     """
     around = [*holders, *holders]
     windows = dict.fromkeys(tuple(sorted(around[at : at + size])) for at in range(len(holders)))
@@ -555,7 +592,7 @@ def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
 def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
     """The survivors' tags together, which go down with the result.
 
-    ``terms`` are the masks that are still on.
+    ``terms`` are the masks that are still on them.
     """
     if not state.spec.tagged:
         return b""
@@ -564,17 +601,20 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 
 
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
-    """Keep the note; its signer drops out of an attempt that still goes on."""
+    """Keep a note that holds; its signer drops out of an attempt that still goes on."""
+    if note.silo not in state.u1 or not note.holds(state.ctx, state.signers):
+        return state, ()
     state = replace(state, notes={**state.notes, note.silo: note})
-    return (
-        (state, ())
-        if state.stage in ("done", "ended")
-        else advance(state, SiloDropped(note.silo, Code.ABANDON))
-    )
+    if state.stage in ("done", "ended"):
+        return state, ()
+    return advance(state, SiloDropped(note.silo, Code.ABANDON))
 
 
 def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
+    # Once survivors signed, no silo abandons this attempt.
     signed = state.evidence is not None or state.spoiled
-    asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told and not signed else ()
-    discarded = tuple(Discard(silo) for silo in state.headers)
-    return replace(state, stage="ended"), (*discarded, EndAttempt(code, blame, why), *asked)
+    effects: list[Effect] = [Discard(silo) for silo in state.headers]
+    effects.append(EndAttempt(code, blame, why))
+    if state.told and not signed:
+        effects.append(AskAbandon(state.u1))
+    return replace(state, stage="ended"), tuple(effects)

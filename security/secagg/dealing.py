@@ -1,5 +1,4 @@
-"""The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to
-all others.
+"""The first half of a secure sum: each silo's fresh keys, and the shares of its two secrets.
 
 A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key
 that it agrees on masks with, of the mask that it has to itself, of all that it draws while dealing,
@@ -41,8 +40,9 @@ class Seeds:
     comparing: bytes = field(default=b"", repr=False)
 
     def drawing(self) -> Draw:
-        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py): the same
-        ones in a replay.
+        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py).
+
+        A replay draws the same ones.
         """
         stream = Keystream(self.dealing, 0)
 
@@ -56,8 +56,9 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class KeyBundle:
-    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask``
-    for masks.
+    """A silo's public keys of one attempt, 32 bytes each.
+
+    ``seal`` seals shares, ``mask`` makes masks.
 
     ``receiving`` is the Merkle root over the keys to which others seal.
     """
@@ -132,8 +133,7 @@ class HeldShares:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a dealer deals to one holder: both shares and salts sealed, 146 bytes, and the
-    commitments to them.
+    """One holder's part of a dealing: sealed shares and salts, 146 bytes, and their commitments.
 
     ``key`` is the holder's receiving key to which they are sealed. The dealer signs it with the
     rest, so that whoever shows the private key shows what the dealer sealed (evidence.py). A
@@ -202,12 +202,14 @@ def deal(
 ) -> tuple[Dealing, tuple[Portion, ...], HeldShares]:
     """Split both seeds among U1; what is sent, and what the dealer keeps for itself.
 
-    ``keys`` are those to which it seals, one of each other member of U1, checked before.
+    ``keys`` are those to which it seals, one of each other member of U1; the caller checked them.
     """
     public = {delivery.silo: delivery.key.public for delivery in keys}
     members, draw = sorted([dealer, *public]), seeds.drawing()
     numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
+
+    # Whoever reveals another share than it was dealt is named by its commitment.
     portions = []
     for silo in members:
         number = holders[silo]
@@ -225,6 +227,7 @@ def deal(
             key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
+
     root = Tree(portion.leaf() for portion in portions).root()
     unsigned = Dealing(dealer, h_u1, seed_commitment(ctx, dealer, seeds.own), root)
     signature = sign(SECAGG_DEALING, unsigned.payload(ctx))
@@ -232,26 +235,26 @@ def deal(
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
-    """RefusedError unless these are all that the dealing covers: one for each of U1, of the right
-    size.
-    """
+    """RefusedError unless these are all that the dealing covers: one per member of U1."""
     check(
         [portion.holder for portion in portions] == list(members),
         dealing.dealer,
         Code.SHARES,
         f"dealt to {len(portions)} holders that are not the {len(members)} of U1",
     )
+
+    # A dealer keeps its own share unsealed.
     for portion in portions:
-        sizes = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
-        sized = (len(portion.key), len(portion.sealed)) == sizes and len(portion.own) == len(
-            portion.pair
-        ) == HASH_BYTES
+        sealed = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
+        fields = (portion.key, portion.sealed, portion.own, portion.pair)
         check(
-            sized,
+            tuple(map(len, fields)) == (*sealed, HASH_BYTES, HASH_BYTES),
             dealing.dealer,
             Code.SHARES,
             f"its portion for {portion.holder!r} has the wrong size",
         )
+
+    # Holders see one portion each, so the dealer signs one root over all of them.
     root = Tree(portion.leaf() for portion in portions).root()
     check(
         root == dealing.root,
@@ -282,11 +285,9 @@ def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDeliv
 def check_delivery(
     delivery: PortionDelivery, members: Sequence[str], holder: str, key: bytes
 ) -> None:
-    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one
-    of U1.
+    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``.
 
-    ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is
-    empty.
+    ``key`` is the receiving key that the holder sent for this dealer, empty for its own dealing.
     """
     portion, dealing = delivery.portion, delivery.dealing
     check(

@@ -83,8 +83,7 @@ class Complaint:
     def check(
         self, ctx: bytes, h_u2: bytes, dealer: KeyBundle, portion: Portion, signers: Signers
     ) -> None:
-        """RefusedError, for who complains, unless it shows that the dealer's portion does not open
-        or does not fit.
+        """RefusedError, for the complainant, unless the portion does not open or does not fit.
 
         All that is not signed here was checked before: the portion is sealed to the key that the
         silo published.
@@ -130,9 +129,7 @@ class ShownShare:
 
 @dataclass(frozen=True, slots=True)
 class Unjoined:
-    """t revealed shares of one kind that fit what was dealt and do not join, ascending by
-    holder.
-    """
+    """t revealed shares of one kind, by holder, that fit their commitments and do not join."""
 
     kind: bytes
     shares: tuple[ShownShare, ...]
@@ -140,9 +137,7 @@ class Unjoined:
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """The private key, 32 bytes, with which a holder was to open its portion, which does not open
-    or does not fit.
-    """
+    """A holder's private key, 32 bytes, with which its portion does not open or does not fit."""
 
     holder: str
     key: bytes = field(repr=False)
@@ -153,8 +148,9 @@ Fault: TypeAlias = Unjoined | Unopened
 
 @dataclass(frozen=True, slots=True)
 class Misdealing:
-    """What a dealer signed in one attempt, of which ``document`` is the specification, and what is
-    wrong with it.
+    """A dealer's signed messages of one attempt, and what is wrong with them.
+
+    ``document`` is the attempt's specification.
     """
 
     document: bytes
@@ -180,9 +176,7 @@ class Misdealing:
         return hashlib.sha256(framed(SECAGG_CONTEXT, self.document)).hexdigest() == ctx
 
     def proves(self, spec: RoundSpec, signers: Signers) -> bool:
-        """Whether it shows, to anyone, that the dealer broke the rules in the attempt of this
-        specification.
-        """
+        """Whether it shows to anyone that the dealer broke the rules in this attempt."""
         try:
             self._check(spec, signers)
         except RefusedError:
@@ -272,8 +266,7 @@ class Misdealing:
 def proven(
     proofs: Sequence[Misdealing], federation: str, job_digest: str, signers: Signers
 ) -> frozenset[str]:
-    """The dealers that are proven to have misdealt in secure sums of this job, at a silo that is
-    shown these proofs.
+    """The dealers that these proofs show to have misdealt in secure sums of this job.
 
     RefusedError, for the coordinator, for one that proves nothing; ``signers`` are those of all of
     the job's silos. Who signed the specification does not count: an honest dealer deals only in an

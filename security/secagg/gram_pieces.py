@@ -1,5 +1,4 @@
-"""Shares of compared vectors on their way: sealed by each dealer to each holder, behind its masked
-upload.
+"""Shares of compared vectors on their way: each dealer seals them behind its masked upload.
 
 The machines of a secure sum carry ``Gram`` by secret sharing (shared_gram.py) along. A round
 compares one part::
@@ -52,9 +51,7 @@ from .spec import RoundSpec
 
 @dataclass(frozen=True, slots=True)
 class GramKeys:
-    """What hides a silo's compared vectors in one attempt: a fresh seed, and a key for each other
-    member of U2.
-    """
+    """The secrets that hide a silo's compared vectors: a fresh seed, and a key per member of U2."""
 
     seed: bytes = field(repr=False)
     keys: Mapping[str, bytes] = field(repr=False)
@@ -106,8 +103,7 @@ def place_of(spec: RoundSpec, dealer: str, holder: str) -> int:
 def deal_sealed(
     spec: RoundSpec, dealer: str, quantised: Integers, hiding: GramKeys
 ) -> tuple[list[bytes], bytes]:
-    """What stands behind a dealer's masked words, holder by holder, and the share that it keeps for
-    itself.
+    """The sealed shares behind a dealer's masked words, by holder, and the share that it keeps.
 
     The same bytes for the same vectors and keys.
     """
@@ -149,18 +145,14 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
 
 
 def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
-    """RefusedError, for the coordinator, unless there is one share of each of ``others``, in their
-    order.
-    """
+    """RefusedError, for the coordinator, unless each of ``others``, in order, has one share."""
     named = [share.dealer for share in shares]
     why = f"brings shares of compared vectors of {named}, not of the other survivors {list(others)}"
     check(named == list(others), COORDINATOR, Code.SHARES, why)
 
 
 def revealed(spec: RoundSpec, shares: Mapping[str, GramShare]) -> bytes:
-    """What a holder reveals of the inner products of all survivors, whose shares it holds, by
-    dealer.
-    """
+    """A holder's shares of all survivors' inner products, from its shares by dealer."""
     return products_dumped(
         multiply({spec.holder(dealer): share for dealer, share in shares.items()})
     )

@@ -1,9 +1,8 @@
-"""Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing
-added to it.
+"""Linear tags: silos see that the coordinator delivers the sum of what they sent, unaltered.
 
-Over the field of p = 2^64 - 59, for each group of tensors, with coefficients from the key that all
-silos share and the coordinator lacks (SECURITY.md rule 8). Number k stands in row r = ⌊k / 512⌋ and
-column c = k mod 512 of a table::
+There is one tag per group of tensors, over the field of p = 2^64 - 59. Its coefficients come from
+the key that all silos share and the coordinator lacks (SECURITY.md rule 8). Number k stands in row
+r = ⌊k / 512⌋ and column c = k mod 512 of a table::
 
     H(q)                 Σ_r β_r Σ_c α_c q_rc         mod p       linear in q
     silo j sends         T_j = H(q_j) + pad_j         mod p       with its upload
@@ -12,7 +11,7 @@ column c = k mod 512 of a table::
 
 A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j
 a_j pad_j. Its vectors may be of several rounds, so α and β have the context that they share, and
-each pad that of its own upload.
+each pad has the context of its own upload.
 
 A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2 / p, about
 2^-63, whatever is added to T: the shift has a row that is not 0, whose sum under α is 0 with 1 / p;
@@ -36,6 +35,7 @@ coordinator had altered a word: nobody can tell which.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -68,21 +68,21 @@ class Tagger:
     @property
     def sums(self) -> list[int]:
         """H of what each group has so far."""
-        return [
-            self._table.value() if at == self._group else value
-            for at, value in enumerate(self._done)
-        ]
+        sums = list(self._done)
+        if self._group >= 0:
+            sums[self._group] = self._table.value()
+        return sums
 
     def add(self, group: int, words: Words) -> None:
         """The next words of a group, mod 2^32 or 2^64, taken as signed integers.
 
         LocalError for a group before it.
         """
-        if group != self._group:
-            if group < self._group:
-                raise LocalError(
-                    f"tags group {group} after group {self._group}; this is a bug in Staddle"
-                )
+        if group < self._group:
+            raise LocalError(
+                f"tags group {group} after group {self._group}; this is a bug in Staddle"
+            )
+        if group > self._group:
             self._done = self.sums
             self._group, self._table = group, _Table(Keystream(self._key, group))
         self._table.add(words.view(SIGNED[8 * words.itemsize]), self._scratch)
@@ -97,10 +97,8 @@ class Tagger:
     ) -> bytes:
         """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``.
 
-        8 bytes a group.
-
-        ``own``, by group, are keys of pads that one other silo has, in place of the one that all
-        have.
+        8 bytes per group. ``own``, by group, are keys of pads that one other silo has, in place of
+        the key that all have.
         """
         pads = self._pads(group_key, ctx, silo)
         for index, key in (own or {}).items():
@@ -118,14 +116,11 @@ class Tagger:
     ) -> None:
         """RefusedError unless this vector is the weighted sum of these tagged ones."""
         tags = decoded(combined, len(self._done))
-        check(
-            tags is not None,
-            COORDINATOR,
-            Code.SUM,
-            f"brings tags of {len(combined)} bytes that are none",
-        )
+        if tags is None:
+            why = f"brings tags of {len(combined)} bytes that are none"
+            raise RefusedError(COORDINATOR, Code.SUM, why)
         pads = [(self._pads(group_key, each.ctx, each.silo), each.weight) for each in summed]
-        for index, tag in enumerate(tags or ()):
+        for index, tag in enumerate(tags):
             self._compare(index, tag, [(pad[index], weight) for pad, weight in pads])
 
     def check_group(
@@ -136,23 +131,16 @@ class Tagger:
         ctx: bytes,
         survivors: Sequence[str],
     ) -> None:
-        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors
-        tagged.
+        """RefusedError unless a group, taken in alone, is the sum of what the survivors tagged.
 
         ``keys``, by survivor, are those of their pads.
         """
         tags = decoded(tag, 1)
-        check(
-            tags is not None,
-            COORDINATOR,
-            Code.SUM,
-            f"brings a tag of {len(tag)} bytes that is none",
-        )
-        self._compare(
-            group,
-            (tags or [0])[0],
-            [(self._pads(keys[silo], ctx, silo)[group], 1) for silo in survivors],
-        )
+        if tags is None:
+            why = f"brings a tag of {len(tag)} bytes that is none"
+            raise RefusedError(COORDINATOR, Code.SUM, why)
+        pads = [(self._pads(keys[silo], ctx, silo)[group], 1) for silo in survivors]
+        self._compare(group, tags[0], pads)
 
     def _compare(self, group: int, tag: int, pads: Sequence[tuple[int, int]]) -> None:
         found = (tag - sum(pad * weight for pad, weight in pads)) % PRIME
@@ -162,7 +150,7 @@ class Tagger:
         check(found == self.sums[group], COORDINATOR_OR_SILO, Code.SUM, why)
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
-        """Uniform mod p but for 2^-64, one a group."""
+        """One per group, uniform mod p but for 2^-64."""
         return _uniform(
             derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self._done)
         )
@@ -170,9 +158,7 @@ class Tagger:
 
 @dataclass(frozen=True, slots=True)
 class TagPads:
-    """Whose pads are on a combined tag, made for which context, and how often: the integer weight
-    of its vector.
-    """
+    """A silo's pads on a combined tag: their context, and the integer weight of its vector."""
 
     silo: str
     ctx: bytes
@@ -187,8 +173,8 @@ def combine(
 ) -> bytes:
     """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none.
 
-    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none.
-    ``terms`` are the masks that are still on a secure sum.
+    ``weights`` are the integers that it multiplies the vectors by, per silo; each is 1 without
+    them. ``terms`` are the masks that are still on a secure sum.
     """
     totals = [0] * groups
     for silo, sent in tags.items():
@@ -200,9 +186,8 @@ def combine(
                 Code.UPLOAD,
                 f"its tags, {len(sent)} bytes, are not {groups} numbers of the field",
             )
-        totals = [
-            (total + weight * value) % PRIME for total, value in zip(totals, values, strict=True)
-        ]
+        pairs = zip(totals, values, strict=True)
+        totals = [(total + weight * value) % PRIME for total, value in pairs]
     return _masked(totals, negated(terms))
 
 
@@ -211,7 +196,8 @@ def decoded(data: bytes, groups: int) -> list[int] | None:
     if len(data) != TAG_BYTES * groups:
         return None
     values = [int.from_bytes(data[at : at + TAG_BYTES]) for at in range(0, len(data), TAG_BYTES)]
-    return values if all(value < PRIME for value in values) else None
+    # A number of p or more would be a second spelling of the same tag.
+    return values if max(values, default=0) < PRIME else None
 
 
 def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
@@ -219,10 +205,8 @@ def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
     sums = list(values)
     for term in terms:
         times = -term.times if term.negative else term.times
-        sums = [
-            value + times * mask
-            for value, mask in zip(sums, _uniform(term.key, _MASKS, len(sums)), strict=True)
-        ]
+        pairs = zip(sums, _uniform(term.key, _MASKS, len(sums)), strict=True)
+        sums = [value + times * mask for value, mask in pairs]
     return _encoded(value % PRIME for value in sums)
 
 
@@ -247,7 +231,7 @@ class _Table:
 
     def __init__(self, stream: Keystream) -> None:
         self._columns, self._stream = _digits(_field(stream, SIDE)), stream
-        self._total, self._at = 0, 0  # of whole pages; numbers of the page that goes on
+        self._total, self._at = 0, 0  # H of whole pages; numbers in the open page
         self._begin()
 
     def _begin(self) -> None:
@@ -261,14 +245,15 @@ class _Table:
         while left.size:
             row, column = divmod(self._at, SIDE)
             rows = min(len(scratch), SIDE - row)
-            here, left = left[: rows * SIDE - column], left[rows * SIDE - column :]
-            for page, half in zip(self._page, _halves(here), strict=False):
-                used = scratch[: -(-(column + here.size) // SIDE)]
+            block, left = left[: rows * SIDE - column], left[rows * SIDE - column :]
+            end = column + block.size
+            for page, half in zip(self._page, _halves(block), strict=False):
+                used = scratch[: -(-end // SIDE)]
                 flat = used.reshape(-1)
-                flat[:column], flat[column + here.size :] = 0, 0
-                flat[column : column + here.size] = half
+                flat[:column], flat[end:] = 0, 0
+                flat[column:end] = half
                 page[row : row + len(used)] += used @ self._columns
-            self._at += here.size
+            self._at += block.size
             if self._at == SIDE * SIDE:
                 self._total, self._at = self.value(), 0
                 self._begin()
@@ -282,11 +267,8 @@ class _Table:
             high = np.rint(sums * 2.0**-_HALF)  # below 2^21, and what is left at most 2^31
             for half, part in ((0, sums - high * 2.0**_HALF), (_HALF, high)):
                 products = (part.T @ self._rows).tolist()
-                total += sum(
-                    int(products[i][j]) << (shift + half + _DIGIT * (i + j))
-                    for i in range(_DIGITS)
-                    for j in range(_DIGITS)
-                )
+                for i, j in product(range(_DIGITS), repeat=2):
+                    total += int(products[i][j]) << (shift + half + _DIGIT * (i + j))
         return total % PRIME
 
 
@@ -303,8 +285,9 @@ def _halves(numbers: Words) -> Iterator[Words]:
 
 
 def _field(stream: Keystream, count: int) -> Words:
-    """The next numbers below 2^64, uniform mod p but for 2^-32 of each probability: 96 bits h 2^64
-    + l ≡ 59 h + l.
+    """The next numbers below 2^64, uniform mod p but for 2^-32 of each probability.
+
+    Each is made of 96 bits: h 2^64 + l ≡ 59 h + l.
     """
     low, high = np.empty(count, "<u8"), np.empty(count, "<u4")
     for made in (low, high):

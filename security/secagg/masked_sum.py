@@ -1,23 +1,23 @@
-"""The numbers of a secure sum: chunks of masked words at a silo, one accumulator at the
-coordinator.
+"""The numbers of a secure sum: chunks at a silo, one accumulator at the coordinator.
 
 A group's words are its elements, row by row, then its private weights. They cross in chunks of
 ``chunk_bytes``, each with canaries at its end: one, and four in the last chunk of a group::
 
     chunk_bytes = 64, ring 32, 20 elements    15 words, 1 canary | 5 words, 4 canaries
 
-Canaries are the first words of SHA-256(framed(CANARY, ctx, group, chunk)); opened, each must be as
-many times that as there are survivors. They show masks that did not come off, by accident; they are
-no proof against a coordinator.
+Canaries are the first words of SHA-256(framed(CANARY, ctx, group, chunk)); opened, each must be its
+word times the number of survivors. They reveal masks that did not come off by accident; they prove
+nothing against a coordinator.
 
-An opened sum is no larger than its survivors' values can make it (``check_bounds``). One that is
-has words that a silo made of no value within the clip; within it a silo may still give what it
-likes.
+An opened sum is no larger than its survivors' values can make it (``check_bounds``). If it is, a
+silo sent words that stand for no value within the clip; within the clip a silo may still contribute
+what it likes.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +52,7 @@ LAST_CANARIES = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:
-    """What a silo gives for one group: values [elements], and weights [rows] where they are
-    private.
-    """
+    """A silo's values [elements] for one group, and weights [rows] where they are private."""
 
     values: Flat
     weights: Reals | None = None
@@ -82,12 +80,10 @@ class GroupChunk:
 
 @dataclass(frozen=True)
 class OpenedGroup:
-    """The sum of one group over the survivors, still as words.
+    """The sum of one group over the survivors, still as words; numbers are made on request.
 
-    Its numbers are made when they are asked for.
-
-    ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones what
-    the silos gave, equal ones 1.
+    ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones those
+    that the silos uploaded, equal ones 1.
     """
 
     elements: int
@@ -110,32 +106,35 @@ class OpenedGroup:
     def mean(self, dtype: npt.DTypeLike = np.float32, memory: Words | None = None) -> Floats:
         """Σ w x / Σ w, [elements], row by row; rows without weight are zeros.
 
-        No temporary of that size.
-
-        ``memory``, of the words in one piece, is that of the result where numbers are as wide; the
-        words are lost then.
+        It needs no temporary of that size. ``memory``, of the words in one piece, becomes the
+        result where its words are as wide as the numbers; the words are lost then.
         """
-        fits = memory is not None and memory.itemsize == np.dtype(dtype).itemsize
-        made = (
-            np.empty(self.elements, dtype)
-            if memory is None or not fits
-            else memory[: self.elements].view(dtype)
-        )
+        made = self._result(np.dtype(dtype), memory)
         factor = np.divide(
             self.unit, self.weight, out=np.zeros_like(self.weight), where=self.weight > 0
         )
         factor *= 2.0**-self.exponent  # exact
+
+        # Block by block, inside a core's cache: the numbers of all elements would be a temporary.
         columns, scratch = self.elements // len(factor), np.empty(min(BLOCK, self.elements))
+        for start, block in self.blocks():
+            numbers, stop = scratch[: block.size], start + block.size
+            numbers[:] = block
+            one_row = len(factor) == 1
+            numbers *= factor[0] if one_row else factor[np.arange(start, stop) // columns]
+            made[start:stop] = numbers
+        return made
+
+    def _result(self, dtype: np.dtype[Any], memory: Words | None) -> Floats:
+        if memory is None or memory.itemsize != dtype.itemsize:
+            return np.empty(self.elements, dtype)
+        return memory[: self.elements].view(dtype)
+
+    def blocks(self) -> Iterator[tuple[int, Words]]:
+        """The signed integers of the sum, each block with its first element."""
         for first, words in self.pieces:
             for at in range(0, words.size, BLOCK):
-                block, start = words[at : at + BLOCK].view(SIGNED[self.ring]), first + at
-                numbers, stop = scratch[: block.size], start + block.size
-                numbers[:] = block
-                numbers *= (
-                    factor[np.arange(start, stop) // columns] if len(factor) > 1 else factor[0]
-                )
-                made[start:stop] = numbers
-        return made
+                yield first + at, words[at : at + BLOCK].view(SIGNED[self.ring])
 
 
 def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
@@ -178,17 +177,15 @@ def check_group_values(
         raise LocalError(
             f"values for {len(given)} groups, the specification has {len(spec.groups)}"
         )
-    for group, each in zip(spec.groups, given, strict=True):
+    pairs = list(zip(spec.groups, given, strict=True))
+    for group, each in pairs:
         if (group.weights == "private") != (each.weights is not None):
             raise LocalError(
                 f"group {group.name!r}: its weights are {group.weights}; give some only if private"
             )
         if each.weights is not None:
             check_weights(group, each.weights)
-    return tuple(
-        check_values(g, each.values, saturate=saturate)
-        for g, each in zip(spec.groups, given, strict=True)
-    )
+    return tuple(check_values(group, each.values, saturate=saturate) for group, each in pairs)
 
 
 def masked_chunks(
@@ -199,19 +196,17 @@ def masked_chunks(
     tagger: Tagger | None = None,
     pads: Mapping[int, Term] | None = None,
 ) -> Iterator[Words]:
-    """The chunks that a silo sends, each valid until the next is asked for.
+    """The chunks that a silo sends, each valid until the next is requested.
 
-    ``given`` has passed ``check_group_values``.
-
-    ``tagger`` takes in the numbers before they are masked. ``pads``, by group, hide the numbers of
-    groups that the coordinator is not to read from the open sum too; canaries have none. LocalError
-    unless each such group has one. Holds one chunk and one piece of a stream, whatever the size of
-    the upload.
+    ``given`` has passed ``check_group_values``. ``tagger`` takes in the numbers before they are
+    masked. ``pads``, by group, hide numbers from the coordinator that it must not read from the
+    open sum either; canaries have none. LocalError unless each such group has one. Memory holds one
+    chunk and one piece of a stream, whatever the size of the upload.
     """
     ctx = spec.context()
     masks = [Mask(terms, index, group.ring) for index, group in enumerate(spec.groups)]
     padding = _padding(spec, pads or {})
-    # whole words of either ring
+    # One buffer for all chunks, of whole words of either ring.
     buffer = np.empty(min(spec.chunk_bytes, -(-upload_bytes(spec) // 8) * 8), np.uint8)
     for chunk in chunks(spec):
         group = spec.groups[chunk.group]
@@ -237,48 +232,39 @@ def _padding(spec: RoundSpec, pads: Mapping[int, Term]) -> dict[int, Mask]:
 
 
 def unpad(group: int, words: Words, pads: Sequence[Term]) -> None:
-    """Take the pads of all survivors off the opened words of a group, in place: its numbers in
-    order, no canaries.
-    """
+    """Take all survivors' pads off a group's opened words in place; there are no canaries."""
     add_whole(negated(pads), group, words)
 
 
 def _write_body(
     spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words
 ) -> None:
-    """Quantise numbers ``start`` to ``start + body`` of a group: its elements, then its private
-    weights.
-    """
+    """Quantise a chunk of a group: its elements, then its private weights."""
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
     values, elements = cut(given.values, chunk.start, stop), into[:split]
     if given.weights is None:
-        quantise(
-            group,
-            values,
-            spec.share_of(silo, group) if group.weights == "public" else 1.0,
-            elements,
-        )
+        public = group.weights == "public"
+        quantise(group, values, spec.share_of(silo, group) if public else 1.0, elements)
         return
+
+    # Weights are quantised as parts of the largest one allowed, so they are at most 1.
     parts = given.weights / group.weight_most
     if group.rows == 1:
         quantise(group, values, float(parts[0]), elements)
     else:
-        quantise(
-            group,
-            values,
-            parts[np.arange(chunk.start, stop) // (group.elements // group.rows)],
-            elements,
-        )
+        rows = np.arange(chunk.start, stop) // (group.elements // group.rows)
+        quantise(group, values, parts[rows], elements)
+
+    # They stand behind the elements, and a chunk may end among them.
     if split < chunk.body:
-        at = chunk.start + split - group.elements
-        quantise_weights(
-            group, given.weights[at : at + chunk.body - split], len(spec.cohort), into[split:]
-        )
+        first = stop - group.elements
+        weights = given.weights[first : first + chunk.body - split]
+        quantise_weights(group, weights, len(spec.cohort), into[split:])
 
 
 class Accumulator:
-    """The sum so far, mod 2^b: 4 or 8 bytes a word, whatever the number of silos."""
+    """The sum so far, mod 2^b: 4 or 8 bytes per word, whatever the number of silos."""
 
     def __init__(self, spec: RoundSpec) -> None:
         self.spec = spec
@@ -287,70 +273,67 @@ class Accumulator:
         self._words = [np.zeros(ends[i], WORD[group.ring]) for i, group in enumerate(spec.groups)]
 
     def add(self, upload: Iterable[bytes | memoryview]) -> None:
-        """Add one silo's whole upload, which was checked against its header: chunks as they
-        crossed.
-        """
+        """Add one silo's whole upload, chunk by chunk; the caller checked it against its header."""
         pieces = iter(upload)
         for chunk in self._chunks:
-            here = self._words[chunk.group][chunk.first : chunk.first + chunk.words]
-            piece = np.frombuffer(next(pieces, b""), here.dtype)
-            if piece.size != here.size:
+            total = self._words[chunk.group][chunk.first : chunk.first + chunk.words]
+            piece = np.frombuffer(next(pieces, b""), total.dtype)
+            if piece.size != total.size:
                 raise LocalError(
                     f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
-                    f" {here.size}"
+                    f" {total.size}"
                 )
-            here += piece
+            total += piece
         if next(pieces, None) is not None:
             raise LocalError(
                 "an upload has more chunks than its specification; check it before it is added"
             )
 
     def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[OpenedGroup, ...]:
-        """Take off the masks that did not cancel, once, and give each group's sum over the
-        survivors.
+        """Take off the masks that did not cancel, once; each group's sum over the survivors.
 
-        ``terms`` are those that are still on; pads stay, and of a padded group what is given means
-        nothing. RefusedError (SUM) if canaries do not come out: then nothing is given.
+        ``terms`` are those that are still on. Pads stay, so the sum of a padded group means
+        nothing. RefusedError (SUM) if canaries do not come out: then there is no sum.
         """
         for index in range(len(self.spec.groups)):
             add_whole(negated(terms), index, self._words[index])
+
+        # Numbers under a mask that is still on look like any others; canaries do not.
         ctx = self.spec.context()
         for chunk in self._chunks:
             group = self.spec.groups[chunk.group]
             found = self._words[chunk.group][chunk.first + chunk.body : chunk.first + chunk.words]
-            if (found != canaries(ctx, chunk, group.ring) * found.dtype.type(len(survivors))).any():
+            wanted = canaries(ctx, chunk, group.ring) * found.dtype.type(len(survivors))
+            if (found != wanted).any():
                 why = (
                     f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the"
                     " sum is discarded"
                 )
                 raise RefusedError(COORDINATOR, Code.SUM, why)
+
         opened = tuple(
             opened_group(self.spec, index, survivors, self._bodies(index))
             for index in range(len(self.spec.groups))
         )
         for group, each in zip(self.spec.groups, opened, strict=True):
-            if group.reader == COORDINATOR_READS:  # of others the words are noise
+            if group.reader == COORDINATOR_READS:  # the words of other groups are noise
                 check_bounds(group, len(self.spec.cohort), len(survivors), each)
         return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
-        """Once open: the integers of the sum by group, piece by piece.
-
-        What silos check tags against.
-        """
+        """Once open: the integers of the sum by group, piece by piece, for silos to check tags."""
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
     def _bodies(self, index: int) -> Iterator[tuple[int, Words]]:
-        """The integers of a group, piece by piece, each with the place of its first one."""
+        """The integers of a group, piece by piece, each with the index of its first one."""
         for chunk in self._chunks:
             if chunk.group == index:
                 yield chunk.start, self._words[index][chunk.first : chunk.first + chunk.body]
 
 
 def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) -> None:
-    """RefusedError (SUM) where no values within the clip, by weights within theirs, add up to these
-    numbers.
+    """RefusedError (SUM) where no values and weights within their bounds add up to these numbers.
 
     |Σ q| ≤ 2^e C Σ w + m/2 over m survivors of a cohort of ``silos``
     (security/arithmetic/fixedpoint.py). A private Σ w is known to m/2 of its own steps, and lies
@@ -360,26 +343,23 @@ def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) 
     if group.weights == "private":
         slack = survivors * group.weight_most * 2.0 ** -weight_exponent(group.ring, silos)
         least = survivors * group.weight_least if group.rows == 1 else 0
-        sound = (weight >= least - slack).all() and (
-            weight <= survivors * group.weight_most + slack
-        ).all()
-        _bounded(
-            bool(sound), group, survivors, f"weights from {weight.min():g} to {weight.max():g}"
-        )
-    limits = (
-        np.ldexp(group.clip * (weight + slack) / opened.unit, group.scale_exponent) * (1 + 2.0**-40)
-        + survivors
-    )
+        most = survivors * group.weight_most
+        sound = (weight >= least - slack) & (weight <= most + slack)
+        found = f"weights from {weight.min():g} to {weight.max():g}"
+        _bounded(bool(sound.all()), group, survivors, found)
+
+    # One limit per row. The factor and the addend are room for rounding.
+    exact = np.ldexp(group.clip * (weight + slack) / opened.unit, group.scale_exponent)
+    limits = exact * (1 + 2.0**-40) + survivors
     columns = opened.elements // len(limits)
-    for first, words in opened.pieces:
-        for at in range(0, words.size, BLOCK):
-            block, start = words[at : at + BLOCK].view(SIGNED[group.ring]), first + at
-            if len(limits) == 1:
-                fits = -limits[0] <= block.min() and block.max() <= limits[0]
-            else:
-                limit = limits[np.arange(start, start + block.size) // columns]
-                fits = bool(((-limit <= block) & (block <= limit)).all())
-            _bounded(fits, group, survivors, "numbers")
+    for start, block in opened.blocks():
+        if len(limits) == 1:  # no temporary of the block's size
+            low, high = block.min(), block.max()
+            fits = bool(-limits[0] <= low and high <= limits[0])
+        else:
+            limit = limits[np.arange(start, start + block.size) // columns]
+            fits = bool(((-limit <= block) & (block <= limit)).all())
+        _bounded(fits, group, survivors, "numbers")
 
 
 def _bounded(fits: bool, group: Group, survivors: int, what: str) -> None:
@@ -393,8 +373,9 @@ def _bounded(fits: bool, group: Group, survivors: int, what: str) -> None:
 def opened_group(
     spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]
 ) -> OpenedGroup:
-    """The sum of a group over the survivors, of its integers in order: pieces, each with the place
-    of its first one.
+    """The sum of a group over the survivors.
+
+    ``bodies`` are its integers in order: pieces, each with the index of its first one.
     """
     group = spec.groups[index]
     pieces, weights = [], np.empty(group.body - group.elements)

@@ -1,43 +1,42 @@
-"""What a silo remembers of one secure sum across rounds, attempts and restarts: SECURITY.md rules
-17, 18, 33 and 34.
+"""What a silo remembers of one secure sum across rounds, attempts and restarts.
 
-Kept by instance (``Frame.instance``) and durable before the message that it is about leaves;
-canonical JSON, here cut::
+SECURITY.md rules 17, 18, 33 and 34. Kept by instance (``Frame.instance``), and durable before the
+message that it is about leaves; canonical JSON, here cut::
 
     {"abandoned":false,"attempt":1,"ctx":"5c1f…","pending":[{"colluders":1,"ctx":"5c1f…","members":["a","b","c","d"],
      "model":"e3b0…","round":17,"start":17,"threshold":3}],"round":17,"signed_attempt":0,"signed_ctx":"77ab…",
      "signed_models":["9a0b…"],"signed_round":16,"signed_survivors":["a","b","c","d"],"start":17}
 
-The secrets of an attempt are not in it: a process that starts again is a dropout in the attempt
-that it was in.
+The secrets of an attempt are not in it: a process that restarts has dropped out of its attempt.
 
 A silo trains from one of its own states: ``start`` is how many rounds are behind that state. Values
 from one state enter one opened sum, whatever the coordinator says of earlier rounds and whatever it
 delivers in between (rule 34). Otherwise a coordinator that sets a silo back to the same state,
 round after round, opens sums over other sets of silos and solves them for each silo.
 
-One signed sum may be made again: where evidence shows that a dealer dealt shares which do not join
+One signed sum may be repeated: where evidence shows that a dealer dealt shares which do not join
 (evidence.py), so that nobody could open it. It is made over the very survivors that were signed,
-without that dealer. Should the dealer have told the coordinator its secret, and so opened the first
-sum, both sums show the same honest silos together, and no difference of them shows one. Evidence
-names no honest dealer, and no two sets of survivors have t signatures.
+without that dealer. The dealer may have told the coordinator its secret, and so opened the first
+sum. Then both sums show the same honest silos together, and no difference of them shows one.
+Evidence names no honest dealer, and no two sets of survivors have t signatures.
 
 Where silos are summed in whole batches alone, values of one round may be in further sums over whole
-batches. When a sum is none of values, the round goes on without the batch of whoever gave others;
-when silos die before it is open, the round is summed again. All sums of a round are over unions of
-batches then, and tell single batches' sums at most (algorithms/job/batches.py): of one batch, the
-same sum again. That takes no word of the coordinator, so it may ask for them at any time.
+batches. When an opened sum is no sum of values, the round is summed without the batch of whoever
+contributed others; when silos die before it is open, the round is summed again. All sums of a round
+are over unions of batches then, and tell at most the sums of single batches
+(algorithms/job/batches.py); with one batch, they are the same sum again. That needs no word of the
+coordinator, so it may ask for them at any time.
 
 This holds within one round only. In a later round the silos of a batch that signed before begin
 from later states, and one that was not asked to sign could be kept at the state before. Of nine
 silos in three batches, seven sign; so two of a batch could be kept, and the difference of that
 batch's two sums would be what one round changed in the third silo. So attempts stay pending when
-the next one of their round is entered, until this silo signs one of that round, and what may be
-open of an earlier round is settled first, by one of:
+the next one of their round is entered, until this silo signs one of that round. What may be open of
+an earlier round is settled first, by one of:
 
 - abandon notes of so many of its members that nobody finds t signatures any more
   (``Pending.check_abandoned``);
-- t signatures over its survivors, of whom this silo is none (``SurvivorsShown``);
+- t signatures over its survivors, this silo not among them (``SurvivorsShown``);
 - a delivered sum of that attempt, which the silos' tags prove, without these values; in a round
   that is summed once, of any attempt (``Memory.settled``).
 """
@@ -62,9 +61,7 @@ NO_STATE = -1  # the start of a round that sums nothing of a model
 
 
 class Pending(Strict):
-    """An attempt for which masked bytes may have left, and whose survivors this silo has not
-    signed.
-    """
+    """An attempt whose masked bytes may have left and whose survivors this silo has not signed."""
 
     round: Number
     start: Number
@@ -76,20 +73,14 @@ class Pending(Strict):
 
     @property
     def notes_needed(self) -> int:
-        """Abandon notes after which no t members of U1 are left to sign, whatever c
-        colluders do.
-        """
+        """Abandon notes after which no t members of U1 can sign, whatever c colluders do."""
         return len(self.members) - self.threshold + self.colluders + 1
 
     def check_abandoned(self, notes: Sequence[Abandon], signers: Signers) -> None:
-        """RefusedError unless enough members of U1 gave their word.
-
-        Notes of other attempts do not count.
-        """
-        ctx, held = bytes.fromhex(self.ctx), set()
-        for note in notes:
-            if note.silo in self.members and note.holds(ctx, signers):
-                held.add(note.silo)
+        """RefusedError unless enough members of U1 abandoned it; other attempts' notes are void."""
+        ctx = bytes.fromhex(self.ctx)
+        of_members = [note for note in notes if note.silo in self.members]
+        held = {note.silo for note in of_members if note.holds(ctx, signers)}
         why = (
             f"asks for values that an earlier attempt of round {self.round} may still show, and"
             f" brings abandon notes of {len(held)} silos, not {self.notes_needed}, nor"
@@ -99,22 +90,19 @@ class Pending(Strict):
         check(len(held) >= self.notes_needed, NOBODY, Code.ABANDON, why)
 
     def is_without(self, shown: SurvivorsShown, silo: str, signers: Signers) -> bool:
-        """Whether t members of U1 signed survivors of this attempt of whom ``silo``, this one, is
-        none.
+        """Whether t members of U1 signed survivors of this attempt without ``silo``, this one.
 
         Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo
-        would be in both sets, and it signs one an attempt.
+        would be in both sets, and it signs one per attempt.
         """
-        without = shown.ctx.hex() == self.ctx and silo not in {
-            header.silo for header in shown.headers
-        }
-        return without and len(shown.signers(self.members, signers)) >= self.threshold
+        survivors = {header.silo for header in shown.headers}
+        if shown.ctx.hex() != self.ctx or silo in survivors:
+            return False
+        return len(shown.signers(self.members, signers)) >= self.threshold
 
 
 class Memory(Strict):
-    """The newest attempt that was entered, what was signed, and what may still be opened without
-    this silo.
-    """
+    """The newest attempt entered, what was signed, and what others may still open."""
 
     round: Number = -1
     attempt: Number = -1
@@ -148,31 +136,23 @@ class Memory(Strict):
         """Memory of which sum was opened in a round, as all survivors' tags prove.
 
         ``alone``: no other of that round ever is. Where a round may be summed again, others may be
-        open beside it. ``silo`` is this one. Where its values are in that sum it was told so by
-        ``start``.
+        open next to it. ``silo`` is this one; ``start`` says whether its values are in that sum.
         """
-        without = silo not in survivors
-        resolved = [
-            p
-            for p in self.pending
-            if p.round == round_ and ((alone and p.ctx != ctx) or (p.ctx == ctx and without))
-        ]
-        return (
-            self._with(pending=tuple(p for p in self.pending if p not in resolved))
-            if resolved
-            else self
-        )
+
+        def stays(attempt: Pending) -> bool:
+            if attempt.round != round_:
+                return True
+            return silo in survivors if attempt.ctx == ctx else not alone
+
+        return self._keeping(tuple(filter(stays, self.pending)))
 
     def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
-        """Memory without the attempts that are shown to have been signed without ``silo``, this
-        one.
-        """
-        kept = tuple(
-            p
-            for p in self.pending
-            if not any(p.is_without(each, silo, signers) for each in survivors)
-        )
-        return self if kept == self.pending else self._with(pending=kept)
+        """Memory without the attempts that were shown to be signed without ``silo``, this one."""
+
+        def stays(attempt: Pending) -> bool:
+            return not any(attempt.is_without(shown, silo, signers) for shown in survivors)
+
+        return self._keeping(tuple(filter(stays, self.pending)))
 
     def repeated(
         self,
@@ -183,23 +163,22 @@ class Memory(Strict):
     ) -> tuple[str, ...]:
         """The one set of survivors over which a round that was signed may be summed again.
 
-        Empty for any other round.
-
-        The cohort, where other whole batches may be summed. RefusedError where it is a round that
-        was signed, and nothing shows that its sum could not be opened.
+        Empty for any other round; the cohort, where other whole batches may be summed. RefusedError
+        for a round that was signed where nothing shows that its sum could not be opened.
         """
         if spec.round != self.signed_round:
             return ()
         if terms.regroups(spec):
             return spec.cohort
-        here = f"round {spec.round}, attempt {spec.attempt}"
-        why = f"asks for {here} after its survivors were signed"
+        why = f"asks for {_named(spec)} after its survivors were signed"
         if evidence is None:
             raise RefusedError(COORDINATOR, Code.ATTEMPT, why)
+
         # (1) All but the number of the attempt is as it was.
         signed = spec.model_copy(update={"attempt": self.signed_attempt})
         same = signed.context().hex() == self.signed_ctx
         check(same, COORDINATOR, Code.ATTEMPT, f"{why}, and specifies another sum than was signed")
+
         # (2) A dealer of the attempt that was signed dealt shares which do not join.
         proven = evidence.proves(signed, signers)
         check(
@@ -215,11 +194,10 @@ class Memory(Strict):
         return self.signed_ctx == ctx.hex()
 
     def may_be_opened(self, round_: int, ctx: bytes) -> bool:
-        """Whether a sum that was opened in a round can be of this attempt: the one signed, or one
-        that repeats it.
-        """
-        repeats = any(p.round == round_ and p.ctx == ctx.hex() for p in self.pending)
-        return round_ != self.signed_round or self.is_signed(ctx) or repeats
+        """Whether a sum opened in a round can be of this attempt: the one signed, or a repeat."""
+        if round_ != self.signed_round or self.is_signed(ctx):
+            return True
+        return (round_, ctx.hex()) in {(attempt.round, attempt.ctx) for attempt in self.pending}
 
     def entered(
         self,
@@ -233,32 +211,24 @@ class Memory(Strict):
 
         The steps run in order, RefusedError says why it may not be entered.
         """
-        here = f"round {spec.round}, attempt {spec.attempt}"
         # (1) It is later than all that was entered.
         newer = (spec.round, spec.attempt) > (self.round, self.attempt)
         check(
             newer,
             COORDINATOR,
             Code.ATTEMPT,
-            f"asks for {here} after round {self.round}, attempt {self.attempt}",
+            f"asks for {_named(spec)} after round {self.round}, attempt {self.attempt}",
         )
+
         # (2) No survivors were signed in this round, or of this model; or that round is repeated.
         if not self.repeated(spec, evidence, signers, terms):
             fresh = spec.model_digest not in self.signed_models
-            why = f"asks for {here} from model {spec.model_digest[:12]}…, summed before"
+            why = f"asks for {_named(spec)} from model {spec.model_digest[:12]}…, summed before"
             check(fresh, COORDINATOR, Code.ATTEMPT, why)
+
         # (3) What may have left of the same values, or of others from the same state, can never be
         # opened any more.
-        same = [
-            p
-            for p in self.pending
-            if p.round == spec.round
-            or p.model == spec.model_digest
-            or p.start == self.start != NO_STATE
-        ]
-        # attempts of this round are of whole batches, as this one is; they may be open still
-        if terms.regroups(spec):
-            same = [p for p in same if p.round != spec.round]
+        same = [attempt for attempt in self.pending if self._collides(attempt, spec, terms)]
         for attempt in same:
             attempt.check_abandoned(notes, signers)
         return self._with(
@@ -266,8 +236,18 @@ class Memory(Strict):
             attempt=spec.attempt,
             ctx=spec.context().hex(),
             abandoned=False,
-            pending=tuple(p for p in self.pending if p not in same),
+            pending=tuple(attempt for attempt in self.pending if attempt not in same),
         )
+
+    def _collides(self, attempt: Pending, spec: RoundSpec, terms: Terms) -> bool:
+        """Whether two sums, of that attempt and of this one, could show a silo by their difference.
+
+        Attempts of one round over whole batches cannot, so they may still be open.
+        """
+        if attempt.round == spec.round:
+            return not terms.regroups(spec)
+        same_state = attempt.start == self.start != NO_STATE
+        return same_state or attempt.model == spec.model_digest
 
     def uploading(self, spec: RoundSpec, members: Sequence[str]) -> Self:
         """Memory of the first masked byte, before it leaves; ``members`` are U1."""
@@ -294,7 +274,7 @@ class Memory(Strict):
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
-            # its next state is behind this round
+            # What this silo trains next begins from a later state.
             pending=tuple(p for p in self.pending if p.round != spec.round),
         )
 
@@ -307,12 +287,19 @@ class Memory(Strict):
             )
         return self._with(abandoned=True)
 
+    def _keeping(self, pending: tuple[Pending, ...]) -> Self:
+        return self if pending == self.pending else self._with(pending=pending)
+
     def _with(self, **fields: object) -> Self:
         return type(self).model_validate({**self.model_dump(), **fields})
 
 
+def _named(spec: RoundSpec) -> str:
+    return f"round {spec.round}, attempt {spec.attempt}"
+
+
 class MemoryStore(Protocol):
-    """What a silo's shell keeps memories with."""
+    """Where a silo's shell keeps memories."""
 
     def load(self, instance: str) -> Memory:
         """The newest memory of an instance; ``Memory()`` before the first."""

@@ -1,5 +1,4 @@
-"""The messages of a secure sum, in the order in which they cross: who makes each, what it signs,
-how it is checked.
+"""The messages of a secure sum in order: who makes each, what it signs, how it is checked.
 
 ===============  ====================  =============================================================
 message          from, to              signed, behind its label: framed(ctx, silo, ...)
@@ -70,9 +69,7 @@ class Header:
         return framed(self.payload(ctx), self.signature)
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
-        """RefusedError unless the silo signed an upload of the right length and tags, for the same
-        U2 as ours.
-        """
+        """RefusedError unless the silo signed an upload of the right length and tags for our U2."""
         due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
@@ -143,9 +140,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorsShown:
-    """Who survived in an attempt, for a silo that was away since: U3, ascending by silo, and
-    signatures over it.
-    """
+    """An attempt's survivors, for a silo that was away: U3 by silo, and signatures over it."""
 
     ctx: bytes
     h_u1: bytes
@@ -175,8 +170,7 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """What a survivor gives to take the masks off: of each member of U2 one share, in order of
-    their ids.
+    """A survivor's shares to take the masks off: one per member of U2, in order of their ids.
 
     ``products`` are its shares of the inner products of all survivors, where vectors are compared
     by shares.
@@ -204,9 +198,7 @@ class Reveal:
         portions: Mapping[str, Portion],
         signers: Signers,
     ) -> None:
-        """RefusedError unless these are the shares of ``kinds``, each as its dealer committed to in
-        ``portions``.
-        """
+        """RefusedError unless these are the shares of ``kinds``, committed to in ``portions``."""
         signed = signers.by_silo(self.silo, SECAGG_REVEAL, self.payload(ctx, h_u3), self.signature)
         check(signed, self.silo, Code.REVEAL, "the signature over what it reveals does not fit")
         found = [(revealed.dealer, revealed.kind) for revealed in self.shares]
@@ -248,9 +240,7 @@ def make_reveal(
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
-    """For each member of U2 the one kind of share that opens the sum: of a survivor SELF, of a lost
-    silo PAIR.
-    """
+    """For each member of U2 the kind of share that opens the sum: SELF of a survivor, else PAIR."""
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 

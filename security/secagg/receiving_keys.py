@@ -1,5 +1,4 @@
-"""The keys that shares are sealed to: a silo has one for each dealer, so that it can show what one
-dealer sealed.
+"""The keys that shares are sealed to: one per dealer, so that a silo can show what one sealed.
 
 A silo draws one seed an attempt and derives an X25519 key for each other member of the cohort::
 
@@ -28,9 +27,7 @@ PROBE = bytes(32)  # any seed shows a point of low order
 
 @dataclass(frozen=True, slots=True)
 class ReceivingKey:
-    """The X25519 public key, 32 bytes, to which ``dealer`` seals what it deals to the silo that
-    gave it.
-    """
+    """The X25519 public key, 32 bytes, to which ``dealer`` seals for the key's owner."""
 
     dealer: str
     public: bytes
@@ -42,9 +39,7 @@ class ReceivingKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyDelivery:
-    """The key that ``silo`` gave for one dealer, with its proof under the root in the silo's
-    bundle.
-    """
+    """A receiving key of ``silo`` for one dealer, with its proof under the root in its bundle."""
 
     silo: str
     key: ReceivingKey
@@ -73,9 +68,7 @@ def key_root(keys: Sequence[ReceivingKey]) -> bytes:
 
 
 def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Sequence[str]) -> None:
-    """At the coordinator: RefusedError unless these are usable keys under the root, one for each
-    other member.
-    """
+    """At the coordinator: RefusedError unless these are usable keys under the root."""
     others = [dealer for dealer in cohort if dealer != silo]
     whole = [key.dealer for key in keys] == others
     check(
@@ -105,9 +98,7 @@ def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelive
 def check_key_delivery(
     delivery: KeyDelivery, root: bytes, cohort: Sequence[str], dealer: str
 ) -> None:
-    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key for
-    ``dealer``.
-    """
+    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key."""
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
     check(

@@ -1,5 +1,4 @@
-"""``Gram`` by secret sharing: inner products of the silos' vectors, which no coordinator with c
-silos reads otherwise.
+"""``Gram`` by secret sharing: a coordinator with c silos learns inner products and no more.
 
 No key is shared. Each silo i deals Shamir shares of its vector to all others, and the coordinator
 gets from each silo k a share of each inner product. Over the field of security/arithmetic/field.py,
@@ -65,10 +64,11 @@ Exponent = Annotated[int, Field(strict=True, ge=-64, le=62)]
 
 
 class Compared(Strict):
-    """What is compared in a round: ``groups`` vectors of ``width`` numbers a silo, no longer than
-    2^clip_exponent.
+    """The comparison of a round: ``groups`` vectors of ``width`` numbers per silo.
 
-    ``{"clip_exponent":3,"groups":1,"name":"rows","width":640}``
+    None is longer than 2^clip_exponent::
+
+        {"clip_exponent":3,"groups":1,"name":"rows","width":640}
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -82,9 +82,7 @@ class Compared(Strict):
         return self.groups * self.width
 
     def numbers(self, cohort: int) -> int:
-        """Numbers that a dealer deals to each holder, in a cohort of so many silos: its vectors',
-        and zero's.
-        """
+        """Numbers that a dealer of such a cohort deals to each holder: its vectors', and zero's."""
         return self.elements + self.groups * cohort
 
     def products(self, silos: int) -> int:
@@ -99,7 +97,7 @@ def compared_of(part: Part, clip_exponent: int) -> Compared:
 
 
 def degree(colluders: int) -> int:
-    """d: that of what hides a vector.
+    """d, the degree of the polynomials that hide a vector.
 
     At least 1, or each silo would read the vectors of all others.
     """
@@ -138,9 +136,7 @@ def deviation(own: Compared, one: float, other: float) -> float:
 
 
 def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
-    """The opened inner products [groups, n, n] of n silos' vectors, as all of them compute
-    together: the same bits.
-    """
+    """The opened inner products [groups, n, n] of n silos' vectors, to the same bits."""
     # [groups, n, width]
     numbers = np.stack([from_signed(quantise(own, each)) for each in vectors], axis=1)
     return dequantise(own, np.stack([signed(product(each, each.T)) for each in numbers]))
@@ -199,10 +195,9 @@ def loaded(own: Compared, cohort: int, data: bytes) -> GramShare | None:
 
 
 def multiply(shares: Mapping[int, GramShare]) -> Words:
-    """One holder's shares of all inner products, [pairs, groups]: pairs (i, j) with i ≤ j, by the
-    dealers' numbers.
+    """One holder's shares of all inner products [pairs, groups], of pairs (i, j) with i ≤ j.
 
-    ``shares`` are what it holds, by dealer's number in the cohort, 1 and up.
+    ``shares`` are what it holds, by the dealer's number in the cohort, 1 and up.
     """
     dealers = sorted(shares)
     first, second = np.triu_indices(len(dealers))
@@ -216,9 +211,7 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class OpenedGram:
-    """Inner products of the quantised vectors [pairs, groups], and the holders whose shares of them
-    were wrong.
-    """
+    """Inner products of the quantised vectors [pairs, groups], and holders of wrong shares."""
 
     products: Integers
     wrong: tuple[int, ...] = ()
@@ -227,41 +220,38 @@ class OpenedGram:
 def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     """Open inner products from their shares [pairs, groups] by holder's number.
 
-    None where too many are wrong.
-
-    Of 2d + 1 + r shares r are checked against the others, and up to r / 2 wrong ones are found and
-    left out. LocalError for fewer than 2d + 1.
+    None where too many are wrong: of 2d + 1 + r shares, r are checked against the others, and up to
+    r / 2 wrong ones are found and left out. LocalError for fewer than 2d + 1.
     """
     holders, least = sorted(revealed), needed(colluders)
     if len(holders) < least:
         raise LocalError(f"shares of {len(holders)} silos open no inner product; it takes {least}")
     values = np.stack([revealed[holder].reshape(-1) for holder in holders])
     products, wrong = _joined(holders, values, least), tuple[int, ...]()
-    if products is None and (found := wrong_points(holders, _combined(values), least - 1)):
-        kept = [at for at, holder in enumerate(holders) if holder not in found]
-        products, wrong = _joined([holders[at] for at in kept], values[kept], least), found
-    return (
-        None
-        if products is None
-        else OpenedGram(signed(products).reshape(revealed[holders[0]].shape), wrong)
-    )
+    if products is None:
+        # One wrong share must not end the sum, nor stay unnamed.
+        wrong = wrong_points(holders, _combined(values), least - 1) or ()
+        kept = [at for at, holder in enumerate(holders) if holder not in wrong]
+        products = _joined([holders[at] for at in kept], values[kept], least) if wrong else None
+    if products is None:
+        return None
+    return OpenedGram(signed(products).reshape(revealed[holders[0]].shape), wrong)
 
 
 def _joined(holders: Sequence[int], values: Words, least: int) -> Words | None:
-    """The numbers that the first ``least`` values give.
+    """The numbers at 0 by the first ``least`` values.
 
-    None where the other ones are not of the same polynomials.
+    None where the other values are not of the same polynomials.
     """
     found = product(interpolation(holders[:least], [0, *holders[least:]]), values[:least])
     return found[0] if np.array_equal(found[1:], values[least:]) else None
 
 
 def _combined(values: Words) -> list[int]:
-    """A number for each holder: its values [holders, elements], each times one that follows from
-    all of them.
+    """A number for each holder: the sum of its values [holders, elements], each times a factor.
 
-    A wrong value of a holder shows in it but for 1 in p; nobody knows the factors before all values
-    are there.
+    The factors follow from all values, so nobody knows them before. A wrong value shows in its
+    holder's number with a probability of 1 - 1/p.
     """
     stream = Keystream(hashlib.sha256(values.astype("<u8").tobytes()).digest(), 0)
     combined: list[int] = product(values, uniform(stream, (values.shape[1], 1)))[:, 0].tolist()

@@ -1,7 +1,7 @@
 """A silo in a secure sum as a pure state machine: ``advance(state, event) -> (state, effects)``.
 
-No socket, clock, file or tensor here. The shell runs the effects in order (what is to be remembered
-is durable before what follows it leaves) and brings back what came of them.
+No socket, clock, file or tensor here. The shell runs the effects in order (a memory is durable
+before what follows it leaves) and reports what came of them.
 
 ::
 
@@ -160,19 +160,23 @@ def begin(
     evidence: Misdealing | None = None,
     shown: Sequence[SurvivorsShown] = (),
 ) -> Step:
-    """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or
-    sent.
+    """Enter an attempt; RefusedError says why this silo does not.
+
+    After an error nothing is remembered or sent.
     """
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
     others = party.others or party.signers
+
+    # An attempt that may still be opened without us must not be joined by another over the same
+    # values: their difference could be ours.
     memory = memory.shown(shown, party.silo, others)
     signed = memory.repeated(spec, evidence, others, party.terms)
     only = tuple(silo for silo in signed if silo not in party.terms.excused)
     memory = memory.entered(spec, notes, others, evidence, party.terms)
-    ctx, seeds = (
-        spec.context(),
-        Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5))),
-    )
+
+    # Fresh secrets for each attempt: a mask that hides two uploads shows their difference.
+    ctx = spec.context()
+    seeds = Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
     state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
@@ -194,11 +198,9 @@ def advance(state: SiloAttempt, event: Event) -> Step:
 def _advance(state: SiloAttempt, event: Event) -> Step:
     match event:
         case KeysReceived(bundles, keys):
-            return (
-                _deal(state, bundles, keys)
-                if state.stage == "keys"
-                else _again(state, state.bundles, bundles)
-            )
+            if state.stage != "keys":
+                return _again(state, state.bundles, bundles)
+            return _deal(state, bundles, keys)
         case SharesReceived(deliveries) if state.stage == "shares":
             return _open_shares(state, deliveries)
         case SharesReceived(deliveries):
@@ -214,7 +216,7 @@ def _advance(state: SiloAttempt, event: Event) -> Step:
         case NotesReceived() if state.stage == "revealed":
             return state, ()
         case ResultReceived(sha256, tags) if state.stage in ("signed", "revealed"):
-            survivors = tuple(header.silo for header in state.headers)
+            survivors = tuple(_silos(state.headers))
             return _without_secrets(state, "done"), (Finish(sha256, tags, survivors),)
         case AttemptStopped(why, code):
             return _end(state, code, "", why)
@@ -245,13 +247,15 @@ def _deal(
 ) -> Step:
     """U1 is known: split our secrets among it."""
     silo, spec, party, seeds = state.silo, state.spec, state.party, _seeds(state)
-    members = [bundle.silo for bundle in bundles]
+    members = _silos(bundles)
     # (1) U1 are members of the cohort, each once and in order.
     _check_members(members, spec.cohort, Code.KEYS)
+
     # (2) Each signed its keys, for this attempt.
     with passed_on():
         for bundle in bundles:
             bundle.check(state.ctx, party.signers)
+
     # (3) Ours are those that we sent.
     check(
         state.bundle in bundles,
@@ -259,27 +263,27 @@ def _deal(
         Code.KEYS,
         f"does not pass on the keys that {silo!r} gave",
     )
+
     # (4) No two keys are the same.
     twin = distinct_keys(bundles)
-    check(
-        twin is None,
-        COORDINATOR,
-        Code.KEYS,
-        f"passes on a key twice, the second time of {twin and twin.silo!r}",
-    )
+    if twin is not None:
+        why = f"passes on a key twice, the second time of {twin.silo!r}"
+        raise RefusedError(COORDINATOR, Code.KEYS, why)
+
     # (5) Enough are left.
     _check_size(state, members, "U1", Code.KEYS)
+
     # (6) Each other member gave us a key to seal to, and signed it.
     others = [bundle for bundle in bundles if bundle.silo != silo]
-    each = [delivery.silo for delivery in keys] == [bundle.silo for bundle in others]
     check(
-        each,
+        _silos(keys) == _silos(others),
         COORDINATOR,
         Code.KEYS,
         f"brings {len(keys)} receiving keys, not one of each of {len(others)} others",
     )
     for bundle, delivery in zip(others, keys, strict=True):
         check_key_delivery(delivery, bundle.receiving, spec.cohort, silo)
+
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
@@ -300,55 +304,76 @@ def _deal(
 
 def _open_shares(state: SiloAttempt, deliveries: tuple[PortionDelivery, ...]) -> Step:
     """U2 is known: open what it dealt to us, and agree on masks with it."""
-    silo, spec, party, seeds, ctx = state.silo, state.spec, state.party, _seeds(state), state.ctx
+    silo, spec, ctx = state.silo, state.spec, state.ctx
+    members = _silos(state.bundles)
     dealings = tuple(delivery.dealing for delivery in deliveries)
-    dealers = [dealing.dealer for dealing in dealings]
+    dealers = _dealers(dealings)
     # (1) U2 are members of U1, each once and in order.
-    _check_members(dealers, [bundle.silo for bundle in state.bundles], Code.SHARES)
+    _check_members(dealers, members, Code.SHARES)
+
     # (2) Each signed what it dealt, among the same U1.
     with passed_on():
         for dealing in dealings:
-            dealing.check(ctx, state.h_u1, party.signers)
+            dealing.check(ctx, state.h_u1, state.party.signers)
+
     # (3) Ours is the one that we sent.
     check(
         state.dealing in dealings, COORDINATOR, Code.SHARES, f"does not pass on what {silo!r} dealt"
     )
+
     # (4) Enough are left.
     _check_size(state, dealers, "U2", Code.SHARES)
+
     # (5) All portions are those that their dealers signed for us.
     for delivery in deliveries:
-        check_delivery(
-            delivery,
-            [bundle.silo for bundle in state.bundles],
-            silo,
-            _given_to(state, delivery.dealing.dealer),
-        )
+        check_delivery(delivery, members, silo, _given_to(state, delivery.dealing.dealer))
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])
+
     # (6) They open, and fit what their dealers committed to; else we show what was dealt to us.
     opened: dict[str, HeldShares] = {}
-    for delivery in deliveries:
-        dealer = delivery.dealing.dealer
-        if dealer == silo:
-            continue
-        (bundle,) = (bundle for bundle in state.bundles if bundle.silo == dealer)
-        key = receiving_seed(seeds.receiving, ctx, silo, dealer)
+    others = [delivery for delivery in deliveries if delivery.dealing.dealer != silo]
+    for delivery in others:
         try:
-            opened[dealer] = open_portion(delivery.portion, ctx, bundle, key)
+            opened[delivery.dealing.dealer] = _opened_portion(state, delivery)
         except RefusedError as error:
-            complaint = make_complaint(ctx, silo, h_u2, dealer, key, party.sign)
-            state, ended = _end(state, Code(error.code), error.peer, error.why)
-            return state, (SendComplaint(complaint), *ended)
-    terms = [Term(self_key(seeds.own, ctx, silo, spec.prg, h_u2))]
-    public = {bundle.silo: bundle.mask for bundle in state.bundles}
-    for other in opened:
-        shared = agree(seeds.mask, public[other], other)
-        terms.append(pair_term(silo, other, pair_key(shared, ctx, silo, other, spec.prg, h_u2)))
-    memory = state.memory.uploading(spec, [bundle.silo for bundle in state.bundles])
+            return _complain(state, h_u2, delivery.dealing.dealer, error)
+
+    # The shell makes this durable before the first masked byte leaves: after a restart we must know
+    # which sums may still hold our values.
+    memory = state.memory.uploading(spec, members)
+    masks = _masks(state, h_u2, list(opened))
     held = {**state.held, **opened}
     state = replace(
         state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory
     )
-    return state, (Remember(memory), UploadWords(tuple(terms), _hiding(state)))
+    return state, (Remember(memory), UploadWords(masks, _hiding(state)))
+
+
+def _opened_portion(state: SiloAttempt, delivery: PortionDelivery) -> HeldShares:
+    """RefusedError blames the dealer."""
+    dealer = delivery.dealing.dealer
+    (bundle,) = (bundle for bundle in state.bundles if bundle.silo == dealer)
+    key = receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer)
+    return open_portion(delivery.portion, state.ctx, bundle, key)
+
+
+def _complain(state: SiloAttempt, h_u2: bytes, dealer: str, error: RefusedError) -> Step:
+    """End the attempt, and show the key that was for this dealer alone: it proves the fault."""
+    key = receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer)
+    complaint = make_complaint(state.ctx, state.silo, h_u2, dealer, key, state.party.sign)
+    state, ended = _end(state, Code(error.code), error.peer, error.why)
+    return state, (SendComplaint(complaint), *ended)
+
+
+def _masks(state: SiloAttempt, h_u2: bytes, others: Sequence[str]) -> tuple[Term, ...]:
+    """Our mask to ourselves, and those that we share with the others of U2."""
+    silo, ctx, prg, seeds = state.silo, state.ctx, state.spec.prg, _seeds(state)
+    terms = [Term(self_key(seeds.own, ctx, silo, prg, h_u2))]
+    public = {bundle.silo: bundle.mask for bundle in state.bundles}
+    for other in others:
+        shared = agree(seeds.mask, public[other], other)
+        terms.append(pair_term(silo, other, pair_key(shared, ctx, silo, other, prg, h_u2)))
+    return tuple(terms)
 
 
 def _given_to(state: SiloAttempt, dealer: str) -> bytes:
@@ -359,14 +384,14 @@ def _given_to(state: SiloAttempt, dealer: str) -> bytes:
 
 
 def _hiding(state: SiloAttempt) -> GramKeys | None:
-    """Under what we deal our vectors to the others of U2.
+    """The keys under which we deal our vectors to the others of U2.
 
     None where none are compared by shares.
     """
     if state.spec.compared is None:
         return None
     silo, seeds, ctx = state.silo, _seeds(state), state.ctx
-    dealers = {dealing.dealer for dealing in state.dealings}
+    dealers = _dealers(state.dealings)
     others = [delivery for delivery in state.keys if delivery.silo in dealers]
     agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
     return GramKeys(
@@ -377,7 +402,7 @@ def _hiding(state: SiloAttempt) -> GramKeys | None:
 def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
     """All chunks are made: sign what they were.
 
-    Masks hide one payload, so a second one ends the attempt.
+    Masks hide one upload, so a second one, of other words, ends the attempt.
     """
     early = state.stage in ("keys", "shares")
     check(not early, state.silo, Code.ORDER, f"streamed an upload in stage {state.stage!r}")
@@ -391,6 +416,8 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
         state.party.sign,
     )
     header.check(state.ctx, state.h_u2, state.spec, state.party.signers)
+
+    # The difference of two uploads under one mask has no mask.
     if state.header is not None:
         check(
             header == state.header,
@@ -399,6 +426,8 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
             "streamed two different payloads under one mask",
         )
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
+
+    # We hold our own share of our vectors, as any other holder does.
     vectors = {}
     if state.spec.compared is not None:
         own = loaded(state.spec.compared, len(state.spec.cohort), streamed.kept)
@@ -417,13 +446,15 @@ def _sign_survivors(
 ) -> Step:
     """U3 is known: sign it, once."""
     spec, party, ctx = state.spec, state.party, state.ctx
-    survivors = [header.silo for header in headers]
+    survivors = _silos(headers)
     # (1) U3 are members of U2, each once and in order.
-    _check_members(survivors, [dealing.dealer for dealing in state.dealings], Code.SURVIVORS)
+    _check_members(survivors, _dealers(state.dealings), Code.SURVIVORS)
+
     # (2) Each signed its upload, masked for the same U2.
     with passed_on():
         for header in headers:
             header.check(ctx, state.h_u2, spec, party.signers)
+
     # (3) Ours is the one that we sent.
     check(
         state.header in headers,
@@ -431,9 +462,12 @@ def _sign_survivors(
         Code.SURVIVORS,
         f"does not name the upload of {state.silo!r}",
     )
+
     # (4) The sum over them may be opened.
     check_survivors(spec, party.terms, survivors)
-    # (5) Where the round is repeated, they are those of before without the dealers at fault.
+
+    # (5) Where the round is repeated, they are those of before without the dealers at fault: sums
+    # over other sets of silos would tell single ones.
     same = not state.only or survivors == list(state.only)
     check(
         same,
@@ -441,6 +475,7 @@ def _sign_survivors(
         Code.SURVIVORS,
         f"repeats a sum over {list(state.only)} with survivors {survivors}",
     )
+
     # (6) What they dealt to us of their vectors opens.
     vectors = {**state.vectors, **_opened_vectors(state, survivors, shares)}
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
@@ -457,7 +492,8 @@ def _opened_vectors(
 ) -> Mapping[str, GramShare]:
     """What each other survivor dealt to us, where vectors are compared by shares."""
     silo, spec, seeds = state.silo, state.spec, _seeds(state)
-    check_dealers(shares, [each for each in survivors if each != silo] if spec.compared else [])
+    others = [survivor for survivor in survivors if survivor != silo]
+    check_dealers(shares, others if spec.compared else [])
     seals, found = {bundle.silo: bundle.seal for bundle in state.bundles}, {}
     for share in shares:
         dealer = share.dealer
@@ -471,11 +507,11 @@ def _opened_vectors(
 
 
 def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
-    """Enough survivors signed the same sets: give one share of each member of U2, by our
-    own map.
+    """Enough survivors signed the same sets: reveal one share of each member of U2.
+
+    Which one follows from our own sets, so nobody gets both shares of one silo.
     """
-    survivors = [header.silo for header in state.headers]
-    signed = [survival.silo for survival in survivals]
+    survivors, signed = _silos(state.headers), _silos(survivals)
     # (1) Survivors alone signed, each once.
     known = set(signed) <= set(survivors) and len(set(signed)) == len(signed)
     check(
@@ -484,6 +520,7 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
         Code.NOTES,
         f"brings signatures of {signed}, which are not survivors, each once",
     )
+
     # (2) They are enough.
     enough = len(signed) >= state.spec.threshold
     check(
@@ -492,12 +529,14 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
         Code.NOTES,
         f"brings {len(signed)} signatures, not {state.spec.threshold}",
     )
-    # (3) Each is over the sets that we signed.
+
+    # (3) Each is over the sets that we signed: else the coordinator could have different survivors
+    # reveal a silo's mask to itself and its masks with the others, which together bare its values.
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     with passed_on():
         for survival in survivals:
             survival.check(state.ctx, sets, state.party.signers)
-    kinds = kinds_to_reveal([dealing.dealer for dealing in state.dealings], survivors)
+    kinds = kinds_to_reveal(_dealers(state.dealings), survivors)
     products = revealed(state.spec, state.vectors) if state.spec.compared else b""
     reveal = make_reveal(
         state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign, products
@@ -506,7 +545,7 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
 
 
 def _abandon(state: SiloAttempt) -> Step:
-    """Nothing, once survivors were signed."""
+    """Abandon the attempt, unless survivors were signed."""
     if state.memory.is_signed(state.ctx):
         return state, ()
     memory = state.memory.given_up()
@@ -520,9 +559,9 @@ def _abandon(state: SiloAttempt) -> Step:
 
 
 def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[Memory, Abandon]:
-    """The note of a silo that was restarted since.
+    """The abandon note of a silo that was restarted since.
 
-    RefusedError unless it is for its newest attempt, not signed.
+    RefusedError unless it is for its newest attempt, and that is not signed.
     """
     newest = memory.ctx == ctx.hex()
     check(
@@ -539,6 +578,14 @@ def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[
         "asks to abandon an attempt whose survivors this silo has signed",
     )
     return memory.given_up(), make_abandon(ctx, party.silo, party.sign)
+
+
+def _silos(named: Sequence[KeyBundle | KeyDelivery | Header | Survival]) -> list[str]:
+    return [each.silo for each in named]
+
+
+def _dealers(dealings: Sequence[Dealing]) -> list[str]:
+    return [dealing.dealer for dealing in dealings]
 
 
 def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> None:

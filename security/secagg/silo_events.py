@@ -1,6 +1,4 @@
-"""What happens to a silo in a secure sum, and what it has to do: events into
-``secagg_silo.advance``, effects out.
-"""
+"""Events into a silo's ``advance`` in a secure sum, and the effects that come out."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -17,9 +15,7 @@ from .receiving_keys import KeyDelivery, ReceivingKey
 
 @dataclass(frozen=True)
 class KeysReceived:
-    """The coordinator passed on the keys of U1, and those to which we seal, one of each other
-    member.
-    """
+    """The coordinator delivered the keys of U1, and the keys to which we seal, one per member."""
 
     bundles: tuple[KeyBundle, ...]
     keys: tuple[KeyDelivery, ...]
@@ -34,8 +30,7 @@ class SharesReceived:
 
 @dataclass(frozen=True)
 class Streamed:
-    """The whole upload was made: its length and SHA-256, and the linear tags, padded, where there
-    are some.
+    """The whole upload was made: its length, its SHA-256, and padded linear tags if any.
 
     ``kept`` is the share of its own compared vectors that this silo keeps, where it dealt some
     (gram_pieces.py).
@@ -49,9 +44,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class SurvivorsReceived:
-    """The coordinator passed on the headers of U3, and what the others of it sealed to us of
-    compared vectors.
-    """
+    """The coordinator delivered the headers of U3, and shares of vectors sealed to us."""
 
     headers: tuple[Header, ...]
     shares: tuple[SealedShare, ...] = ()
@@ -66,9 +59,7 @@ class NotesReceived:
 
 @dataclass(frozen=True)
 class ResultReceived:
-    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are
-    some.
-    """
+    """The sum is open: SHA-256 of what was delivered, and the survivors' combined tags, if any."""
 
     sha256: bytes
     tags: bytes = b""
@@ -81,9 +72,7 @@ class AbandonAsked:
 
 @dataclass(frozen=True)
 class AttemptStopped:
-    """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo
-    holds it back.
-    """
+    """The coordinator ended it, this process stops, or (POLICY) this silo holds it back."""
 
     why: str
     code: Code = Code.STOPPED
@@ -175,9 +164,7 @@ class SendAbandon:
 
 @dataclass(frozen=True)
 class Finish:
-    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and
-    survivors the integers.
-    """
+    """The sum is open: the ledger records the digest, and ``Tagger.check`` checks the integers."""
 
     sha256: bytes
     tags: bytes

@@ -1,6 +1,6 @@
-"""What one attempt at a secure sum is: a document that the coordinator signs, and to which
-everything else is bound.
+"""What one attempt at a secure sum is: a document that the coordinator signs.
 
+Everything else is bound to it.
 Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`` is in every key,
 signature and hash::
 
@@ -13,14 +13,14 @@ signature and hash::
 A silo knows all of it but the cohort and the attempt (``Frame``), so it makes the document itself
 and compares.
 
-The weights of some rows it cannot know (``Frame.brought``): the coordinator alone has what they
-follow from. Those it takes from the document, once they are such as it may be mixed by
-(``brought_fault``).
+It cannot know the weights of some rows (``Frame.brought``), which follow from what the coordinator
+alone has. It takes those from the document, once ``brought_fault`` finds nothing against them.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -40,22 +40,20 @@ from .shared_gram import Compared
 
 MOST_SILOS = 1000
 LONGEST_SHOWN = 400  # characters of a field in an error
-# fields of a frame that a document has otherwise, or not
+# Fields of a frame that a document has in another form, or not at all.
 NOT_IN_SPEC = ("groups", "counts", "rows", "brought")
 CHUNK_STEP = 64  # bytes: any ring's words, and the four canaries of a last chunk
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
 KeyParts = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-"""Of all that silos gave to the key that they share (``group_key.parts_of``), hex.
+"""Digest of all contributions to the key that silos share (``group_key.parts_of``), hex.
 
 Empty where they share none.
 """
 
 
 class RoundSpec(Strict):
-    """One attempt; ``counts`` are the declared counts behind public weights, in the
-    cohort's order.
-    """
+    """One attempt; ``counts`` are those behind public weights, in the cohort's order."""
 
     protocol: Literal["staddle-secagg/1"] = "staddle-secagg/1"
     federation: Id
@@ -77,16 +75,14 @@ class RoundSpec(Strict):
     groups: Annotated[tuple[Group, ...], Field(min_length=1, max_length=4096)]
     model_digest: Hex32
     schema_digest: Hex32
-    prg: Literal[
-        2
-        # which stream masks are: security/arithmetic/masks.py; in all keys too, so that no two
-        # kinds share one
-    ]
+    # Which stream masks are: security/arithmetic/masks.py. In all keys too, so that no two kinds
+    # share one.
+    prg: Literal[2]
     tagged: Annotated[bool, Field(strict=True)]  # uploads carry linear tags: linear_tags.py
     chunk_bytes: Annotated[
         int, Field(strict=True, ge=CHUNK_STEP, le=1 << 22, multiple_of=CHUNK_STEP)
     ]
-    # what the round compares by shares; left out of the document where it is nothing
+    # What the round compares by shares; left out of the document where it compares nothing.
     compared: Compared | None = None
 
     @model_validator(mode="after")
@@ -96,29 +92,27 @@ class RoundSpec(Strict):
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
             raise ValueError(f"groups {names} do not have distinct names")
-        wanted = (
-            len(self.cohort)
-            if any(g.weights == "public" and not g.counts for g in self.groups)
-            else 0
-        )
+        self._check_counts()
+        return self
+
+    def _check_counts(self) -> None:
+        public = [group for group in self.groups if group.weights == "public"]
+        wanted = 0 if all(group.counts for group in public) else len(self.cohort)
         if len(self.counts) != wanted:
             raise ValueError(f"{len(self.counts)} counts for public weights, not {wanted}")
-        if wrong := [
-            group.name
-            for group in self.groups
-            if group.counts and len(group.counts) != len(self.cohort)
-        ]:
+        lengths = {group.name: len(group.counts) for group in self.groups}
+        wrong = [name for name, length in lengths.items() if length not in (0, len(self.cohort))]
+        if wrong:
             raise ValueError(
                 f"groups {', '.join(wrong)} have other numbers of counts than the cohort has silos"
             )
-        return self
 
     def payload(self) -> bytes:
-        """What the coordinator signs, behind the label."""
+        """The bytes that the coordinator signs, behind the label."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     def context(self) -> bytes:
-        """Ctx, 32 bytes."""
+        """``ctx``, 32 bytes."""
         return hashlib.sha256(framed(SECAGG_CONTEXT, self.payload())).digest()
 
     def holder(self, silo: str) -> int:
@@ -130,7 +124,7 @@ class RoundSpec(Strict):
         return group.counts or self.counts
 
     def share_of(self, silo: str, group: Group) -> float:
-        """The public weight of a silo in a group, a part of 1; 0 where all are."""
+        """The public weight of a silo in a group, a share of 1; 0 where all counts are 0."""
         counts = self.counts_of(group)
         return counts[self.cohort.index(silo)] / max(sum(counts), 1)
 
@@ -154,7 +148,7 @@ class Frame:
     schema_digest: str
     groups: tuple[Group, ...]
     key_epoch: int = 0
-    key_parts: str = ""  # of what this silo made the key
+    key_parts: str = ""  # digest of the contributions that this silo made the key of
     min_cohort: int = 3
     colluders: int = 1
     chunk_bytes: int = 1 << 20
@@ -168,17 +162,17 @@ class Frame:
     compared: Compared | None = None
 
     def instance(self) -> str:
-        """Names the sum across rounds and attempts: what a silo's memory is kept by."""
+        """Name of the sum across rounds and attempts, under which a silo keeps its memory."""
         return f"{self.job}/{self.exchange}/{self.purpose}/{self.recipient}"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a silo's policy asks of every secure sum; the defaults are those of SECURITY.md rule 6.
+    """A silo's conditions on every secure sum; the defaults are those of SECURITY.md rule 6.
 
-    The silos of each of ``batches`` are in a sum together or not at all; where there are none, any
-    may be missing. Of a batch silos that are ``excused``, since evidence shows that they broke the
-    rules (evidence.py), may be missing.
+    The silos of each of ``batches`` are in a sum together or not at all; without batches, any silo
+    may be missing. ``excused`` silos, which evidence shows to have broken the rules (evidence.py),
+    may be missing from their batch.
     """
 
     min_cohort: int = 3
@@ -199,19 +193,20 @@ class Terms:
     def regroups(self, spec: RoundSpec) -> bool:
         """Whether values of one round may be in several sums, each over whole batches.
 
-        These tell the sums of single batches and nothing beyond that, however many they are
-        (algorithms/job/batches.py); where there is one batch, all of them are the same sum. That
-        takes the same values in each: a silo trains a round once, and gives what its outbox has.
-        Rows for one silo are weighted otherwise, and unevenly within a batch. Each comparison is
-        one more answer to whoever chose its own vector. A round that has either is summed once.
+        However many there are, these sums tell the sums of single batches and nothing beyond that
+        (algorithms/job/batches.py); with one batch, all of them are the same sum. The values must
+        be the same in each: a silo trains a round once, and uploads what its outbox has. A round
+        with rows for one silo is summed once, for they are weighted unevenly within a batch. So is
+        a round with comparisons: each is one more answer to whoever chose its own vector.
         """
         once = spec.compared is not None or any(group.counts for group in spec.groups)
         return bool(self.batches) and not once
 
 
 def threshold(silos: int) -> int:
-    """The t of n, floor(2n/3) + 1: with fewer than n/3 colluders no two sets of survivors both find
-    t signatures.
+    """The t of n, floor(2n/3) + 1.
+
+    With fewer than n/3 colluders, no two different sets of survivors both find t signatures.
     """
     return 2 * silos // 3 + 1
 
@@ -222,25 +217,6 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
     LocalError if a ring is too small for the cohort or a count is missing.
     """
     members = tuple(sorted(cohort))
-    counts: tuple[int, ...] = ()
-    if any(group.weights == "public" and group.name not in frame.rows for group in frame.groups):
-        declared = dict(frame.counts)
-        if missing := [silo for silo in members if silo not in declared]:
-            raise LocalError(
-                f"no declared count of {', '.join(missing)}; public weights need one of each silo"
-            )
-        counts = tuple(declared[silo] for silo in members)
-    groups = tuple(
-        group.model_copy(
-            update={
-                "scale_exponent": scale_exponent(
-                    group.ring, len(members), group.clip_exponent, group.weights
-                ),
-                **_row(frame, group, members),
-            }
-        )
-        for group in frame.groups
-    )
     plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in NOT_IN_SPEC}
     return RoundSpec.model_validate(
         {
@@ -248,41 +224,62 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
             "attempt": attempt,
             "cohort": members,
             "threshold": threshold(len(members)),
-            "counts": counts,
-            "groups": groups,
+            "counts": _counts(frame, members),
+            "groups": tuple(_scaled(frame, group, members) for group in frame.groups),
         }
     )
 
 
+def _scaled(frame: Frame, group: Group, members: Sequence[str]) -> Group:
+    """The group with what follows from its cohort: its scale, and its weights if it is a row."""
+    exponent = scale_exponent(group.ring, len(members), group.clip_exponent, group.weights)
+    follows = {"scale_exponent": exponent, **_row(frame, group, members)}
+    return group.model_copy(update=follows)
+
+
+def _counts(frame: Frame, members: Sequence[str]) -> tuple[int, ...]:
+    """The declared counts of the cohort; none where no group is weighted by them."""
+    public = {group.name for group in frame.groups if group.weights == "public"}
+    if public <= frame.rows.keys():
+        return ()
+    declared = dict(frame.counts)
+    missing = [silo for silo in members if silo not in declared]
+    if missing:
+        raise LocalError(
+            f"no declared count of {', '.join(missing)}; public weights need one of each silo"
+        )
+    return tuple(declared[silo] for silo in members)
+
+
 def _row(frame: Frame, group: Group, members: Sequence[str]) -> dict[str, object]:
-    """Integer weights of a group for one silo, 2^32 together.
+    """Integer weights of a group for one silo, 2^32 together; all 0 where it gets no row.
 
-    All 0 where its reader would see too much of one.
-
-    For a member of the cohort, what it keeps of its own beside them; there is no row for one that
-    is not in it.
+    It gets none where it would see too much of another silo. Beside the weights of a row that the
+    coordinator brings stands what its reader keeps of its own. Only a member of the cohort gets
+    such a row.
     """
     if group.name not in frame.rows:
         return {"counts": ()}
-    by_silo, none = frame.rows[group.name], {"counts": (0,) * len(members), "own_weight": 0}
-    weights = [0.0 if silo == group.reader else by_silo.get(silo, 0.0) for silo in members]
+    none: dict[str, object] = {"counts": (0,) * len(members), "own_weight": 0}
+    by_silo = frame.rows[group.name]
+    weights = [by_silo.get(silo, 0.0) for silo in members]
+    if group.reader in members:  # who adds its own part itself, so it is never sent
+        weights[members.index(group.reader)] = 0.0
+
     brought = group.name in frame.brought
     if not any(weights) or (brought and group.reader not in members):
         return none
-    integers = integer_weights(weights)
     own = own_weight(by_silo.get(group.reader, 0.0), weights) if brought else 0
+    integers = integer_weights(weights)
     if own == 1 << MIX_BITS or row_fault(integers, frame.min_cohort):
         return none
     return {"counts": integers, "own_weight": own}
 
 
 def kept(spec: RoundSpec, group: Group, survivors: Sequence[str]) -> float:
-    """The part of 1 that the reader of a row keeps of its own, mixed with the row over these
-    survivors.
-    """
-    return kept_share(
-        group.own_weight, sum(group.counts[spec.cohort.index(silo)] for silo in survivors)
-    )
+    """The share of its own vector that a row's reader keeps, mixed with these survivors' row."""
+    others = sum(group.counts[spec.cohort.index(silo)] for silo in survivors)
+    return kept_share(group.own_weight, others)
 
 
 def receive(
@@ -293,21 +290,22 @@ def receive(
     RefusedError says what is wrong.
     """
     spec = signed_spec(document, signature, signers)  # (1) to (3)
+
     # (4) We are one of its cohort.
-    check(
-        silo in spec.cohort,
-        COORDINATOR,
-        Code.SPEC,
-        f"asks {silo!r} into a cohort that does not name it",
-    )
+    why = f"asks {silo!r} into a cohort that does not name it"
+    check(silo in spec.cohort, COORDINATOR, Code.SPEC, why)
+
     # (5) The cohort is as large as our policy asks, for as many colluders as it asks.
     check_cohort(spec, terms)
-    # (6) Its silos made their key of what we made ours of.
+
+    # (6) Its silos made their key of what we made ours of: a coordinator that passed on other
+    # contributions to each silo would leave them with different keys.
     why = (
         f"specifies a sum under a key of other contributions than it brought to {silo!r}: silos"
         " have different keys"
     )
     check(spec.key_parts == frame.key_parts, COORDINATOR, Code.KEYS, why)
+
     # (7) Everything else is what we would have written.
     check_frame(spec, frame)
     return spec
@@ -323,22 +321,16 @@ def signed_spec(document: bytes, signature: bytes, signers: Signers) -> RoundSpe
         spec = parse_canonical(document, RoundSpec, "specification of a secure sum")
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+
     # (2) The coordinator signed it.
     signed = signers.by_coordinator(SECAGG_SPEC, spec.payload(), signature)
-    check(
-        signed,
-        COORDINATOR,
-        Code.SPEC,
-        "its signature does not fit the specification of the secure sum",
-    )
+    why = "its signature does not fit the specification of the secure sum"
+    check(signed, COORDINATOR, Code.SPEC, why)
+
     # (3) Its cohort are silos that we know.
     strangers = [member for member in spec.cohort if member not in signers.silos]
-    check(
-        not strangers,
-        COORDINATOR,
-        Code.SPEC,
-        f"the cohort names {', '.join(strangers)}, no silo of the roster",
-    )
+    why = f"the cohort names {', '.join(strangers)}, no silo of the roster"
+    check(not strangers, COORDINATOR, Code.SPEC, why)
     return spec
 
 
@@ -350,22 +342,25 @@ def brought_fault(spec: RoundSpec, group: Group, min_cohort: int) -> str:
     # (1) It has a weight for each silo of the cohort.
     if len(group.counts) != len(spec.cohort):
         return f"has {len(group.counts)} weights for a cohort of {len(spec.cohort)}"
+
     # (2) Nobody is mixed: there is no such row.
     if not any(group.counts):
-        return (
-            f"mixes nobody and has {group.own_weight} of its reader's own"
-            if group.own_weight
-            else ""
-        )
+        own = group.own_weight
+        return f"mixes nobody and has {own} of its reader's own" if own else ""
+
     # (3) It is for a member of the cohort, (4) who mixes its own part in itself, and never sends
     # it.
     if group.reader not in spec.cohort:
         return f"is for {group.reader!r}, which is not in the cohort"
-    if own := group.counts[spec.cohort.index(group.reader)]:
+    own = group.counts[spec.cohort.index(group.reader)]
+    if own:
         return f"mixes {own} of the reader's own part, which never leaves it"
+
     # (5) Its weights add up to one.
-    if (total := sum(group.counts)) != 1 << MIX_BITS:
+    total = sum(group.counts)
+    if total != 1 << MIX_BITS:
         return f"has weights that add up to {total}, not 2^{MIX_BITS}"
+
     # (6) None outweighs the others, and they are enough (rules 4 and 5).
     leans = row_fault(group.counts, min_cohort)
     return f"shows its reader too much: {leans}" if leans else ""
@@ -383,75 +378,67 @@ def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
     groups = []
     for group in own.groups:
         theirs = brought.get(group.name, group)
-        groups.append(
-            group.model_copy(update={"counts": theirs.counts, "own_weight": theirs.own_weight})
-        )
+        weights = {"counts": theirs.counts, "own_weight": theirs.own_weight}
+        groups.append(group.model_copy(update=weights))
     return own.model_copy(update={"groups": tuple(groups)})
 
 
 def check_frame(spec: RoundSpec, frame: Frame) -> None:
-    """RefusedError unless a specification is what this silo would have written for the same cohort
-    and attempt.
-    """
+    """RefusedError unless this silo would have written the same for this cohort and attempt."""
     try:
         own = _with_brought(specify(frame, spec.cohort, spec.attempt), spec, frame)
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
     for name in RoundSpec.model_fields:
         theirs, ours = getattr(spec, name), getattr(own, name)
-        check(
-            theirs == ours,
-            COORDINATOR,
-            Code.SPEC,
-            f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}",
-        )
+        why = f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}"
+        check(theirs == ours, COORDINATOR, Code.SPEC, why)
 
 
 def check_cohort(spec: RoundSpec, terms: Terms) -> None:
-    """RefusedError unless the announced cohort is one that a silo with these terms joins (rules 5
-    and 6).
-    """
+    """RefusedError unless a silo with these terms joins the announced cohort (rules 5 and 6)."""
     n, c = len(spec.cohort), spec.colluders
-    # (1) As many colluders are assumed as our policy assumes, and they are fewer than a third.
+    # (1) As many colluders are assumed as our policy assumes, and they are fewer than a third: only
+    # then no two sets of survivors both find t signatures.
     _agree(c >= terms.colluders, f"has colluders = {c}, this silo's policy {terms.colluders}")
-    _agree(
-        3 * c < n, f"a cohort of {n} does not withstand colluders = {c}: it takes more than {3 * c}"
-    )
+    why = f"a cohort of {n} does not withstand colluders = {c}: it takes more than {3 * c}"
+    _agree(3 * c < n, why)
+
     # (2) The threshold is the one that follows from n.
-    _agree(
-        spec.threshold == threshold(n), f"threshold {spec.threshold} of {n} is not {threshold(n)}"
-    )
+    why = f"threshold {spec.threshold} of {n} is not {threshold(n)}"
+    _agree(spec.threshold == threshold(n), why)
+
     # (3) The cohort is no smaller than both minima.
     minimum = max(spec.min_cohort, terms.min_cohort)
     _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
+
     # (4) It has whole batches alone.
     fault = _broken(spec, terms, spec.cohort)
     _agree(not fault, f"the cohort {fault}")
-    # (5) No silo outweighs the others.
+
+    # (5) No silo outweighs the others: the sum would be nearly its values.
     fault = _weights_fault(spec, spec.cohort, minimum)
     _agree(not fault, f"public weights of the cohort: {fault}")
 
 
 def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> None:
-    """RefusedError unless the sum over these members of the cohort may be opened (rules 5
-    and 6).
-    """
-    m, minimum = len(survivors), max(spec.min_cohort, terms.min_cohort, spec.threshold)
+    """RefusedError unless the sum over these members of the cohort may be opened (rules 5, 6)."""
+    least = max(spec.min_cohort, terms.min_cohort)
     # (1) They are enough to open the sum, and as many as both minima ask.
+    m, minimum = len(survivors), max(least, spec.threshold)
     check(m >= minimum, COORDINATOR, Code.SURVIVORS, f"{m} survivors are fewer than {minimum}")
-    # (2) Enough of them are honest.
+
+    # (2) Enough of them are honest: colluders subtract their own values from the sum.
     honest = m - spec.colluders
-    check(
-        honest >= terms.min_honest,
-        COORDINATOR,
-        Code.SURVIVORS,
-        f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}",
-    )
-    # (3) They are whole batches alone.
+    why = f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}"
+    check(honest >= terms.min_honest, COORDINATOR, Code.SURVIVORS, why)
+
+    # (3) They are whole batches alone: sums over other sets, round by round, tell single silos.
     fault = _broken(spec, terms, survivors)
     check(not fault, COORDINATOR, Code.SURVIVORS, f"the sum {fault}")
+
     # (4) None outweighs the others.
-    fault = _weights_fault(spec, survivors, max(spec.min_cohort, terms.min_cohort))
+    fault = _weights_fault(spec, survivors, least)
     check(not fault, COORDINATOR, Code.SURVIVORS, f"public weights of the survivors: {fault}")
 
 
@@ -459,29 +446,30 @@ def _broken(spec: RoundSpec, terms: Terms, silos: Sequence[str]) -> str:
     """Which of the job's batches are in a sum in part; empty if none is."""
     kept = terms.whole(spec, silos)
     split = [silo for silo in silos if silo not in kept]
-    torn = [batch for batch in terms.batches if not set(batch).isdisjoint(split)]
-    missing = [silo for batch in torn for silo in batch if silo not in silos]
     if not split:
         return ""
+    torn = [batch for batch in terms.batches if not set(batch).isdisjoint(split)]
+    missing = [silo for silo in chain.from_iterable(torn) if silo not in silos]
     if not missing:
         return f"has {', '.join(split)}, in no batch of the job"
     return f"lacks {', '.join(missing)}, without whom {', '.join(split)} are in no sum"
 
 
 def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> str:
-    """Why the public weights of these silos show one too much of another.
+    """Why the public weights of these silos show one too much of another; empty if they do not.
 
     A row is seen by its reader alone.
     """
-    places = [spec.cohort.index(silo) for silo in silos]
-    if spec.counts and (
-        fault := concentration_fault([spec.counts[at] for at in places], min_cohort)
-    ):
-        return fault
+    indices = [spec.cohort.index(silo) for silo in silos]
+    if spec.counts:
+        fault = concentration_fault([spec.counts[index] for index in indices], min_cohort)
+        if fault:
+            return fault
     for group in spec.groups:
-        if any(group.counts) and (
-            fault := row_fault([group.counts[at] for at in places], min_cohort)
-        ):
+        if not any(group.counts):
+            continue
+        fault = row_fault([group.counts[index] for index in indices], min_cohort)
+        if fault:
             return f"group {group.name!r}: {fault}"
     return ""
 

@@ -13,9 +13,10 @@ from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert.mix import MOST_TOLD
-from staddle.proto.convert.secagg_messages import MOST_GROUPS, MOST_HASHES, MOST_SPEC_BYTES
+from staddle.proto.convert.secagg_messages import MOST_SPEC_BYTES
 from staddle.proto.convert.secagg_received import MOST_NOTES, read_told, secagg_delivery_to_wire
 from staddle.proto.convert.secagg_sent import read_contribution, secagg_upload_to_wire
+from staddle.proto.convert.shape import MOST_GROUPS, MOST_HASHES
 from staddle.proto.field_limits import check_fields
 from staddle.proto.frames import MOST_TENSORS, decode
 from staddle.security.secagg.spec import MOST_SILOS

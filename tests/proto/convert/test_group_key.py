@@ -25,7 +25,7 @@ from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert import group_key as m
-from staddle.proto.convert.secagg_messages import MOST_HASHES
+from staddle.proto.convert.shape import MOST_HASHES
 from staddle.security.blind.group_key import KeyContribution, Relayed
 from staddle.security.blind.sealing import SEALED_BYTES, Letter, SealedSecret, Sealing
 from staddle.security.secagg.spec import MOST_SILOS

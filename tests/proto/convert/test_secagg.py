@@ -24,8 +24,6 @@ from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert import secagg_received, secagg_sent
 from staddle.proto.convert.secagg_messages import (
-    MOST_GROUPS,
-    MOST_HASHES,
     MOST_PROOF_BYTES,
     MOST_SPEC_BYTES,
     misdealing_to_wire,
@@ -46,6 +44,7 @@ from staddle.proto.convert.secagg_sent import (
     secagg_upload_from_wire,
     secagg_upload_to_wire,
 )
+from staddle.proto.convert.shape import MOST_GROUPS, MOST_HASHES
 from staddle.security.arithmetic.fixedpoint import Group
 from staddle.security.faults import Code
 from staddle.security.secagg import coordinator_events as c

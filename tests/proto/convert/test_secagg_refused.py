@@ -23,7 +23,7 @@ from support.secure_messages import (
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.secagg_messages import MOST_GROUPS, MOST_SPEC_BYTES
+from staddle.proto.convert.secagg_messages import MOST_SPEC_BYTES
 from staddle.proto.convert.secagg_received import (
     MOST_NOTES,
     MOST_SHOWN,
@@ -36,6 +36,7 @@ from staddle.proto.convert.secagg_sent import (
     secagg_upload_from_wire,
     secagg_upload_to_wire,
 )
+from staddle.proto.convert.shape import MOST_GROUPS
 from staddle.security.secagg.evidence import Unopened
 from staddle.security.secagg.spec import MOST_SILOS
 

@@ -165,7 +165,7 @@ def test_masks_of_all_cancel_and_what_is_left_is_removed(data):
     assert not total.any()
 
 
-@pytest.mark.parametrize("way", masks.WAYS)
+@pytest.mark.parametrize("way", masks.MODES)
 def test_both_ways_to_a_stream_give_the_same_bytes(monkeypatch, way):
     monkeypatch.setattr(masks, "_faster", lambda: way)
     edge = masks.SEGMENT

@@ -1,0 +1,313 @@
+"""Messages as tables: one line per field, which says how it is written and what it must be.
+
+::
+
+    SURVIVAL = Shape(
+        Survival,
+        pb.Survival,
+        Code.NOTES,
+        silo=member("a survivor's signature of"),
+        signature=sized(SIGNATURE_BYTES, "the survivor's signature of {silo!r}"),
+    )
+    SURVIVAL.to_wire(survival)          # pb.Survival
+    SURVIVAL.from_wire(peer, message)   # Survival; or RefusedError(peer, NOTES, why)
+
+Fields are read in the order of the table. A text may name what was read before it, of this message
+or of those around it. A table that lacks a field of its protobuf message, or has one more, fails
+when its module is imported.
+
+``peer``, who sent the message here, is blamed: whoever passes on what is malformed could have seen
+it. Counts and lengths are checked before anything is made of them.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from ...errors import LocalError, RefusedError
+from ...security.arithmetic.field import NUMBER_BYTES
+from ...security.identity.keys import ID_PATTERN
+from ...security.log.merkle import HASH_BYTES
+from ...security.secagg.linear_tags import TAG_BYTES
+from ...security.secagg.spec import MOST_SILOS
+
+SIGNATURE_BYTES = 64  # Ed25519
+MOST_GROUPS = 4096  # of a specification
+MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
+
+Known: TypeAlias = Mapping[str, Any]  # fields that were read already, by name
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The sender of what is read, and the code with which it is refused.
+
+    The code is a ``Code``, or a name of ``ErrorCode``.
+    """
+
+    peer: str
+    code: str
+
+    def check(self, holds: bool, why: str) -> None:
+        """RefusedError unless it holds."""
+        if not holds:
+            raise RefusedError(self.peer, self.code, why)
+
+    def check_whole(self, message: Message, known: Message) -> None:
+        """RefusedError where a message holds more than what was read of it."""
+        self.check(message == known, "has fields that its protocol version does not know")
+
+    def refuse(self, why: str, known: Known, **found: object) -> NoReturn:
+        """RefusedError; ``why`` may name fields, and what was found."""
+        raise RefusedError(self.peer, self.code, why.format_map({**known, **found}))
+
+    def ascending(self, keys: Iterable[Any], what: str, shown: int = 80) -> None:
+        """RefusedError unless these ascend, each once: a set has one spelling."""
+        for before, after in pairwise(keys):
+            if not before < after:
+                names = f"{before!r:.{shown}} before {after!r:.{shown}}"
+                self.check(False, f"{what} of {names}: not ascending, each once")
+
+    def few(self, found: Collection[object], most: int, what: str) -> None:
+        """RefusedError for more entries than there can be."""
+        self.check(len(found) <= most, f"{len(found)} {what}, at most {most} there can be")
+
+
+@dataclass(frozen=True, slots=True)
+class WireField:
+    """One field: how it is read and written, and where the value has it (``path``)."""
+
+    read: Callable[[Sender, Any, Known], Any]
+    write: Callable[[Any], Any] = lambda value: value
+    path: str = ""  # dotted; empty: under the field's own name
+
+
+class Shape(Generic[T]):
+    """One kind of message, as a dataclass of ours and in protobuf."""
+
+    def __init__(
+        self, make: Callable[..., T], message: type[Message], code: str, /, **fields: WireField
+    ) -> None:
+        """``make`` takes all fields by their names in protobuf; ``code`` refuses a message."""
+        declared = {field.name for field in message.DESCRIPTOR.fields}
+        if declared != fields.keys():
+            odd = ", ".join(sorted(declared ^ fields.keys()))
+            raise LocalError(f"{message.DESCRIPTOR.name}: its table and its schema differ in {odd}")
+        self.code = code
+        self.fields = fields
+        self._make, self._message = make, message
+        self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
+
+    def to_wire(self, value: T) -> Any:
+        """The protobuf message."""
+        written = {
+            name: field.write(self._paths[name](value)) for name, field in self.fields.items()
+        }
+        return self._message(**written)
+
+    def from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
+        """The value; ``around`` are fields of the messages that this one is in."""
+        sent, known = Sender(peer, self.code), dict(around)
+        for name, field in self.fields.items():
+            known[name] = field.read(sent, getattr(message, name), known)
+        return self._make(**{name: known[name] for name in self.fields})
+
+    def whole_from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
+        """Like ``from_wire``, and the message holds nothing else: it has one spelling."""
+        value = self.from_wire(peer, message, **around)
+        Sender(peer, self.code).check_whole(message, self.to_wire(value))
+        return value
+
+
+def plain(path: str = "") -> WireField:
+    """Any value that protobuf takes: the machines judge it."""
+    return WireField(lambda _, found, __: found, path=path)
+
+
+def member(what: str, path: str = "") -> WireField:
+    """A roster id."""
+
+    def read(sent: Sender, found: str, known: Known) -> str:
+        if re.fullmatch(ID_PATTERN, found) is None:
+            sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])
+        return found
+
+    return WireField(read, path=path)
+
+
+def members(what: str, entries: str, path: str = "") -> WireField:
+    """Roster ids, no more than there are silos."""
+    one_id = member(what)
+
+    def read(sent: Sender, found: Sequence[str], known: Known) -> tuple[str, ...]:
+        sent.few(found, MOST_SILOS, entries)
+        return tuple(one_id.read(sent, silo, known) for silo in found)
+
+    return WireField(read, path=path)
+
+
+def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> WireField:
+    """Exactly this many bytes."""
+
+    def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        wanted = size if isinstance(size, int) else size(known)
+        if len(found) != wanted:
+            why = what + " has {length} bytes, not {wanted}"
+            sent.refuse(why, known, length=len(found), wanted=wanted)
+        return found
+
+    return WireField(read, path=path)
+
+
+def within(low: int, high: int, why: str, path: str = "") -> WireField:
+    """A number in this range; ``why`` has it as ``found``."""
+
+    def read(sent: Sender, found: float, known: Known) -> float:
+        if not low <= found <= high:
+            sent.refuse(why, known, found=found)
+        return found
+
+    return WireField(read, path=path)
+
+
+def length_within(low: int, high: int, why: str, path: str = "") -> WireField:
+    """A text or bytes of a length in this range; ``why`` has it as ``length``."""
+
+    def read(sent: Sender, found: str | bytes, known: Known) -> str | bytes:
+        if not low <= len(found) <= high:
+            sent.refuse(why, known, length=len(found), low=low, high=high)
+        return found
+
+    return WireField(read, path=path)
+
+
+def tags(what: str) -> WireField:
+    """Whole tags, no more than there may be groups."""
+
+    def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        if len(found) % TAG_BYTES or len(found) > TAG_BYTES * MOST_GROUPS:
+            why = what + " has tags of {length} bytes, not {size} for each of 0 to {most}"
+            sent.refuse(why, known, length=len(found), size=TAG_BYTES, most=MOST_GROUPS)
+        return found
+
+    return WireField(read)
+
+
+def numbers(most: int, what: str) -> WireField:
+    """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes."""
+
+    def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        if len(found) % NUMBER_BYTES or len(found) > most:
+            why = what + " has {length} bytes, not {size} per number"
+            sent.refuse(why, known, length=len(found), size=NUMBER_BYTES)
+        return found
+
+    return WireField(read)
+
+
+def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
+    """A value of ours by its number in protobuf; ``why`` has the number as ``found``."""
+    values = {number: value for value, number in codes.items()}
+
+    def read(sent: Sender, found: int, known: Known) -> Any:
+        if found not in values:
+            sent.refuse(why, known, found=found)
+        return values[found]
+
+    return WireField(read, codes.__getitem__, path)
+
+
+def proof(what: str) -> WireField:
+    """The hashes of an inclusion proof."""
+    one_hash = sized(HASH_BYTES, what)
+
+    def read(sent: Sender, found: Sequence[bytes], known: Known) -> tuple[bytes, ...]:
+        sent.few(found, MOST_HASHES, "hashes of a proof")
+        return tuple(one_hash.read(sent, each, known) for each in found)
+
+    return WireField(read)
+
+
+def one(
+    shape: Shape[Any],
+    own: str = "",
+    why: str = "gives a message in the name of {named!r}",
+    path: str = "",
+) -> WireField:
+    """A message in this one.
+
+    ``own`` is the path of the id that it names, which must be the sender's: a silo speaks for
+    itself, and a message that does not hold drops whom it names out of the attempt.
+    """
+    named = attrgetter(own) if own else None
+
+    def read(sent: Sender, found: Any, known: Known) -> Any:
+        value = shape.from_wire(sent.peer, found, **known)
+        if named and named(value) != sent.peer:
+            Sender(sent.peer, shape.code).refuse(why, {}, named=named(value))
+        return value
+
+    return WireField(read, shape.to_wire, path)
+
+
+def each(
+    shape: Shape[Any], key: str, what: str, most: int = MOST_SILOS, code: str = ""
+) -> WireField:
+    """A set of messages: counted, then read one by one; each once, ascending by ``key``.
+
+    ``code`` is with what the set is refused, if not with that of the message that it is in.
+    """
+    key_of = attrgetter(*key.split())
+
+    def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
+        blamed = Sender(sent.peer, code or sent.code)
+        blamed.few(found, most, what)
+        made = tuple(shape.from_wire(sent.peer, message, **known) for message in found)
+        blamed.ascending(map(key_of, made), what)
+        return made
+
+    return WireField(read, lambda values: [shape.to_wire(value) for value in values])
+
+
+def every(shape: Shape[Any], what: str) -> WireField:
+    """Messages in an order of their own, no more than there are silos."""
+
+    def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
+        sent.few(found, MOST_SILOS, what)
+        return tuple(shape.from_wire(sent.peer, message, **known) for message in found)
+
+    return WireField(read, lambda values: [shape.to_wire(value) for value in values])
+
+
+class OneOf:
+    """The bodies of a message that holds one of several: by field, the type of the value.
+
+    A field with a ``path`` is all that its value holds.
+    """
+
+    def __init__(self, missing: str, **bodies: tuple[type, WireField]) -> None:
+        """``missing`` is why a message without a body is refused."""
+        self._missing, self._bodies = missing, bodies
+        self._names = {kind: name for name, (kind, _) in bodies.items()}
+
+    def to_wire(self, value: object) -> dict[str, Any]:
+        """The one field of the message."""
+        name = self._names[type(value)]
+        _, field = self._bodies[name]
+        part = attrgetter(field.path)(value) if field.path else value
+        return {name: field.write(part)}
+
+    def from_wire(self, sent: Sender, message: Message, oneof: str = "body") -> Any:
+        """The value; RefusedError for a message without a body."""
+        name = message.WhichOneof(oneof)
+        if name not in self._bodies:
+            raise RefusedError(sent.peer, sent.code, self._missing)
+        kind, field = self._bodies[name]
+        part = field.read(sent, getattr(message, name), {})
+        return kind(part) if field.path else part
