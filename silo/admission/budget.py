@@ -70,9 +70,10 @@ class DatasetBudget:
             self._let_go(job.digest)
             reservation = budget.reserve(job.name, job.digest, round_, purpose, events, ceiling)
             limit, spent = budget.limit, shown(budget.epsilon())
-            self._ledger.privacy_head(
+            record = PrivacyHead.of(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
             )
+            self._ledger.append(record)
             self._open[job.digest] = Steppers(reservation)
             return self._open[job.digest]
 
