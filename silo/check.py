@@ -184,8 +184,9 @@ def _job(
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
-    found = messages.records(ledger) if ledger.is_dir() else ()
-    return [record for _, record in found if isinstance(record, SumSigned)]
+    if not ledger.is_dir():
+        return []
+    return [record for _, record in messages.of_type(ledger, SumSigned)]
 
 
 def footprint(job: Job, silo: str) -> int:

@@ -14,6 +14,7 @@ from ...security.ledger.messages import PROTOCOL, Group, LedgerMessage, Totals
 from ...security.ledger.records import (
     Deny,
     Intent,
+    PolicyChange,
     PrivacyHead,
     ProtocolMessage,
     SumEnd,
@@ -71,14 +72,14 @@ def show(
     ]
     beside: list[tuple[VerifiedLine, Beside]] = [
         (line, record)
-        for line, record in messages.sums(folder)
+        for line, record in messages.of_type(folder, *SUMS)
         if wanted(record, [PROTOCOL], _recipient(record))
     ]
     beside += [
-        (line, record) for line, record in messages.denials(folder) if wanted(record, [], "")
+        (line, record) for line, record in messages.of_type(folder, Deny) if wanted(record, [], "")
     ]
     if (job, round_number, part, recipient) == (None, None, None, None):
-        beside += messages.budgets(folder)
+        beside += messages.of_type(folder, PrivacyHead)
     if as_json:
         documents = [_document(message) for message in rows] + [
             _document_beside(line, record) for line, record in beside
@@ -107,7 +108,9 @@ def show(
     _tell_policies(folder)
 
 
-OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
+OfSum: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened
+SUMS: tuple[type[OfSum], ...] = (ProtocolMessage, SumEnd, SumSigned, SumOpened)
+OfJob: TypeAlias = OfSum | Deny
 Beside: TypeAlias = OfJob | PrivacyHead  # what is shown beside the messages
 
 
@@ -164,12 +167,14 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
 
 
 def _tell_policies(folder: Path) -> None:
-    for seq, time, change in messages.policies(folder):
-        printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
+    for line, change in messages.of_type(folder, PolicyChange):
+        since = f"from {line.record['time']} on"
+        printer.show(f"policy {change.after} in force {since} (record {line.seq}, with its text)")
 
 
 def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
-    return list({head.dataset: (line, head) for line, head in messages.budgets(folder)}.values())
+    heads = messages.of_type(folder, PrivacyHead)
+    return list({head.dataset: (line, head) for line, head in heads}.values())
 
 
 def spent(head: PrivacyHead) -> str:

@@ -197,8 +197,7 @@ def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     ledger = config.directory / LEDGER
     if not ledger.is_dir():
         return {}
-    found = (record for _, record in messages.records(ledger))
-    return {record.dataset: record for record in found if isinstance(record, PrivacyHead)}
+    return {head.dataset: head for _, head in messages.of_type(ledger, PrivacyHead)}
 
 
 def _lost(folder: Path, dataset: str, head: PrivacyHead) -> str:

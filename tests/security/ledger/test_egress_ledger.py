@@ -39,7 +39,7 @@ from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import CONTROL, MESSAGE
-from staddle.security.ledger.records import Applied
+from staddle.security.ledger.records import Applied, PolicyChange
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
 
@@ -380,7 +380,7 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
         (None, digests[0], texts[0]),
         (digests[0], digests[1], texts[1]),
     ]
-    assert [change.text for _, _, change in ledger_view.policies(path)] == texts
+    assert [change.text for _, change in ledger_view.of_type(path, PolicyChange)] == texts
     raw(path, body(changes[1]))
     problems = audit.verify(path).problems
     assert len(problems) == 1
