@@ -58,6 +58,7 @@ from staddle.security.arithmetic.fixedpoint import Flat  # noqa: E402
 from staddle.security.identity import roster as rosters  # noqa: E402
 from staddle.security.identity.keys import load_keys  # noqa: E402
 from staddle.security.ledger.egress_ledger import Ledger  # noqa: E402
+from staddle.security.ledger.records import Start  # noqa: E402
 from staddle.security.policy import policy as policies  # noqa: E402
 from staddle.security.policy.policy import Policy  # noqa: E402
 from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
@@ -90,10 +91,8 @@ GATE = (
     (Policy, "decide"),
 )
 LEDGER = (
-    (Ledger, "intent"),
-    (Ledger, "digest"),
-    (Ledger, "outcome"),
-    (Ledger, "ingress"),
+    (Ledger, "append"),
+    (Ledger, "seal"),
     (Witness, "proof"),
 )
 
@@ -170,7 +169,14 @@ async def echo(
     place = folder / silo / "jobs" / "bench"
     place.mkdir(parents=True)
     with Ledger.open(folder / silo / "ledger", silo, roster.federation, keys.log) as ledger:
-        ledger.start("benchmark", rosters.digest(roster), policy.digest)
+        ledger.append(
+            Start(
+                silo=silo,
+                software="benchmark",
+                roster=rosters.digest(roster),
+                policy=policy.digest,
+            )
+        )
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, folder / silo / "heads.json")
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)

@@ -31,6 +31,7 @@ from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
+from ..security.ledger.records import Serving, StopRecord
 from ..security.log import note as notes
 from ..security.log.lock import locked
 from ..security.log.tree_head import TreeHead
@@ -113,9 +114,12 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         _ledger(config, roster, keys, database) as ledger,
     ):
         torch.set_num_threads(1)  # one order of every sum
-        ledger.serving(
-            roster.coordinator.id, f"staddle {version('staddle')}", rosters.digest(roster)
+        serving = Serving(
+            coordinator=roster.coordinator.id,
+            software=f"staddle {version('staddle')}",
+            roster=rosters.digest(roster),
         )
+        ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
         stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
         known = {job.name: kept.signed for job, kept in stored}
@@ -156,7 +160,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             await health_service.enter_graceful_shutdown()
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
-        ledger.stop("asked to stop")
+        ledger.append(StopRecord(reason="asked to stop"))
 
 
 def _ledger(

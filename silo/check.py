@@ -195,7 +195,7 @@ def _signed(config: SiloConfig) -> list[SumSigned]:
     ledger = config.directory / LEDGER
     if not ledger.is_dir():
         return []
-    return [record for _, record in messages.records(ledger) if isinstance(record, SumSigned)]
+    return [record for _, record in messages.of_type(ledger, SumSigned)]
 
 
 def footprint(job: Job, silo: str) -> int:

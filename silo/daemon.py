@@ -15,6 +15,7 @@ from ..security.identity.keys import Keys, Role, load_keys
 from ..security.identity.roster import Roster
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.egress_ledger import Ledger
+from ..security.ledger.records import Start, StopRecord
 from ..security.log.lock import locked
 from ..security.policy import policy as policies
 from ..security.policy.policy import Policy
@@ -53,7 +54,10 @@ async def serve(config: SiloConfig) -> None:
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         check_remembered(config.directory / "jobs", ledger)
-        ledger.start(f"staddle {version('staddle')}", rosters.digest(roster), policy.digest)
+        software = f"staddle {version('staddle')}"
+        roster_digest = rosters.digest(roster)
+        start = Start(silo=entry.id, software=software, roster=roster_digest, policy=policy.digest)
+        ledger.append(start)
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         with _budget(config, policy, ledger, roster, keys) as budget:
@@ -68,7 +72,7 @@ async def serve(config: SiloConfig) -> None:
                 config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)
             ):
                 barred = await agent.run()
-        ledger.stop("barred" if barred else "asked to stop")
+        ledger.append(StopRecord(reason="barred" if barred else "asked to stop"))
     log.event("stopped")
     if barred:
         raise LocalError(f"the coordinator bars this silo: {barred}")

@@ -12,7 +12,7 @@ from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
 from ..security.ledger.audit import LEDGER, AuditResult, verify
-from ..security.ledger.messages import Totals, budgets, summary
+from ..security.ledger.messages import Totals, of_type, summary
 from ..security.ledger.records import PrivacyHead
 from ..security.log.head import own_log_key
 from ..security.log.lock import held
@@ -67,7 +67,7 @@ def read(config: SiloConfig) -> SiloStatus:
     verified = verify(folder, key=own_log_key(config.trust.federation, config.keys))
     ledger = LedgerStatus(verified, {})
     if verified.ok:
-        spent = {head.dataset: head for _, head in budgets(folder)}
+        spent = {head.dataset: head for _, head in of_type(folder, PrivacyHead)}
         ledger = LedgerStatus(verified, summary(folder), spent)
     kept = sorted(
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns

@@ -25,6 +25,13 @@ from support.ledgers import (
     intend_rotated,
     open_ledger,
     protocol,
+    write_control_close,
+    write_control_open,
+    write_digest,
+    write_ingress,
+    write_job_accept,
+    write_outcome,
+    write_start,
 )
 
 from staddle.proto import federation_pb2 as pb
@@ -78,9 +85,9 @@ class Recording:
             self.sizes.append(len(data))
 
     def begin(self):
-        self.ledger.start("staddle 0.1.0", HASH, HASH)
-        self.ledger.job_accept("j1", HASH, "operator-1")
-        self.control = self.ledger.control_open("s1", PEER, 100, 10_000)
+        write_start(self.ledger, "staddle 0.1.0", HASH, HASH)
+        write_job_accept(self.ledger, "j1", HASH, "operator-1")
+        self.control = write_control_open(self.ledger, "s1", PEER, 100, 10_000)
         greeting = {
             "silo": "silo-a",
             "protocol_min": 1,
@@ -131,7 +138,7 @@ class Recording:
         whole = offset + sent == MASKED_BYTES
         if whole:
             frames.append(tensor.Frame(end=self.end(ref)))
-            self.ledger.outcome(ref, "sent", sent, "5c")
+            write_outcome(self.ledger, ref, "sent", sent, "5c")
         received = [pb.Receipt(signature=b"\x5c").SerializeToString()] if whole else []
         sent_frames = [frame.SerializeToString(deterministic=True) for frame in frames]
         self.calls.append(Call(UPLOAD, AGENT, sent_frames, received, cut=not whole))
@@ -169,7 +176,7 @@ class Recording:
             frames = [tensor.Frame(manifest=manifest), tensor.Frame(chunk=words[at:end])]
             if end == len(words):
                 frames.append(tensor.Frame(end=self.end(ref, words)))
-                self.ledger.outcome(ref, "sent", end - at, "5c")
+                write_outcome(self.ledger, ref, "sent", end - at, "5c")
             sent = [frame.SerializeToString(deterministic=True) for frame in frames]
             receipt = (
                 [pb.Receipt(signature=b"\x5c").SerializeToString()] if end == len(words) else []
@@ -213,7 +220,8 @@ class Recording:
         self.calls.append(Call(FETCH, AGENT, [asked], received))
         if recorded:
             message = Payload(bytes=len(whole), sha256=total.hexdigest())
-            self.ledger.ingress(
+            write_ingress(
+                self.ledger,
                 job="j1",
                 round_number=3,
                 purpose="delivery",
@@ -225,7 +233,9 @@ class Recording:
     def end(self, ref, words=WHOLE):
         digest = sha256(words).digest()
         total = sha256(digest)
-        sealed = self.ledger.digest(ref, (), Payload(bytes=len(words), sha256=total.hexdigest()))
+        sealed = write_digest(
+            self.ledger, ref, (), Payload(bytes=len(words), sha256=total.hexdigest())
+        )
         place, size = sealed.place, TreeHead.parse(sealed.checkpoint.text).size
         return tensor.End(
             sha256=total.digest(),
@@ -237,7 +247,7 @@ class Recording:
         )
 
     def close(self):
-        self.ledger.control_close(self.control.seq, len(self.sizes), sum(self.sizes))
+        write_control_close(self.ledger, self.control.seq, len(self.sizes), sum(self.sizes))
         self.ledger.close()
         return self.calls, entries(self.folder)
 

@@ -15,6 +15,7 @@ from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import (
     Deny,
     Intent,
+    PolicyChange,
     PrivacyHead,
     ProtocolMessage,
     SumEnd,
@@ -31,7 +32,9 @@ LedgerPath = Annotated[
     Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
+OfSum: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened
+SUMS: tuple[type[OfSum], ...] = (ProtocolMessage, SumEnd, SumSigned, SumOpened)
+OfJob: TypeAlias = OfSum | Deny
 Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
 
 COLUMNS = (
@@ -144,14 +147,14 @@ class Wanted:
 def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
     """The selected records that are not messages of a round."""
     found: list[tuple[VerifiedLine, Other]] = []
-    for line, record in messages.sums(folder):
+    for line, record in messages.of_type(folder, *SUMS):
         if wanted.has(record, [PROTOCOL], _recipient(record)):
             found.append((line, record))
-    for line, denial in messages.denials(folder):
+    for line, denial in messages.of_type(folder, Deny):
         if wanted.has(denial, [], ""):
             found.append((line, denial))
     if wanted.everything:
-        found += messages.budgets(folder)
+        found += messages.of_type(folder, PrivacyHead)
     return found
 
 
@@ -211,13 +214,14 @@ def _print_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> Non
 
 
 def _print_policies(folder: Path) -> None:
-    for seq, time, change in messages.policies(folder):
-        printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
+    for line, change in messages.of_type(folder, PolicyChange):
+        since = f"from {line.record['time']} on"
+        printer.show(f"policy {change.after} in force {since} (record {line.seq}, with its text)")
 
 
 def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
     last: dict[str, tuple[VerifiedLine, PrivacyHead]] = {}
-    for line, head in messages.budgets(folder):
+    for line, head in messages.of_type(folder, PrivacyHead):
         last[head.dataset] = (line, head)
     return list(last.values())
 

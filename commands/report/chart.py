@@ -19,7 +19,7 @@ from ..console import output
 from ..console.output import UNITS
 
 if TYPE_CHECKING:
-    from ...security.ledger.overview import At
+    from ...security.ledger.messages import At
     from ...security.ledger.records import PrivacyHead
 
 # of the whole picture; 1 is a CSS pixel where it is shown at its own size

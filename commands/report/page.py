@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ...security.identity import roster as rosters
 from ...security.identity.roster import Roster
 from ...security.ledger.audit import AuditResult
-from ...security.ledger.messages import Totals
-from ...security.ledger.overview import At, LedgerOverview, Session, parts
+from ...security.ledger.messages import At, Session, Totals
+from ...security.ledger.overview import LedgerOverview, parts
 from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import Deny, Peer, WitnessRecord
 from . import chart, tables

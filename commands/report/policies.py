@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...security.ledger.messages import LedgerMessage
-from ...security.ledger.overview import At, LedgerOverview
+from ...security.ledger.messages import At, LedgerMessage
+from ...security.ledger.overview import LedgerOverview
 from ...security.ledger.records import PolicyChange, Start
 
 

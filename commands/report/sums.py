@@ -6,8 +6,8 @@ It names the rounds, who reads each part, and how secure sums ended.
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from ...security.ledger.messages import LedgerMessage, Totals
-from ...security.ledger.overview import At, LedgerOverview
+from ...security.ledger.messages import At, LedgerMessage, Totals
+from ...security.ledger.overview import LedgerOverview
 from ...security.ledger.records import Intent, SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .tables import Listed, newest, spans

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Generic, TypeVar
 
-from ...security.ledger.messages import LedgerMessage, Totals
-from ...security.ledger.overview import At, Flow, LedgerOverview, Session, flows, parts
+from ...security.ledger.messages import At, LedgerMessage, Session, Totals
+from ...security.ledger.overview import Flow, LedgerOverview, flows, parts
 from ...security.ledger.records import (
     JobAccept,
     JobDecline,

@@ -19,7 +19,7 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
 from ...security.ledger.ingress_ledger import ReceivingLedger
 from ...security.ledger.receipt import Receipt
-from ...security.ledger.records import Payload, Received
+from ...security.ledger.records import DeliveredRecord, Payload, Received
 from .database import Database, StoredHead, Submission
 from .silo_heads import Head, SiloHeads
 
@@ -56,7 +56,7 @@ class Receiving:
     def __init__(
         self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger
     ) -> None:
-        self.heads = SiloHeads(roster, database.heads(), ledger.refused)
+        self.heads = SiloHeads(roster, database.heads(), ledger.append)
         self.ledger = ledger
         self.roster_digest = rosters.digest(roster)  # once: it is over all entries
         self._roster = roster
@@ -105,7 +105,7 @@ class Receiving:
         or an older version.
         """
         given, job = taken.submission, taken.job
-        sealed = self.ledger.received(
+        sealed = self.ledger.seal(
             Received(
                 silo=given.silo,
                 job=job.name,
@@ -157,6 +157,11 @@ class Receiving:
     def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
         """A delivery was sent to its end."""
         self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
-        self.ledger.delivered(
-            silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex())
+        record = DeliveredRecord(
+            silo=silo,
+            job=job.name,
+            job_digest=job.digest,
+            round=round_,
+            message=Payload(bytes=size, sha256=digests.total.hex()),
         )
+        self.ledger.append(record)

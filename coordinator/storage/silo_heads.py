@@ -14,6 +14,7 @@ from ... import log
 from ...errors import ProofError, RefusedError
 from ...proto import tensor_pb2 as tensor
 from ...security.identity.roster import Roster
+from ...security.ledger.records import HeadRefused
 from ...security.log import consistency
 from ...security.log import note as notes
 from ...security.log.head import log_key
@@ -40,9 +41,9 @@ class SiloHeads:
         self,
         roster: Roster,
         stored: dict[str, StoredHead],
-        refused: Callable[[str, Note, str], object],
+        refused: Callable[[HeadRefused], object],
     ) -> None:
-        """``refused`` keeps the evidence: silo, the head that it signed, what is wrong."""
+        """``refused`` keeps the evidence."""
         self._roster = roster
         self._held = dict(stored)
         self._refused = refused
@@ -90,7 +91,7 @@ class SiloHeads:
         except ProofError as error:
             why = f"the head of its ledger does not extend the one held here: {error}"
             if before is not None and _signed(proof, key):
-                self._refused(silo, proof.checkpoint, why)
+                self._refused(HeadRefused.of(silo, proof.checkpoint, why))
             raise RefusedError(silo, "LEDGER", why) from error
         if anew:
             log.problem(

@@ -12,57 +12,23 @@ ledger cannot prove what the software chose not to write.
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
-from ..faults import Code
 from ..log.append_log import Appended, AppendLog, SignedRecord
 from ..log.chain import VerifiedLine
 from ..log.consistency import Consistency
 from ..log.head import HeldHead, Signer
 from ..log.merkle import Hashes
 from ..log.note import Note, VerifierKey
-from ..log.tree_head import TreeHead
-from ..policy.release import Release
 from .fast_decoder import Record, checked, parse_record, well_formed
-from .records import (
-    MOST_WHY,
-    Applied,
-    ControlClose,
-    ControlOpen,
-    Deny,
-    Digest,
-    HiddenBinding,
-    Ingress,
-    Intent,
-    JobAccept,
-    JobDecline,
-    KeyRotate,
-    OutcomeRecord,
-    Paid,
-    Payload,
-    Peer,
-    PolicyChange,
-    PrivacyHead,
-    ProtocolKind,
-    ProtocolMessage,
-    Secagg,
-    Size,
-    Start,
-    StopRecord,
-    SumEnd,
-    SumOpened,
-    SumSigned,
-    Tensor,
-    TensorDigest,
-    WitnessRecord,
-)
+from .records import Digest, Intent, KeyRotate, PolicyChange, PrivacyHead, SumSigned, is_durable
 from .rules import Rules
 
 
@@ -81,7 +47,8 @@ class Unsettled:
 class Ledger:
     """The writer; safe to share between threads.
 
-    Every method returns once its record is durable, or raises.
+    ``append`` and ``seal`` return once the record is on the disk, or raise LocalError. The few
+    types that records.py lists last reach it with the next record.
     """
 
     def __init__(self, silo: str) -> None:
@@ -125,111 +92,20 @@ class Ledger:
         ledger._log = AppendLog.open(folder, Signer.of(federation, silo, key), visit, well_formed)
         return ledger
 
-    def start(self, software: str, roster: str, policy: str) -> Appended:
-        """The agent has started, with this software, roster digest and policy digest."""
-        return self._append(Start(silo=self.silo, software=software, roster=roster, policy=policy))
+    def append(self, record: Record) -> Appended:
+        """Write a record; its ``seq`` is the ``ref`` of the records that follow up on it.
 
-    def put_in_force(self, digest: str, text: str) -> Appended | None:
-        """From now on this policy decides; None where it is the one in force already."""
-        before = self._rules.policy
-        return (
-            self._append(PolicyChange(before=before, after=digest, text=text))
-            if digest != before
-            else None
-        )
-
-    def stop(self, reason: str) -> Appended:
-        """The agent stops in good order."""
-        return self._append(StopRecord(reason=reason))
-
-    def job_accept(self, job: str, job_digest: str, signer: str) -> Appended:
-        """The silo takes part in a job that ``signer`` signed."""
-        return self._append(JobAccept(job=job, job_digest=job_digest, signer=signer))
-
-    def job_decline(
-        self, job: str, job_digest: str, signer: str, reasons: Sequence[str]
-    ) -> Appended:
-        """The silo does not take part."""
-        return self._append(
-            JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons))
-        )
-
-    def intent(
-        self,
-        *,
-        job: str,
-        job_digest: str,
-        method: str,
-        round_number: int,
-        attempt: int,
-        purpose: str,
-        rpc: str,
-        recipient: Peer,
-        readers: Sequence[str],
-        form: str,
-        policy: Applied,
-        releases: Sequence[Release],
-        message_bytes: int,
-        offset: int = 0,
-        cohort: Sequence[str] = (),
-        secagg: Secagg | None = None,
-        hidden: HiddenBinding | None = None,
-        dataset: str = "",
-    ) -> Appended:
-        """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
-
-        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes.
-        ``cohort`` are the ids of the round's silos, sorted; ``secagg`` is of a masked message,
-        ``hidden`` of a padded or rotated one. ``dataset`` is the one whose budget paid for releases
-        that are dp.
+        LocalError for one that may not come next (rules.py).
         """
-        ids = sorted({paid for release in releases for paid in release.ledger_ids})
-        tensors = tuple(
-            Tensor(
-                part=r.part,
-                kind=r.kind,
-                name=r.name,
-                dtype=r.dtype,
-                shape=r.shape,
-                bytes=r.nbytes,
-                taint=r.taint,
-                # of the message, unless its own
-                readers=() if set(r.readers) == set(readers) else r.readers,
-            )
-            for r in releases
-        )
-        return self._append(
-            Intent(
-                silo=self.silo,
-                job=job,
-                job_digest=job_digest,
-                method=method,
-                round=round_number,
-                attempt=attempt,
-                purpose=purpose,
-                rpc=rpc,
-                recipient=recipient,
-                readers=tuple(readers),
-                form=form,
-                policy=policy,
-                tensors=tensors,
-                message=Size(bytes=message_bytes),
-                offset=offset,
-                cohort=tuple(cohort),
-                secagg=secagg,
-                hidden=hidden,
-                dp=Paid(dataset=dataset, ids=tuple(ids)) if ids else None,
-            )
-        )
+        stored = record.model_dump(mode="json")
+        with self._mutex:
+            self._check(stored)
+            appended = self._log.append(stored, durable=is_durable(record))
+            self._accept(appended, stored)
+            return appended
 
-    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> SignedRecord:
-        """All bytes of intent ``ref`` are with the transport, and these are their hashes.
-
-        With the head for others.
-
-        Of a masked, padded or rotated message ``tensors`` is empty.
-        """
-        record = Digest(ref=ref, tensors=tuple(tensors), message=message)
+    def seal(self, record: Digest) -> SignedRecord:
+        """Append it, and sign the head that ends with it, for the coordinator to hold."""
         stored = record.model_dump(mode="json")
         with self._mutex:
             self._check(stored)
@@ -237,100 +113,12 @@ class Ledger:
             self._accept(sealed.place, stored)
             return sealed
 
-    def outcome(
-        self,
-        ref: int,
-        status: Literal["sent", "failed", "unknown"],
-        bytes_sent: int,
-        receipt: str | None = None,
-    ) -> Appended:
-        """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as
-        sent.
-        """
-        return self._append(
-            OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt),
-            durable=False,
-        )
-
-    def protocol_message(
-        self,
-        *,
-        job: str,
-        job_digest: str,
-        round_number: int,
-        ctx: str,
-        kind: ProtocolKind,
-        rpc: str,
-        recipient: Peer,
-        message: Payload,
-    ) -> Appended:
-        """A message of the protocol of a secure sum or a mix is about to leave, and counts
-        as left.
-        """
-        return self._append(
-            ProtocolMessage(
-                job=job,
-                job_digest=job_digest,
-                round=round_number,
-                ctx=ctx,
-                kind=kind,
-                rpc=rpc,
-                recipient=recipient,
-                message=message,
-            )
-        )
-
-    def secagg_end(
-        self,
-        *,
-        job: str,
-        job_digest: str,
-        round_number: int,
-        ctx: str,
-        code: str,
-        blame: str,
-        why: str,
-    ) -> Appended:
-        """An attempt at a secure sum is over without a sum, with a ``Code``.
-
-        Of a long reason what fits.
-        """
-        return self._append(
-            SumEnd(
-                job=job,
-                job_digest=job_digest,
-                round=round_number,
-                ctx=ctx,
-                code=Code(code),
-                blame=blame,
-                why=why[:MOST_WHY],
-            )
-        )
-
-    def secagg_sum(
-        self,
-        *,
-        job: str,
-        job_digest: str,
-        round_number: int,
-        ctx: str,
-        survivors: Sequence[str],
-        sha256: str,
-    ) -> Appended:
-        """A secure sum was opened, over ``survivors``, sorted.
-
-        This is the digest of what came down.
-        """
-        return self._append(
-            SumOpened(
-                job=job,
-                job_digest=job_digest,
-                round=round_number,
-                ctx=ctx,
-                survivors=tuple(survivors),
-                sha256=sha256,
-            )
-        )
+    def put_in_force(self, digest: str, text: str) -> Appended | None:
+        """From now on this policy decides; None where it is the one in force already."""
+        before = self._rules.policy
+        if digest == before:
+            return None
+        return self.append(PolicyChange(before=before, after=digest, text=text))
 
     def secagg_signed(self, record: SumSigned) -> None:
         """The survivors of a sum are about to be signed.
@@ -338,7 +126,7 @@ class Ledger:
         Recorded where no record says so of this job and set yet.
         """
         if not any(_same_set(record, known) for known in self.signed):
-            self._append(record)
+            self.append(record)
 
     @property
     def signed(self) -> tuple[SumSigned, ...]:
@@ -351,62 +139,6 @@ class Ledger:
         with self._mutex:
             return job_digest in self._summed
 
-    def control_open(
-        self, session: str, recipient: Peer, max_messages: int, max_bytes: int
-    ) -> Appended:
-        """A session of polls and heartbeats begins, under these caps."""
-        return self._append(
-            ControlOpen(
-                session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes
-            )
-        )
-
-    def control_close(self, ref: int, messages: int, bytes_sent: int) -> Appended:
-        """The session that ``control_open`` began at ``ref`` is over; these are its totals."""
-        return self._append(ControlClose(ref=ref, messages=messages, bytes=bytes_sent))
-
-    def ingress(
-        self, *, job: str, round_number: int, purpose: str, rpc: str, sender: Peer, message: Payload
-    ) -> Appended:
-        """A message came in."""
-        return self._append(
-            Ingress(
-                job=job,
-                round=round_number,
-                purpose=purpose,
-                rpc=rpc,
-                sender=sender,
-                message=message,
-            )
-        )
-
-    def policy_deny(
-        self, *, job: str, round_number: int, purpose: str, policy: str, reasons: Sequence[str]
-    ) -> Appended:
-        """The policy held a message back; nothing left."""
-        return self._append(
-            Deny(
-                job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)
-            )
-        )
-
-    def privacy_head(
-        self, dataset: str, head: TreeHead, *, epsilon: str, delta: str, limit: str
-    ) -> Appended:
-        """The privacy budget of a data set has come to this head, with so much spent and reserved
-        of its limit.
-        """
-        return self._append(
-            PrivacyHead(
-                dataset=dataset,
-                size=head.size,
-                root=head.root.hex(),
-                epsilon=epsilon,
-                delta=delta,
-                limit=limit,
-            )
-        )
-
     @property
     def privacy_heads(self) -> Mapping[str, PrivacyHead]:
         """The last head of each data set's privacy budget.
@@ -415,12 +147,6 @@ class Ledger:
         """
         with self._mutex:
             return dict(self._budgets)
-
-    def witness(self, by: str, held: TreeHead) -> Appended:
-        """A member says that it holds this head of this ledger; durable with the next record."""
-        return self._append(
-            WitnessRecord(by=by, size=held.size, root=held.root.hex()), durable=False
-        )
 
     @property
     def head(self) -> Appended | None:
@@ -506,7 +232,7 @@ class Ledger:
         """From now on this log key signs; the old one signs a checkpoint that says so."""
         old = self._log.signer
         new = Signer(old.origin, key)
-        appended = self._append(KeyRotate(old=str(old.public), new=str(new.public)))
+        appended = self.append(KeyRotate(old=str(old.public), new=str(new.public)))
         self._log.rekey(new)
         return appended
 
@@ -525,16 +251,8 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, record: Record, *, durable: bool = True) -> Appended:
-        stored = record.model_dump(mode="json")
-        with self._mutex:
-            self._check(stored)
-            appended = self._log.append(stored, durable=durable)
-            self._accept(appended, stored)
-            return appended
-
     def _check(self, stored: Mapping[str, Any]) -> None:
-        if problem := self._rules.check(stored):
+        if problem := self._rules.check(stored) or _foreign(stored, self.silo):
             raise LocalError(f"ledger of {self.silo!r}: {problem}")
 
     def _accept(self, appended: Appended, stored: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from ..log.head import HeldHead, Signer
 from ..log.note import Note
 from ..log.segments import CHECKPOINT
 from ..log.tree_head import TreeHead
-from .fast_decoder import well_formed
-from .records import DeliveredRecord, HeadRefused, Payload, Received, Serving, StopRecord
+from .fast_decoder import Record, well_formed
+from .records import Received, is_durable
 
 RESTORE = (
     "restore the newest copy of the coordinator's folder, ledger, database and jobs together; silos"
@@ -31,7 +31,8 @@ RESTORE = (
 class ReceivingLedger:
     """The writer; safe to share between threads.
 
-    Every method returns once its record is durable, or raises.
+    ``append`` and ``seal`` return once the record is on the disk, or raise LocalError. The few
+    types that records.py lists last reach it with the next record.
     """
 
     def __init__(self, log: AppendLog) -> None:
@@ -63,35 +64,13 @@ class ReceivingLedger:
             )
         return cls(log)
 
-    def serving(self, coordinator: str, software: str, roster: str) -> Appended:
-        """The coordinator has started."""
-        return self._log.append(
-            Serving(coordinator=coordinator, software=software, roster=roster).model_dump(
-                mode="json"
-            )
-        )
+    def append(self, record: Record) -> Appended:
+        """Write a record."""
+        return self._log.append(record.model_dump(mode="json"), durable=is_durable(record))
 
-    def stop(self, reason: str) -> Appended:
-        """It stops in good order."""
-        return self._log.append(StopRecord(reason=reason).model_dump(mode="json"))
-
-    def received(self, record: Received) -> SignedRecord:
-        """An upload was taken; with the head for the silo to hold."""
+    def seal(self, record: Received) -> SignedRecord:
+        """Append it, and sign the head that ends with it, for the silo to hold."""
         return self._log.seal(record.model_dump(mode="json"))
-
-    def delivered(
-        self, silo: str, job: str, job_digest: str, round_: int, message: Payload
-    ) -> Appended:
-        """A delivery was sent to its end; durable with the next record."""
-        record = DeliveredRecord(
-            silo=silo, job=job, job_digest=job_digest, round=round_, message=message
-        )
-        return self._log.append(record.model_dump(mode="json"), durable=False)
-
-    def refused(self, silo: str, checkpoint: Note, why: str) -> Appended:
-        """A silo signed a head that does not extend the one that is held."""
-        record = HeadRefused(silo=silo, checkpoint=bytes(checkpoint).decode(), why=why[:1000])
-        return self._log.append(record.model_dump(mode="json"))
 
     def growth(self, held: int, to: Note) -> bytes:
         """Proof for who holds the head of ``held`` records.

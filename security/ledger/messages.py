@@ -10,23 +10,21 @@ tensors that they are of. Masked and padded tensors count as any, by their words
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from ...errors import LocalError
 from ..log.chain import VerifiedLine
 from ..log.segments import Reading
-from .fast_decoder import Record, checked, parse_any, parse_record, well_formed
+from .fast_decoder import Record, checked, parse_any, well_formed
 from .records import (
     ControlClose,
     ControlOpen,
-    Deny,
+    Digest,
     Intent,
-    PolicyChange,
-    PrivacyHead,
+    OutcomeRecord,
+    Payload,
     ProtocolMessage,
-    SumEnd,
-    SumOpened,
-    SumSigned,
+    Start,
 )
 from .rules import Rules
 
@@ -36,6 +34,26 @@ CONTROL = "(control)"  # polls and heartbeats
 PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
 Group = Literal["job", "method", "part", "taint", "recipient"]
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class At(Generic[RecordT]):
+    """A record that stands for itself, and where it stands."""
+
+    seq: int
+    time: str
+    record: RecordT
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """The DIGEST record of a message."""
+
+    seq: int
+    leaf: str  # hash of the record, in hex
+    roster: str  # digest of the roster that the last start before it names
+    message: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,70 +63,102 @@ class LedgerMessage:
     seq: int
     time: str
     intent: Intent
-    digested: bool
-    status: str  # "sent", "failed" or "unknown"; "no outcome" where the ledger has none
-    receipt: str | None
+    digest: Digested | None = None
+    outcome: OutcomeRecord | None = None
+
+    @property
+    def digested(self) -> bool:
+        """Whether all its bytes were handed to the transport, and their hash is recorded."""
+        return self.digest is not None
+
+    @property
+    def status(self) -> str:
+        """One of "sent", "failed" or "unknown"; "no outcome" where the ledger has none."""
+        return self.outcome.status if self.outcome else "no outcome"
+
+    @property
+    def receipt(self) -> str | None:
+        """What the recipient signed, in hex."""
+        return self.outcome.receipt if self.outcome else None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Control messages of one session; not closed, it counts with its caps."""
+
+    seq: int
+    time: str
+    opened: ControlOpen
+    closed: ControlClose | None = None
+
+    @property
+    def totals(self) -> "Totals":
+        """Messages and bytes that left, or may have."""
+        if self.closed is None:
+            most = self.opened.max_bytes
+            return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
+        return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
+
+
+class LedgerFold:
+    """Everything that left, gathered from the records of a walk.
+
+    A record says what became of an earlier one: here they are put together, for all who read a
+    ledger.
+    """
+
+    def __init__(self) -> None:
+        self.messages: dict[int, LedgerMessage] = {}  # by seq of the intent
+        self.sessions: dict[int, Session] = {}  # by seq of the record that opens them
+        self.protocol: list[At[ProtocolMessage]] = []
+        self.ended: list[Session | At[ProtocolMessage]] = []  # in the order in which they were over
+        self.roster = ""  # digest, as the last start names it
+
+    def take(self, line: VerifiedLine, record: Record) -> None:
+        """The next record of a ledger whose rules hold."""
+        seq, time = line.seq, line.record["time"]
+        match record:
+            case Start():
+                self.roster = record.roster
+            case Intent():
+                self.messages[seq] = LedgerMessage(seq, time, record)
+            case Digest(ref=ref):
+                digest = Digested(seq, line.leaf, self.roster, record.message)
+                self.messages[ref] = replace(self.messages[ref], digest=digest)
+            case OutcomeRecord(ref=ref):
+                self.messages[ref] = replace(self.messages[ref], outcome=record)
+            case ProtocolMessage():
+                self.protocol.append(At(seq, time, record))
+                self.ended.append(self.protocol[-1])
+            case ControlOpen():
+                self.sessions[seq] = Session(seq, time, record)
+            case ControlClose(ref=ref):
+                self.sessions[ref] = replace(self.sessions[ref], closed=record)
+                self.ended.append(self.sessions[ref])
+
+
+def fold(folder: Path) -> LedgerFold:
+    """All that left by a ledger; LocalError for one that does not hold."""
+    found = LedgerFold()
+    for line, record in records(folder):
+        found.take(line, record)
+    return found
 
 
 def messages(folder: Path) -> tuple[LedgerMessage, ...]:
     """All messages in the order of their intents; LocalError for a ledger that does not hold."""
-    found: dict[int, LedgerMessage] = {}
-    for line in lines(folder):
-        record = line.record
-        match record["type"]:
-            case "egress.intent":
-                intent = parse_record(line, Intent)
-                found[line.seq] = LedgerMessage(
-                    line.seq, record["time"], intent, False, "no outcome", None
-                )
-            case "egress.digest":
-                found[record["ref"]] = replace(found[record["ref"]], digested=True)
-            case "egress.outcome":
-                found[record["ref"]] = replace(
-                    found[record["ref"]], status=record["status"], receipt=record["receipt"]
-                )
-    return tuple(found.values())
+    return tuple(fold(folder).messages.values())
 
 
-def sums(
-    folder: Path,
-) -> tuple[tuple[VerifiedLine, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
-    """What the records say of secure sums and mixes beside the uploads.
-
-    LocalError for a ledger that does not hold.
-    """
-    kinds = ProtocolMessage | SumEnd | SumSigned | SumOpened
-    return tuple((line, record) for line, record in records(folder) if isinstance(record, kinds))
-
-
-def denials(folder: Path) -> tuple[tuple[VerifiedLine, Deny], ...]:
-    """What the policy held back; LocalError for a ledger that does not hold."""
-    return tuple((line, record) for line, record in records(folder) if isinstance(record, Deny))
+def of_type(folder: Path, *types: type[RecordT]) -> tuple[tuple[VerifiedLine, RecordT], ...]:
+    """All records of these types; LocalError for a ledger that does not hold."""
+    return tuple((line, record) for line, record in records(folder) if isinstance(record, types))
 
 
 def jobs(folder: Path) -> tuple[str, ...]:
     """Names of all jobs that any record is of; LocalError for a ledger that does not hold."""
     return tuple(
         dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record)
-    )
-
-
-def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
-    """Seq, time and record of each policy that came into force.
-
-    LocalError for a ledger that does not hold.
-    """
-    return tuple(
-        (line.seq, line.record["time"], parse_record(line, PolicyChange))
-        for line in lines(folder)
-        if line.record["type"] == "policy.change"
-    )
-
-
-def budgets(folder: Path) -> tuple[tuple[VerifiedLine, PrivacyHead], ...]:
-    """Each head of a data set's privacy budget; LocalError for a ledger that does not hold."""
-    return tuple(
-        (line, record) for line, record in records(folder) if isinstance(record, PrivacyHead)
     )
 
 
@@ -142,63 +192,54 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
     job, method and part: an unclosed control session counts with its cap. What is of no tensor has
     no taint.
     """
-    tell = "taint" in by
     totals: dict[tuple[str, ...], Totals] = {}
 
     def add(group: Mapping[Group, str], more: Totals) -> None:
         totals.setdefault(tuple(group.get(name, "") for name in by), Totals()).add(more)
 
-    for message in messages(folder):
+    found = fold(folder)
+    for message in found.messages.values():
         intent = message.intent
-        rest = intent.message.bytes
         group: dict[Group, str] = {
             "job": intent.job,
             "method": intent.method,
             "recipient": intent.recipient.id,
         }
-        pieces: dict[tuple[str, str], Totals] = {}
-        for tensor, size in intent.leaving:
-            piece = pieces.setdefault(
-                (tensor.part, tensor.taint if tell else ""), Totals(messages=1)
-            )
-            piece.add(Totals(0, 1, tensor.elements, size, 0 if message.digested else size))
-            rest -= size
-        for (part, taint), piece in pieces.items():
+        for part, taint, piece in _pieces(message, by_taint="taint" in by):
             add({**group, "part": part, "taint": taint}, piece)
-        if rest or not intent.tensors:
-            add({**group, "part": MESSAGE}, Totals(1, 0, 0, rest, 0 if message.digested else rest))
-    for job, part, recipient, more in _small(folder):
-        add({"job": job, "method": part, "part": part, "recipient": recipient}, more)
+    # A session that a crash left open counts with its caps, behind all that ended.
+    running = [session for session in found.sessions.values() if session.closed is None]
+    for small in (*found.ended, *running):
+        add(*_small(small))
     return totals
 
 
-def _small(folder: Path) -> Iterator[tuple[str, str, str, Totals]]:
-    """Job, part, recipient and totals of each control session and of each protocol message."""
-    opened: dict[int, ControlOpen] = {}
-    for line in lines(folder):
-        match line.record["type"]:
-            case "control.open":
-                opened[line.seq] = parse_record(line, ControlOpen)
-            case "control.close":
-                closed = parse_record(line, ControlClose)
-                peer = opened.pop(closed.ref).recipient.id
-                yield CONTROL, CONTROL, peer, Totals(messages=closed.messages, bytes=closed.bytes)
-            case "egress.protocol":
-                sent = parse_record(line, ProtocolMessage)
-                yield (
-                    sent.job,
-                    PROTOCOL,
-                    sent.recipient.id,
-                    Totals(messages=1, bytes=sent.message.bytes),
-                )
-    for record in opened.values():
-        cap = record.max_bytes
-        yield (
-            CONTROL,
-            CONTROL,
-            record.recipient.id,
-            Totals(messages=record.max_messages, bytes=cap, assumed=cap),
-        )
+def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, Totals]]:
+    """Part, taint and totals of the pieces of a message; one per part unless ``by_taint``."""
+    found: dict[tuple[str, str], Totals] = {}
+    rest = message.intent.message.bytes
+    for tensor, size in message.intent.leaving:
+        key = (tensor.part, tensor.taint if by_taint else "")
+        found.setdefault(key, Totals(messages=1)).add(Totals(0, 1, tensor.elements, size))
+        rest -= size
+    pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
+    if rest or not message.intent.tensors:
+        pieces.append((MESSAGE, "", Totals(messages=1, bytes=rest)))
+    if message.digest is None:
+        for *_, totals in pieces:
+            totals.assumed = totals.bytes
+    return pieces
+
+
+def _small(found: Session | At[ProtocolMessage]) -> tuple[dict[Group, str], Totals]:
+    """Group and totals of a control session, or of a message of a protocol."""
+    if isinstance(found, Session):
+        job, part, recipient, totals = CONTROL, CONTROL, found.opened.recipient, found.totals
+    else:
+        record = found.record
+        job, part, recipient = record.job, PROTOCOL, record.recipient
+        totals = Totals(messages=1, bytes=record.message.bytes)
+    return {"job": job, "method": part, "part": part, "recipient": recipient.id}, totals
 
 
 def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:

@@ -8,24 +8,18 @@ The view is a pure function of what ``verify`` found and of the records. It adds
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 from ...errors import LocalError
 from ..log.chain import VerifiedLine
 from .audit import AuditResult
 from .fast_decoder import Record
-from .messages import CONTROL, MESSAGE, PROTOCOL, LedgerMessage, Totals
+from .messages import CONTROL, MESSAGE, PROTOCOL, At, LedgerFold, LedgerMessage, Session, Totals
 from .records import (
-    ControlClose,
-    ControlOpen,
     Deny,
-    Digest,
     Ingress,
-    Intent,
     JobAccept,
     JobDecline,
     KeyRotate,
-    OutcomeRecord,
     PolicyChange,
     PrivacyHead,
     ProtocolMessage,
@@ -36,35 +30,6 @@ from .records import (
     SumOpened,
     WitnessRecord,
 )
-
-EventT = TypeVar("EventT", bound=Record)
-
-
-@dataclass(frozen=True, slots=True)
-class At(Generic[EventT]):
-    """A record that stands for itself, and where it stands."""
-
-    seq: int
-    time: str
-    record: EventT
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Control messages of one session; not closed, it counts with its caps."""
-
-    seq: int
-    time: str
-    opened: ControlOpen
-    closed: ControlClose | None = None
-
-    @property
-    def totals(self) -> Totals:
-        """Messages and bytes that left, or may have."""
-        if self.closed is None:
-            most = self.opened.max_bytes
-            return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
-        return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
 
 
 @dataclass(slots=True)
@@ -132,18 +97,18 @@ def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) 
 
     LocalError unless they are just those.
     """
-    found = LedgerOverview(verified)
-    messages: dict[int, LedgerMessage] = {}
-    sessions: dict[int, Session] = {}
+    found, left = LedgerOverview(verified), LedgerFold()
     head: str | None = None
     for line, record in records:
         if line.seq == verified.records:  # written since
             break
-        _take(found, messages, sessions, line, record)
+        left.take(line, record)
+        _take(found, line, record)
         head = line.leaf
     if head != verified.head:
         raise LocalError("the ledger was exchanged while it was read; leave it alone and try again")
-    found.messages, found.sessions = list(messages.values()), list(sessions.values())
+    found.messages, found.sessions = list(left.messages.values()), list(left.sessions.values())
+    found.protocol = left.protocol
     return found
 
 
@@ -157,52 +122,22 @@ _LISTS: Mapping[type[Record], tuple[str, ...]] = {
     JobAccept: ("decisions",),
     JobDecline: ("decisions",),
     Deny: ("denials",),
-    ProtocolMessage: ("protocol",),
     SumEnd: ("sums",),
     SumOpened: ("sums",),
     PrivacyHead: ("budgets",),
 }
 
 
-def _take(
-    found: LedgerOverview,
-    messages: dict[int, LedgerMessage],
-    sessions: dict[int, Session],
-    line: VerifiedLine,
-    record: Record,
-) -> None:
-    seq, time = line.seq, line.record["time"]
-    found.first, found.last = found.first or time, time
+def _take(found: LedgerOverview, line: VerifiedLine, record: Record) -> None:
+    at = At(line.seq, line.record["time"], record)
+    found.first, found.last = found.first or at.time, at.time
     for name in _LISTS.get(type(record), ()):
-        getattr(found, name).append(At(seq, time, record))
+        getattr(found, name).append(at)
     match record:
         case WitnessRecord():
-            found.witnesses[record.by] = At(seq, time, record)
-        case Intent():
-            messages[seq] = LedgerMessage(seq, time, record, False, "no outcome", None)
-        case ControlOpen():
-            sessions[seq] = Session(seq, time, record)
+            found.witnesses[record.by] = At(at.seq, at.time, record)
         case Ingress():
             found.received.setdefault(record.job, Counter())[record.round] += record.message.bytes
-        case Digest() | OutcomeRecord() | ControlClose():
-            _follow(messages, sessions, record)
-
-
-def _follow(
-    messages: dict[int, LedgerMessage],
-    sessions: dict[int, Session],
-    record: Digest | OutcomeRecord | ControlClose,
-) -> None:
-    """What became of a message or a session."""
-    match record:
-        case Digest():
-            messages[record.ref] = replace(messages[record.ref], digested=True)
-        case OutcomeRecord():
-            messages[record.ref] = replace(
-                messages[record.ref], status=record.status, receipt=record.receipt
-            )
-        case ControlClose():
-            sessions[record.ref] = replace(sessions[record.ref], closed=record)
 
 
 # What left, added up.
@@ -260,7 +195,7 @@ def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str,
     if rest or not message.intent.tensors:
         pieces.setdefault((MESSAGE, "", whole), Totals(messages=1)).add(Totals(bytes=rest))
     for piece in pieces.values():
-        piece.assumed = 0 if message.digested else piece.bytes
+        piece.assumed = 0 if message.digest else piece.bytes
     yield from pieces.items()
 
 

@@ -5,16 +5,18 @@ Who vouches for a roster is the caller's to ask (``roster.vouchers``).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import PeerError
 from ..identity import roster as rosters
 from ..identity.roster import Roster
 from ..log.chain import VerifiedLine
 from ..log.merkle import Tree
+from .fast_decoder import parse_any
+from .messages import LedgerFold, LedgerMessage
 from .receipt import Receipt
+from .records import Digest, OutcomeRecord
 
 SIGNATURE = re.compile("[0-9a-f]{128}")
 
@@ -41,70 +43,57 @@ class Receipts:
 
 
 def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
-    """Check the receipts in lines that hold (``ledger_view.lines``) against the coordinators of
+    """Check the receipts in lines that hold (``messages.lines``) against the coordinators of
     these rosters.
     """
     known = {rosters.digest(roster): roster for roster in given}
-    found, current = Receipts(), ""
-    intents: dict[int, Mapping[str, Any]] = {}
-    # by seq of the intent: the record, root of the ledger up to it
-    digests: dict[int, tuple[VerifiedLine, str]] = {}
-    tree = Tree()
+    found, left, tree = Receipts(), LedgerFold(), Tree()
+    roots: dict[int, str] = {}  # by seq of the intent: root of the ledger up to its digest, in hex
     for line in lines:
         tree.append(line.hash)
-        record = line.record
-        match record["type"]:
-            case "start":
-                current = record["roster"]
-            case "egress.intent":
-                intents[line.seq] = record
-            case "egress.digest":
-                digests[record["ref"]] = (line, tree.root().hex())
-            case "egress.outcome":
-                ref = record["ref"]
-                intent, digest = intents.pop(ref), digests.pop(ref, None)
-                if record["receipt"] is None:
-                    found.without += record["status"] == "sent"
-                elif current not in known:
-                    found.unchecked += 1
-                elif why := _fault(known[current], intent, digest, record["receipt"]):
-                    found.problems.append(f"the receipt at seq {line.seq} {why}")
-                else:
-                    found.good.add(ref)
+        record = parse_any(line)
+        left.take(line, record)
+        if isinstance(record, Digest):
+            roots[record.ref] = tree.root().hex()
+        if not isinstance(record, OutcomeRecord):
+            continue
+        message, root = left.messages.pop(record.ref), roots.pop(record.ref, "")
+        if record.receipt is None:
+            found.without += record.status == "sent"
+        elif left.roster not in known:
+            found.unchecked += 1
+        elif why := _fault(known[left.roster], message, root):
+            found.problems.append(f"the receipt at seq {line.seq} {why}")
+        else:
+            found.good.add(record.ref)
     return found
 
 
-def _fault(
-    roster: Roster,
-    intent: Mapping[str, Any],
-    digested: tuple[VerifiedLine, str] | None,
-    receipt: str,
-) -> str:
+def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
     """What is wrong with a receipt; empty if the coordinator signed it for this message."""
-    coordinator, recipient = roster.coordinator, intent["recipient"]
+    coordinator, recipient = roster.coordinator, message.intent.recipient
+    digest, receipt = message.digest, message.receipt or ""
     # (1) Somebody can have received all of the message.
-    if digested is None:
+    if digest is None:
         return "is for a message without digest, of which nobody can have received all"
-    digest, root = digested
     # (2) The message went to the coordinator, who showed its TLS key.
-    if (recipient["id"], recipient["spki"]) != (coordinator.id, coordinator.spki_sha256):
-        return (
-            f"is for a message to {recipient['id']!r}, who is not the coordinator with its TLS key"
-        )
+    if (recipient.id, recipient.spki) != (coordinator.id, coordinator.spki_sha256):
+        return f"is for a message to {recipient.id!r}, who is not the coordinator with its TLS key"
     # (3) The coordinator signed it, for just these bytes from this place of the ledger.
+    signature = bytes.fromhex(receipt) if SIGNATURE.fullmatch(receipt) else b""
     try:
         Receipt(
             federation=roster.federation,
             roster=rosters.digest(roster),
-            silo=intent["silo"],
-            job=intent["job_digest"],
-            round=intent["round"],
-            size=digest.record["message"]["bytes"],
-            sha256=digest.record["message"]["sha256"],
+            silo=message.intent.silo,
+            job=message.intent.job_digest,
+            round=message.intent.round,
+            size=digest.message.bytes,
+            sha256=digest.message.sha256,
             ledger_seq=digest.seq,
             ledger_leaf=digest.leaf,
             ledger_root=root,
-        ).verify(coordinator, bytes.fromhex(receipt) if SIGNATURE.fullmatch(receipt) else b"")
+        ).verify(coordinator, signature)
     except PeerError:
         return f"is not what {coordinator.id!r} signs for the digest at seq {digest.seq}"
     return ""

@@ -48,72 +48,70 @@ from ..log.head import HeldHead, disagreement, log_key
 from ..log.merkle import Tree
 from ..log.note import VerifierKey
 from ..log.tree_head import TreeHead
-from .messages import records
+from .messages import Digested, LedgerFold, records
 from .receipt import Receipt
 from .records import (
     DeliveredRecord,
-    Digest,
     HeadRefused,
     Ingress,
     Intent,
     KeyRotate,
     OutcomeRecord,
-    Payload,
     Received,
     Serving,
     Start,
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LedgerUpload:
     """A message of the silo's ledger that has a digest."""
 
     intent: Intent
-    message: Payload
-    leaf: str
-    roster: str  # digest, of the start before it
-    outcome: OutcomeRecord | None = None
+    digest: Digested
+    outcome: OutcomeRecord | None
+
+    @property
+    def receipt(self) -> str | None:
+        """What the coordinator signed, in hex."""
+        return self.outcome.receipt if self.outcome else None
 
 
 class SiloSide:
     """What the silo's ledger says."""
 
     def __init__(self, folder: Path) -> None:
-        self.name, roster = "", ""
+        self.name = ""
         self.tree = Tree()
-        self.uploads: dict[int, LedgerUpload] = {}  # seq of the DIGEST record → what it is of
-        self.undigested: dict[int, Intent] = {}
         self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
         self.past: list[VerifierKey] = []  # its log keys before the one of now
-        digested: dict[int, int] = {}  # seq of an intent → of its digest
+        left = LedgerFold()
         for line, record in records(folder):
             self.tree.append(line.hash)
+            left.take(line, record)
             match record:
-                case Start():
-                    self.name, roster = record.silo, record.roster
-                case Intent():
+                case Start() | Intent():
                     self.name = record.silo
-                    self.undigested[line.seq] = record
-                case Digest():
-                    intent = self.undigested.pop(record.ref)
-                    digested[record.ref] = line.seq
-                    self.uploads[line.seq] = LedgerUpload(intent, record.message, line.leaf, roster)
-                case OutcomeRecord() if record.ref in digested:
-                    self.uploads[digested[record.ref]].outcome = record
                 case KeyRotate():
                     self.past.append(VerifierKey.parse(record.old))
                 case Ingress():
-                    self.deliveries[
-                        record.job, record.round, record.message.bytes, record.message.sha256
-                    ] += 1
+                    self.deliveries[_delivery(record)] += 1
+
+        self.undigested: dict[int, Intent] = {}  # by seq of the intent
+        uploads: dict[int, LedgerUpload] = {}
+        for message in left.messages.values():
+            if message.digest is None:
+                self.undigested[message.seq] = message.intent
+            else:
+                upload = LedgerUpload(message.intent, message.digest, message.outcome)
+                uploads[message.digest.seq] = upload
+        # By seq of the DIGEST record, and in that order: the place that the coordinator names.
+        self.uploads = dict(sorted(uploads.items()))
 
     def has_receipt(self, seq: int) -> bool:
         """Whether the upload with this DIGEST record has one."""
         upload = self.uploads.get(seq)
-        return (
-            upload is not None and upload.outcome is not None and upload.outcome.receipt is not None
-        )
+        return upload is not None and upload.receipt is not None
 
     def keys(self, roster: Roster) -> dict[bytes, VerifierKey]:
         """By key id, the log keys that have signed this ledger."""
@@ -140,9 +138,11 @@ class CoordinatorSide:
                 case HeadRefused() if record.silo == silo:
                     self.refused.append((line.seq, record))
                 case DeliveredRecord() if record.silo == silo:
-                    self.deliveries[
-                        record.job, record.round, record.message.bytes, record.message.sha256
-                    ] += 1
+                    self.deliveries[_delivery(record)] += 1
+
+
+def _delivery(record: Ingress | DeliveredRecord) -> tuple[str, int, int, str]:
+    return record.job, record.round, record.message.bytes, record.message.sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,24 +205,30 @@ def reconcile(
         silo=ours.name,
         coordinator=theirs.name,
         uploads=len(matched),
-        bytes=sum(ours.uploads[seq].message.bytes for seq in matched),
+        bytes=sum(ours.uploads[seq].digest.message.bytes for seq in matched),
         deliveries=sum((ours.deliveries & theirs.deliveries).values()),
-        unchecked=sum(
-            roster is not None and upload.roster != rosters.digest(roster) for _, _, upload in both
-        ),
+        unchecked=_unchecked(both, roster),
         gaps=tuple(_gaps(ours, theirs, both, earlier, roster)),
         differences=tuple(differences),
     )
+
+
+def _unchecked(both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None) -> int:
+    """How many uploads have a receipt under another roster than this one."""
+    if roster is None:
+        return 0
+    digest = rosters.digest(roster)
+    return sum(upload.digest.roster != digest for _, _, upload in both)
 
 
 def _same(ours: SiloSide, record: Received) -> bool:
     """Whether the silo's ledger has this upload in the place that it was received under."""
     upload = ours.uploads.get(record.ledger_seq)
     return upload is not None and (
-        upload.leaf,
+        upload.digest.leaf,
         upload.intent.job_digest,
         upload.intent.round,
-        upload.message,
+        upload.digest.message,
     ) == (
         record.ledger_leaf,
         record.job_digest,
@@ -301,8 +307,7 @@ def _altered(
         root = ours.tree.root(record.ledger_seq + 1)
         if fault := _head_fault(ours, record, root, roster):
             yield f"{where}: {fault}"
-        receipt = upload.outcome.receipt if upload.outcome else None
-        if receipt not in (None, record.receipt):
+        if upload.receipt not in (None, record.receipt):
             yield (
                 f"{where}: the receipt in the silo's ledger is not the one that the coordinator"
                 " recorded"
@@ -339,11 +344,11 @@ def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
 def _receipt_fault(
     silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster
 ) -> str:
-    if upload.roster != rosters.digest(roster):
+    if upload.digest.roster != rosters.digest(roster):
         return ""  # of another version: give that one
     receipt = Receipt(
         federation=roster.federation,
-        roster=upload.roster,
+        roster=upload.digest.roster,
         silo=silo,
         job=record.job_digest,
         round=record.round,
@@ -377,10 +382,10 @@ def _gaps(
         if seq not in earlier and not _not_of(ours, theirs, refused, roster):
             yield f"a head of this ledger was refused: {refused.why}"
     for seq, upload in matched.items():
-        if upload.outcome is None or upload.outcome.receipt is None:
+        if upload.receipt is None:
             yield f"record {seq}: received, and the silo has no receipt ({_of(upload)})"
     for seq, upload in ours.uploads.items():
-        if seq not in matched and (upload.outcome is None or upload.outcome.receipt is None):
+        if seq not in matched and upload.receipt is None:
             yield f"record {seq}: not received ({_of(upload)})"
     for seq, intent in ours.undigested.items():
         yield f"record {seq}: cut short, counts as left ({_place(intent)})"
@@ -398,7 +403,7 @@ def _gaps(
 
 def _of(upload: LedgerUpload) -> str:
     status = upload.outcome.status if upload.outcome else "without outcome"
-    return f"{upload.message.bytes} bytes of {_place(upload.intent)}, {status}"
+    return f"{upload.digest.message.bytes} bytes of {_place(upload.intent)}, {status}"
 
 
 def _place(intent: Intent) -> str:

@@ -12,15 +12,22 @@ security/secagg/spec.py. That of a contribution is of its epoch (security/blind/
 of the word on a padded upload of its version (security/blind/mix_context.py).
 """
 
+from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field
 
 from ...files.documents import MAX_SAFE_INTEGER, Strict
 from ..faults import Code
 from ..identity.keys import Hex32, Hex64
+from ..log.note import Note
+from ..log.tree_head import TreeHead
 from ..policy.policy import MAX_FILE
+from ..policy.release import Release
+
+# characters of a reason: of a sum that ended, and of a head that was refused
+MOST_WHY, MOST_REFUSED_WHY = 500, 1000
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
@@ -52,6 +59,24 @@ class Tensor(Strict):
     bytes: Count
     taint: Literal["public", "dp", "private"]
     readers: tuple[Text, ...] = ()  # older records have none
+
+    @classmethod
+    def of(cls, release: Release, readers: Sequence[str]) -> Self:
+        """The record of a release in a message that ``readers`` can open.
+
+        LocalError for a dtype that cannot cross.
+        """
+        own_readers = () if set(release.readers) == set(readers) else release.readers
+        return cls(
+            part=release.part,
+            kind=release.kind,
+            name=release.name,
+            dtype=release.dtype,
+            shape=release.shape,
+            bytes=release.nbytes,
+            taint=release.taint,
+            readers=own_readers,
+        )
 
     @property
     def elements(self) -> int:
@@ -127,6 +152,12 @@ class Paid(Strict):
 
     dataset: Text
     ids: tuple[Count, ...]  # in order, each once
+
+    @classmethod
+    def of(cls, dataset: str, releases: Sequence[Release]) -> Self | None:
+        """What paid for these releases, out of the budget of this data set; None if nothing did."""
+        ids = sorted({paid for release in releases for paid in release.ledger_ids})
+        return cls(dataset=dataset, ids=tuple(ids)) if ids else None
 
 
 class Start(Strict):
@@ -338,6 +369,12 @@ class PrivacyHead(Strict):
     delta: Number
     limit: Number
 
+    @classmethod
+    def of(cls, dataset: str, head: TreeHead, *, epsilon: str, delta: str, limit: str) -> Self:
+        """The record of this head of the data set's budget."""
+        size, root = head.size, head.root.hex()
+        return cls(dataset=dataset, size=size, root=root, epsilon=epsilon, delta=delta, limit=limit)
+
 
 class WitnessRecord(Strict):
     """Another member holds this head of this ledger:
@@ -351,6 +388,11 @@ class WitnessRecord(Strict):
     by: Text
     size: Count
     root: Hex32
+
+    @classmethod
+    def of(cls, by: str, held: TreeHead) -> Self:
+        """The record of the head that ``by`` holds."""
+        return cls(by=by, size=held.size, root=held.root.hex())
 
 
 class Ingress(Strict):
@@ -434,8 +476,11 @@ class HeadRefused(Strict):
     checkpoint: Annotated[str, Field(max_length=4096)]
     why: Text
 
+    @classmethod
+    def of(cls, silo: str, checkpoint: Note, why: str) -> Self:
+        """The record of a refused checkpoint; a long reason is cut."""
+        return cls(silo=silo, checkpoint=bytes(checkpoint).decode(), why=why[:MOST_REFUSED_WHY])
 
-MOST_WHY = 500  # characters
 
 ProtocolKind: TypeAlias = Literal[
     "keys",
@@ -532,3 +577,15 @@ class SumOpened(Strict):
     ctx: Hex32
     survivors: tuple[Text, ...]  # U3, sorted: whose values are in the sum
     sha256: Hex32
+
+
+# These reach the disk with the next record; all others are there before ``append`` returns. A crash
+# may lose the last of these, and the ledger claims no less without it: a message without an outcome
+# counts as left, who holds a head says so again at the next greeting, and reconcile.py takes a
+# delivery without a record for a gap.
+_DURABLE_WITH_THE_NEXT = (OutcomeRecord, WitnessRecord, DeliveredRecord)
+
+
+def is_durable(record: Strict) -> bool:
+    """Whether this record is on the disk before anything follows from it."""
+    return not isinstance(record, _DURABLE_WITH_THE_NEXT)

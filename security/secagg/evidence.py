@@ -38,7 +38,6 @@ Silos accept sums without a dealer that is proven to have misdealt in their job,
 are left (algorithms/job/batches.py, ``Terms.excused``).
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -48,7 +47,7 @@ from ...errors import LocalError, RefusedError
 from ...files.documents import parse_canonical
 from ..arithmetic.shamir import join, weights_at_zero
 from ..faults import COORDINATOR, Code, check
-from ..identity.domains import SECAGG_COMPLAINT, SECAGG_CONTEXT, SECAGG_DEALING, framed
+from ..identity.domains import SECAGG_COMPLAINT, SECAGG_DEALING, framed
 from ..identity.pairwise_keys import KEY_BYTES, public_key
 from ..identity.signers import Sign, Signers
 from .dealing import (
@@ -61,7 +60,7 @@ from .dealing import (
     open_portion,
     seed_commitment,
 )
-from .spec import RoundSpec
+from .spec import RoundSpec, context_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class Misdealing:
 
     def is_of(self, ctx: str) -> bool:
         """Whether it is of the attempt with this context, hex."""
-        return hashlib.sha256(framed(SECAGG_CONTEXT, self.document)).hexdigest() == ctx
+        return context_of(self.document).hex() == ctx
 
     def proves(self, spec: RoundSpec, signers: Signers) -> bool:
         """Whether it shows to anyone that the dealer broke the rules in this attempt."""

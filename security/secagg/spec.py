@@ -52,6 +52,11 @@ Empty where they share none.
 """
 
 
+def context_of(document: bytes) -> bytes:
+    """The ctx, 32 bytes, of an attempt at a secure sum, from its specification as it was signed."""
+    return hashlib.sha256(framed(SECAGG_CONTEXT, document)).digest()
+
+
 class RoundSpec(Strict):
     """One attempt; ``counts`` are those behind public weights, in the cohort's order."""
 
@@ -113,7 +118,7 @@ class RoundSpec(Strict):
 
     def context(self) -> bytes:
         """``ctx``, 32 bytes."""
-        return hashlib.sha256(framed(SECAGG_CONTEXT, self.payload())).digest()
+        return context_of(self.payload())
 
     def holder(self, silo: str) -> int:
         """A silo's number among the holders of shares, 1 and up."""

@@ -70,9 +70,10 @@ class DatasetBudget:
             self._let_go(job.digest)
             reservation = budget.reserve(job.name, job.digest, round_, purpose, events, ceiling)
             limit, spent = budget.limit, shown(budget.epsilon())
-            self._ledger.privacy_head(
+            record = PrivacyHead.of(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
             )
+            self._ledger.append(record)
             self._open[job.digest] = Steppers(reservation)
             return self._open[job.digest]
 
@@ -196,8 +197,7 @@ def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     ledger = config.directory / LEDGER
     if not ledger.is_dir():
         return {}
-    found = (record for _, record in messages.records(ledger))
-    return {record.dataset: record for record in found if isinstance(record, PrivacyHead)}
+    return {head.dataset: head for _, head in messages.of_type(ledger, PrivacyHead)}
 
 
 def _lost(folder: Path, dataset: str, head: PrivacyHead) -> str:

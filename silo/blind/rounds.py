@@ -9,7 +9,6 @@ no secret.
 """
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
@@ -22,13 +21,13 @@ from ...files import checked_file
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.faults import COORDINATOR, Code
 from ...security.identity import roster as rosters
-from ...security.identity.domains import SECAGG_CONTEXT, framed
 from ...security.identity.keys import Keys
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.policy.policy import Policy
 from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.silo import Participant
+from ...security.secagg.spec import context_of
 from ..admission.checks import asked_of_rows
 from ..egress.gate import Gate, TurnedAwayError, UnreachableError
 from ..egress.outcomes import SettledUpload
@@ -198,10 +197,9 @@ class BlindRounds:
 
     async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
         """Record who is to blame, then reject."""
-        nothing = hashlib.sha256(framed(SECAGG_CONTEXT, b"")).digest()
-        await self._gate.secure_records.refused(
-            job.name, job.digest, Refusal(round_, nothing, error)
-        )
+        no_attempt = context_of(b"")  # it is refused before an attempt has a specification
+        refusal = Refusal(round_, no_attempt, error)
+        await self._gate.secure_records.refused(job.name, job.digest, refusal)
         raise error
 
     def _keeper(self, job: Job, folder: Path) -> MemoryFiles:

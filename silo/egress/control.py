@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from ...errors import LocalError
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.records import Peer
+from ...security.ledger.records import ControlClose, ControlOpen, Peer
 from ...security.policy.file import ControlCaps as Caps
 
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
@@ -36,13 +36,13 @@ class SessionCounts:
         """
         await self.close()
         name = f"{self._ledger.silo}-{(self._ledger.head.seq + 1) if self._ledger.head else 0}"
-        opened = await asyncio.to_thread(
-            self._ledger.control_open,
-            name,
-            self._recipient,
-            self._caps.max_messages,
-            self._caps.max_bytes,
+        record = ControlOpen(
+            session=name,
+            recipient=self._recipient,
+            max_messages=self._caps.max_messages,
+            max_bytes=self._caps.max_bytes,
         )
+        opened = await asyncio.to_thread(self._ledger.append, record)
         self._ref, self.messages, self.size = opened.seq, 0, 0
         return bytes.fromhex(opened.leaf)
 
@@ -69,4 +69,5 @@ class SessionCounts:
         """The session is over: write its totals."""
         if self._ref is not None:
             ref, self._ref = self._ref, None
-            await asyncio.to_thread(self._ledger.control_close, ref, self.messages, self.size)
+            record = ControlClose(ref=ref, messages=self.messages, bytes=self.size)
+            await asyncio.to_thread(self._ledger.append, record)

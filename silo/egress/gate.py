@@ -64,8 +64,8 @@ from ...security.blind.plan import RoundPlan
 from ...security.blind.sealing import SealedSecret
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
+from ...security.ledger import records
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.records import Applied, Payload, Peer
 from ...security.policy.policy import Policy
 from ...security.policy.release import Paid, nothing_paid, own_part, unpaid
 from ...security.secagg.silo_events import Streamed
@@ -144,9 +144,9 @@ class Gate:
         self.signed_sets = SignedSets(ledger, roster, policy)
 
     @property
-    def _coordinator(self) -> Peer:
+    def _coordinator(self) -> records.Peer:
         entry = self._roster.coordinator
-        return Peer(id=entry.id, spki=entry.spki_sha256)
+        return records.Peer(id=entry.id, spki=entry.spki_sha256)
 
     # Control messages.
 
@@ -487,7 +487,7 @@ class Gate:
         outgoing: Outgoing,
         offset: int,
         norms: Mapping[str, float] | None,
-    ) -> Applied:
+    ) -> records.Applied:
         decision = self._policy.decide(
             declared.method,
             outgoing.releases,
@@ -500,7 +500,7 @@ class Gate:
         )
         if not decision.allow:
             await self._deny(declared.job, declared.digest, round_, decision.reasons)
-        return Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
+        return records.Applied(file=self._policy.digest, rule=decision.rule, decision="allow")
 
     async def hold_back(self, job: Job, round_: int, purpose: str, reason: str) -> NoReturn:
         """Record that the policy has something against a round, then DeniedError."""
@@ -511,14 +511,10 @@ class Gate:
     ) -> NoReturn:
         denied = (digest, round_, reasons)
         if denied != self._denied:  # asked again and again, the same answer is recorded once
-            await asyncio.to_thread(
-                self._ledger.policy_deny,
-                job=job,
-                round_number=round_,
-                purpose=purpose,
-                policy=self._policy.digest,
-                reasons=reasons,
+            record = records.Deny(
+                job=job, round=round_, purpose=purpose, policy=self._policy.digest, reasons=reasons
             )
+            await asyncio.to_thread(self._ledger.append, record)
         self._denied = denied
         raise DeniedError("this silo holds the round back: " + "; ".join(reasons))
 
@@ -528,29 +524,32 @@ class Gate:
         round_: int,
         outgoing: Outgoing,
         offset: int,
-        applied: Applied,
+        applied: records.Applied,
         cohort: Sequence[str],
     ) -> int:
-        return self._ledger.intent(
+        releases, readers = outgoing.releases, outgoing.readers
+        record = records.Intent(
+            silo=self._ledger.silo,
             job=declared.job,
             job_digest=declared.digest,
             method=declared.method,
-            round_number=round_,
+            round=round_,
             attempt=outgoing.attempt,
             purpose="update",
             rpc=UPLOAD,
             recipient=self._coordinator,
-            readers=outgoing.readers,
+            readers=tuple(readers),
             form=outgoing.form,
             policy=applied,
-            releases=outgoing.releases,
-            message_bytes=outgoing.size - offset,
+            tensors=tuple(records.Tensor.of(release, readers) for release in releases),
+            message=records.Size(bytes=outgoing.size - offset),
             offset=offset,
-            cohort=cohort,
+            cohort=tuple(cohort),
             secagg=outgoing.secagg,
             hidden=outgoing.hidden,
-            dataset=self._policy.dataset,
-        ).seq
+            dp=records.Paid.of(self._policy.dataset, releases),
+        )
+        return self._ledger.append(record).seq
 
     async def _frames(
         self, intent: int, manifest: tensor.Manifest, outgoing: Outgoing, sent: "_Sent"
@@ -567,10 +566,12 @@ class Gate:
             sent.size += len(chunk.payload)
             yield chunk
         sent.digests = digests = digester.digests()
-        message = Payload(bytes=at, sha256=digests.total.hex())
-        sealed = await asyncio.to_thread(
-            self._ledger.digest, intent, outgoing.hashes(digests), message
+        record = records.Digest(
+            ref=intent,
+            tensors=tuple(outgoing.hashes(digests)),
+            message=records.Payload(bytes=at, sha256=digests.total.hex()),
         )
+        sealed = await asyncio.to_thread(self._ledger.seal, record)
         head, inclusion = self._witness.proof(sealed)
         yield tensor.Frame(
             end=tensor.End(
@@ -710,11 +711,13 @@ class Gate:
         self, job: str, digest: str, signer: str, reasons: tuple[str, ...] | None
     ) -> None:
         """Record that we take part (None) or do not, before the answer leaves."""
+        decision: records.JobAccept | records.JobDecline
         if reasons is None:
-            await asyncio.to_thread(self._ledger.job_accept, job, digest, signer)
+            decision = records.JobAccept(job=job, job_digest=digest, signer=signer)
         else:
             short = tuple(reason[:MAX_REASON] for reason in reasons)
-            await asyncio.to_thread(self._ledger.job_decline, job, digest, signer, short)
+            decision = records.JobDecline(job=job, job_digest=digest, signer=signer, reasons=short)
+        await asyncio.to_thread(self._ledger.append, decision)
 
     async def close(self) -> None:
         """End the session and the channel.

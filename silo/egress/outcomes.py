@@ -20,7 +20,7 @@ from ...proto.stream import resumable
 from ...security.identity import roster as rosters
 from ...security.ledger.egress_ledger import Ledger, Unsettled
 from ...security.ledger.receipt import Receipt
-from ...security.ledger.records import Intent
+from ...security.ledger.records import Intent, OutcomeRecord
 
 Status: TypeAlias = Literal["sent", "failed", "unknown"]
 # (job, job digest, round, part)
@@ -76,7 +76,10 @@ class Outcomes:
 
     async def close(self, intent: int, status: Status, size: int, receipt: bytes = b"") -> None:
         """Write OUTCOME; ``size`` payload bytes were handed to the transport."""
-        await asyncio.to_thread(self._ledger.outcome, intent, status, size, receipt.hex() or None)
+        record = OutcomeRecord(
+            ref=intent, status=status, bytes_sent=size, receipt=receipt.hex() or None
+        )
+        await asyncio.to_thread(self._ledger.append, record)
 
     def broke(self, intent: int, size: int) -> None:
         """The connection broke when ``size`` payload bytes had been handed to the transport:

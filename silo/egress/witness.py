@@ -28,6 +28,7 @@ from ...proto import federation_pb2 as pb
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Id, Keys, Role
 from ...security.ledger.egress_ledger import Ledger
+from ...security.ledger.records import WitnessRecord
 from ...security.log import consistency
 from ...security.log import note as notes
 from ...security.log import tree_head as checkpoints
@@ -128,7 +129,7 @@ class Witness:
                 " none, keep this one as evidence and begin a new ledger under new keys"
                 " (docs/operate.md)"
             )
-        await asyncio.to_thread(self._ledger.witness, holder, head)
+        await asyncio.to_thread(self._ledger.append, WitnessRecord.of(holder, head))
 
     def _own(self, data: bytes) -> TreeHead | None:
         """A head that we signed; None for none, ProofError for anything else."""

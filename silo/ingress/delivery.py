@@ -22,7 +22,7 @@ from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digests, Inbound
 from ...security.blind.plan import RoundPlan
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.records import Payload, Peer
+from ...security.ledger.records import Ingress, Payload, Peer
 from ..parts.tensors import Buffer, announced, unpack
 from .directed_rows import AnyRows, DirectedRows
 from .mix_rows import expected_rows, largest_rows
@@ -204,11 +204,12 @@ class _Taking:
 
 
 def _record(ledger: Ledger, sender: Peer, plan: RoundPlan, size: int, digests: Digests) -> None:
-    ledger.ingress(
+    record = Ingress(
         job=plan.job.name,
-        round_number=plan.round,
+        round=plan.round,
         purpose="delivery",
         rpc=FETCH,
         sender=sender,
         message=Payload(bytes=size, sha256=digests.total.hex()),
     )
+    ledger.append(record)

@@ -7,7 +7,6 @@ summed the part last. An older sum, handed down again, is refused like an altere
 of an attempt other than the one whose survivors this silo signed in that round.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,10 +20,9 @@ from ...security.blind.open_sum import Claim, check_claim, open_group
 from ...security.blind.plan import RoundPlan, SumDown
 from ...security.blind.sum import folded, group
 from ...security.faults import COORDINATOR, Code, check
-from ...security.identity.domains import SECAGG_CONTEXT, framed
 from ...security.secagg.evidence import Misdealing
 from ...security.secagg.memory import NO_STATE, Memory
-from ...security.secagg.spec import RoundSpec, Terms
+from ...security.secagg.spec import RoundSpec, Terms, context_of
 from .keyed_job import Sharing
 from .word_reader import WordReader
 
@@ -170,8 +168,7 @@ class IncomingSums:
         }
 
     def _refuse(self, place: SumDown, document: bytes, error: RefusedError) -> None:
-        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, document)).digest()
-        self.refused = Refusal(place.round, ctx, error)
+        self.refused = Refusal(place.round, context_of(document), error)
 
 
 def largest_sums(plan: RoundPlan) -> int:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.hostile_coordinator import SILO, Hostile, offer, play, records, round_of
+from support.ledgers import write_start
 
 from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
@@ -76,7 +77,7 @@ def other(world, tmp_path):
     with Ledger.open(
         tmp_path / "other" / "ledger", OTHER, world.roster.federation, world.other_keys.log
     ) as ledger:
-        ledger.start("test", rosters.digest(world.roster), "0" * 64)
+        write_start(ledger, "test", rosters.digest(world.roster), "0" * 64)
         yield Witness(ledger, world.roster, world.other_keys, tmp_path / "other" / HEADS)
 
 

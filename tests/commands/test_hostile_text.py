@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import report_ledgers
-from support.ledgers import HASH, KEY, open_ledger, payload
+from support.ledgers import HASH, KEY, open_ledger, payload, write_serving, write_start
 
 from staddle.commands import main
 from staddle.commands.console import output
@@ -86,7 +86,7 @@ def test_a_silos_ledger(call, ledger, tmp_path):
     call("ledger", "verify", ledger)
     assert r"not of \x9b\u202e;" in call("ledger", "verify", ledger, "--silo", "\x9b\u202e", code=1)
     with open_ledger(tmp_path / "other" / "ledger", OWNER) as other:
-        other.start(HOSTILE, HASH, HASH)
+        write_start(other, HOSTILE, HASH, HASH)
     assert r"s\x9bH\u202e\x7f" in call("ledger", "verify", tmp_path / "other", code=1)
     assert r"\x1b" in call(
         "ledger", "show", ledger, "--job", HOSTILE.replace("\x00", "") + "x", code=1
@@ -99,7 +99,7 @@ def test_a_silos_ledger(call, ledger, tmp_path):
 
 def test_a_coordinators_ledger(call, tmp_path):
     with ReceivingLedger.open(tmp_path / "ledger", OWNER, "local", KEY) as ledger:
-        ledger.serving(OWNER, HOSTILE, HASH)
+        write_serving(ledger, OWNER, HOSTILE, HASH)
         ledger._log.append(DeliveredRecord(
             silo=HOSTILE, job=HOSTILE, job_digest=HASH, round=1, message=payload()
         ).model_dump(mode="json"))  # fmt: skip

@@ -3,7 +3,17 @@ import re
 from hashlib import sha256
 
 import pytest
-from support.ledgers import first, keyed, open_ledger, private, summed
+from support.ledgers import (
+    first,
+    keyed,
+    open_ledger,
+    private,
+    summed,
+    write_digest,
+    write_intent,
+    write_outcome,
+    write_start,
+)
 from typer.testing import CliRunner
 
 from staddle.commands.main import app
@@ -108,9 +118,10 @@ def filled(folder):
     release = Release("model", "whole_model", "w", "float32", (1000,))
     peer = Peer(id="coordinator", spki=HASH)
     with open_ledger(folder / "silo" / "ledger") as log:
-        log.start("staddle", HASH, HASH)
+        write_start(log, "staddle", HASH, HASH)
         for number in (1, 2):
-            ref = log.intent(
+            ref = write_intent(
+                log,
                 job=f"j{number}",
                 job_digest=HASH,
                 method="fedavg",
@@ -127,8 +138,8 @@ def filled(folder):
             ).seq
             if number == 1:
                 digest = TensorDigest(part="model", name="w", sha256=HASH)
-                log.digest(ref, [digest], Payload(bytes=4000, sha256=HASH))
-                log.outcome(ref, "sent", 4000)
+                write_digest(log, ref, [digest], Payload(bytes=4000, sha256=HASH))
+                write_outcome(log, ref, "sent", 4000)
         return log.head
 
 

@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
-from support.ledgers import first
+from support.ledgers import (
+    first,
+    write_control_close,
+    write_control_open,
+    write_privacy_head,
+    write_start,
+)
 from typer.testing import CliRunner
 
 from staddle.algorithms.course import SiloState
@@ -215,9 +221,9 @@ def silo(made):
     folder.accept((made.folder / "jobs" / "first.json").read_bytes())
     ledger = made.state("a") / "ledger"
     with Ledger.open(ledger, "a", made.name, load_keys(made.keys("a")).log) as opened:
-        opened.start("staddle", HASH, HASH)
-        ref = opened.control_open("a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
-        opened.control_close(ref, 3, 120)
+        write_start(opened, "staddle", HASH, HASH)
+        ref = write_control_open(opened, "a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
+        write_control_close(opened, ref, 3, 120)
     return folder
 
 
@@ -264,7 +270,7 @@ def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
         made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
     ) as opened:
         for spent in ("1.0000", "2.5000"):
-            opened.privacy_head("data", head, epsilon=spent, delta="0.00001", limit="8")
+            write_privacy_head(opened, "data", head, epsilon=spent, delta="0.00001", limit="8")
     shown = show(made.silo_config("a"))
     assert "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001" in " ".join(
         shown.split()
@@ -300,7 +306,7 @@ def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
     with Ledger.open(
         made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
     ) as opened:
-        opened.control_open("a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
+        write_control_open(opened, "a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
         said = show(made.silo_config("a"))
     assert " bytes left, 1,000 of these assumed\n" in said
 

@@ -5,6 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from support.ledgers import write_serving, write_stop
 from typer.testing import CliRunner
 
 from staddle.algorithms.job.job import Job, JobFile
@@ -228,8 +229,8 @@ def test_a_ledger_that_was_changed_is_found(federation, failed):
     folder = federation.state("coordinator") / "ledger"
     keys = load_keys(federation.folder / "coordinator" / "keys")
     with ReceivingLedger.open(folder, "coordinator", federation.name, keys.log) as ledger:
-        ledger.serving("coordinator", "staddle", "ab" * 32)
-        ledger.stop("asked to stop")
+        write_serving(ledger, "coordinator", "staddle", "ab" * 32)
+        write_stop(ledger, "asked to stop")
     assert failed() == {}
     path = folder / "seg-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED"))

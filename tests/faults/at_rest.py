@@ -4,7 +4,7 @@ import sqlite3
 
 import torch
 from faults.table import flip, refused, row
-from support.ledgers import FEDERATION, KEY, open_ledger, open_log
+from support.ledgers import FEDERATION, KEY, open_ledger, open_log, write_start, write_stop
 
 from staddle.algorithms.course import SiloState
 from staddle.coordinator.rounds.machine import JobState
@@ -121,7 +121,7 @@ def bit_of_a_budget(folder, draw):
 def bit_of_a_silos_ledger(folder, draw):
     path = folder / "ledger"
     with open_ledger(path) as ledger:
-        ledger.start("staddle", "ab" * 32, "cd" * 32)
-        ledger.stop("asked to stop")
+        write_start(ledger, "staddle", "ab" * 32, "cd" * 32)
+        write_stop(ledger, "asked to stop")
     made = flip(draw.choice([path / "checkpoint", *path.glob("seg-*.jsonl")]), draw)
     refused(lambda: open_ledger(path).close(), path, LocalError, made)

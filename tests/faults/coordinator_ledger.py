@@ -3,7 +3,7 @@
 import shutil
 
 from faults.table import refused, row
-from support.ledgers import FEDERATION, HASH, OTHER_KEY
+from support.ledgers import FEDERATION, HASH, OTHER_KEY, write_serving, write_stop
 
 from staddle.errors import LocalError
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
@@ -20,8 +20,8 @@ def lived(folder, lives):
     """It served so many times; the head that its database has then."""
     for _ in range(lives):
         with opened(folder) as ledger:
-            ledger.serving("coordinator", "staddle", HASH)
-            ledger.stop("asked to stop")
+            write_serving(ledger, "coordinator", "staddle", HASH)
+            write_stop(ledger, "asked to stop")
     return TreeHead.parse(notes.parse(bytes(stored(folder))).text)
 
 
@@ -45,4 +45,4 @@ def ledger_put_back(folder, draw):
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(newest, path)
     with opened(path, known) as ledger:
-        ledger.serving("coordinator", "staddle", HASH)
+        write_serving(ledger, "coordinator", "staddle", HASH)

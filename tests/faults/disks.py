@@ -6,7 +6,7 @@ import pytest
 import torch
 from faults.disk import Turned
 from faults.table import row
-from support.ledgers import FEDERATION, KEY, open_ledger, open_log, stored
+from support.ledgers import FEDERATION, KEY, open_ledger, open_log, stored, write_start, write_stop
 
 from staddle.algorithms.course import SiloState
 from staddle.coordinator.storage.spool import Spool
@@ -73,14 +73,14 @@ def disk_of_a_silos_ledger(folder, draw):
 
     def work(acknowledged):
         with open_ledger(path) as ledger:
-            ledger.start("staddle", "ab" * 32, "cd" * 32)
+            write_start(ledger, "staddle", "ab" * 32, "cd" * 32)
             acknowledged.append("start")
-            ledger.stop("asked to stop")
+            write_stop(ledger, "asked to stop")
             acknowledged.append("stop")
 
     kept = interrupted(draw, path, 24, work)
     with open_ledger(path) as ledger:
-        ledger.start("staddle", "ab" * 32, "cd" * 32)
+        write_start(ledger, "staddle", "ab" * 32, "cd" * 32)
     assert [record["type"] for record in stored(path) if record["type"] in ("start", "stop")][
         : len(kept)
     ] == kept

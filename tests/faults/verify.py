@@ -7,7 +7,7 @@ import io
 import json
 
 from faults.table import refused, row
-from support.ledgers import first, open_ledger, public
+from support.ledgers import first, open_ledger, public, write_start, write_stop
 
 from staddle import staddle_verify
 from staddle.errors import LocalError
@@ -51,8 +51,8 @@ def edited_ledger(folder, draw):
     path = folder / "ledger"
     for _ in range(draw.randrange(1, 5)):
         with open_ledger(path) as ledger:
-            ledger.start("staddle", "ab" * 32, "cd" * 32)
-            ledger.stop("asked to stop")
+            write_start(ledger, "staddle", "ab" * 32, "cd" * 32)
+            write_stop(ledger, "asked to stop")
     assert audit.verify(path, key=public()).ok
     assert audited(path) == 0
     lines, made = edited(first(path).read_bytes().splitlines(), draw)

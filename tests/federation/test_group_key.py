@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from support.coordinator_thread import coordinator
-from support.ledgers import stored
+from support.ledgers import stored, write_start
 from support.raw_silo import SECONDS, Caller, refused
 
 from staddle import log
@@ -475,7 +475,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
         keys = world.keys[name]
         rules = policies.parse(local_federation.policy_text([world.plain]).encode(), "policy.toml")
         with Ledger.open(folder / "ledger", name, world.roster.federation, keys.log) as ledger:
-            ledger.start("test", rosters.digest(world.roster), rules.digest)
+            write_start(ledger, "test", rosters.digest(world.roster), rules.digest)
             witness = Witness(ledger, world.roster, keys, folder / HEADS)
             clients[name] = Tapped(open_client(here.address, keys, world.roster))
             gate = Gate(clients[name], ledger, rules, world.roster, witness)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from federation.proxy import Proxy
+from support.ledgers import write_start
 
 from staddle.algorithms.data.dataset import Dataset, split
 from staddle.algorithms.engines.simulation import simulate
@@ -86,7 +87,7 @@ class Network:
             policies.load(config.policy),
         )
         with Ledger.open(self.ledger(silo), silo, roster.federation, keys.log) as ledger:
-            ledger.start("test", rosters.digest(roster), policy.digest)
+            write_start(ledger, "test", rosters.digest(roster), policy.digest)
             witness = Witness(ledger, roster, keys, config.directory / HEADS)
             gate = Gate(
                 open_client(config.coordinator, keys, roster), ledger, policy, roster, witness

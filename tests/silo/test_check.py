@@ -7,7 +7,7 @@ import ssl
 from types import SimpleNamespace
 
 import pytest
-from support.ledgers import first
+from support.ledgers import first, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
 from typer.testing import CliRunner
 
@@ -167,11 +167,11 @@ def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
     folder = federation.state("silo-a") / "ledger"
     keys = load_keys(federation.keys("silo-a"))
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
-        ledger.start("staddle", "ab" * 32, "ab" * 32)
+        write_start(ledger, "staddle", "ab" * 32, "ab" * 32)
     texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
     assert ": 1 record holds, " in texts["ledger"]
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
-        head = ledger.stop("asked to stop")
+        head = write_stop(ledger, "asked to stop")
     texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
     assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
     edit(first(folder), '"staddle"', '"stapple"')

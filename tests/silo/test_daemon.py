@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from support.ledgers import stored
+from support.ledgers import stored, write_privacy_head
 from support.private_jobs import dataset
 
 from staddle import log
@@ -123,7 +123,7 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     keys = load_keys(config.keys)
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
-        ledger.privacy_head("data", head, epsilon="1.0", delta="0.00001", limit="8.0")
+        write_privacy_head(ledger, "data", head, epsilon="1.0", delta="0.00001", limit="8.0")
     with pytest.raises(
         LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"
     ):
@@ -145,7 +145,7 @@ def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_un
     keys, text, told = load_keys(config.keys), config.policy.read_text(), []
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/old", 3, bytes(32))
-        ledger.privacy_head("old", head, epsilon="7.5", delta="0.00001", limit="8.0")
+        write_privacy_head(ledger, "old", head, epsilon="7.5", delta="0.00001", limit="8.0")
     with log.followed(lambda event, fields: told.append((event, fields.get("spent_on")))):
         for policy in (text, text + dataset()):
             config.policy.write_text(policy)

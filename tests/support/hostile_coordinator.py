@@ -12,7 +12,7 @@ import re
 
 import grpc
 import torch
-from support.ledgers import first, stored
+from support.ledgers import first, stored, write_start, write_stop
 from support.split_keys import fix_split
 
 from staddle.algorithms.exchange.parts import delivered_items
@@ -241,7 +241,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     ) as ledger:
         config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
         check_remembered(folder / "jobs", ledger)
-        ledger.start("test", rosters.digest(world.roster), rules.digest)
+        write_start(ledger, "test", rosters.digest(world.roster), rules.digest)
         with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
             async with listening(hostile) as address:
                 witness = Witness(ledger, world.roster, keys, folder / HEADS)
@@ -258,7 +258,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
                 await told_all(
                     hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds
                 )
-        ledger.stop("asked to stop")
+        write_stop(ledger, "asked to stop")
     assert complaints == []
     recorded(hostile, folder)
 

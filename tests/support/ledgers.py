@@ -6,14 +6,38 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from staddle.security.faults import Code
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import (
+    MOST_WHY,
     Applied,
+    ControlClose,
+    ControlOpen,
+    DeliveredRecord,
+    Deny,
+    Digest,
+    HeadRefused,
     HiddenBinding,
+    Ingress,
+    Intent,
+    JobAccept,
+    JobDecline,
+    OutcomeRecord,
+    Paid,
     Payload,
     Peer,
+    PrivacyHead,
+    ProtocolMessage,
     Secagg,
+    Serving,
+    Size,
+    Start,
+    StopRecord,
+    SumEnd,
+    SumOpened,
+    Tensor,
     TensorDigest,
+    WitnessRecord,
 )
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import leaf_hash
@@ -97,6 +121,99 @@ BYTES = 160 + 16 + 8
 DIGESTS = tuple(TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in RELEASES)
 
 
+def write_start(ledger, software, roster, policy):
+    return ledger.append(Start(silo=ledger.silo, software=software, roster=roster, policy=policy))
+
+
+def write_stop(ledger, reason):
+    return ledger.append(StopRecord(reason=reason))
+
+
+def write_job_accept(ledger, job, job_digest, signer):
+    return ledger.append(JobAccept(job=job, job_digest=job_digest, signer=signer))
+
+
+def write_job_decline(ledger, job, job_digest, signer, reasons):
+    return ledger.append(
+        JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons))
+    )
+
+
+def write_intent(ledger, *, round_number, releases, readers, message_bytes, dataset="", **fields):
+    """An intent of these releases; the other fields are those of the record."""
+    return ledger.append(
+        Intent(
+            silo=ledger.silo,
+            round=round_number,
+            readers=tuple(readers),
+            tensors=tuple(Tensor.of(release, readers) for release in releases),
+            message=Size(bytes=message_bytes),
+            dp=Paid.of(dataset, releases),
+            **fields,
+        )
+    )
+
+
+def write_digest(ledger, ref, tensors, message):
+    return ledger.seal(Digest(ref=ref, tensors=tuple(tensors), message=message))
+
+
+def write_outcome(ledger, ref, status, bytes_sent, receipt=None):
+    return ledger.append(
+        OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt)
+    )
+
+
+def write_control_open(ledger, session, recipient, max_messages, max_bytes):
+    return ledger.append(
+        ControlOpen(
+            session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes
+        )
+    )
+
+
+def write_control_close(ledger, ref, messages, size):
+    return ledger.append(ControlClose(ref=ref, messages=messages, bytes=size))
+
+
+def write_ingress(ledger, *, round_number, **fields):
+    return ledger.append(Ingress(round=round_number, **fields))
+
+
+def write_policy_deny(ledger, *, round_number, reasons, **fields):
+    return ledger.append(Deny(round=round_number, reasons=tuple(reasons), **fields))
+
+
+def write_privacy_head(ledger, dataset, head, **spent):
+    return ledger.append(PrivacyHead.of(dataset, head, **spent))
+
+
+def write_witness(ledger, by, held):
+    return ledger.append(WitnessRecord.of(by, held))
+
+
+# Those of the coordinator's ledger.
+
+
+def write_serving(ledger, coordinator, software, roster):
+    return ledger.append(Serving(coordinator=coordinator, software=software, roster=roster))
+
+
+def write_delivered(ledger, silo, job, job_digest, round_number, message):
+    return ledger.append(
+        DeliveredRecord(
+            silo=silo, job=job, job_digest=job_digest, round=round_number, message=message
+        )
+    )
+
+
+def write_refused(ledger, silo, checkpoint, why):
+    return ledger.append(HeadRefused.of(silo, checkpoint, why))
+
+
+# Messages with fields that fit together; a test changes some.
+
+
 def intend(ledger, **changes):
     fields = {
         "job": "j1",
@@ -113,7 +230,7 @@ def intend(ledger, **changes):
         "releases": RELEASES,
         "message_bytes": BYTES,
     }
-    return ledger.intent(**{**fields, **changes}).seq
+    return write_intent(ledger, **{**fields, **changes}).seq
 
 
 def payload(size=BYTES):
@@ -122,31 +239,47 @@ def payload(size=BYTES):
 
 def send(ledger, **changes):
     ref = intend(ledger, **changes)
-    ledger.digest(ref, DIGESTS, payload())
-    ledger.outcome(ref, "sent", BYTES, "5c1f")
+    write_digest(ledger, ref, DIGESTS, payload())
+    write_outcome(ledger, ref, "sent", BYTES, "5c1f")
     return ref
 
 
 def full(path, key=KEY):
     """One of each record."""
     with open_ledger(path, key=key) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
-        ledger.job_accept("j1", HASH, "operator-1")
-        ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
-        control = ledger.control_open("s1", PEER, 100, 1000).seq
-        ledger.ingress(
-            job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload()
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
+        write_job_accept(ledger, "j1", HASH, "operator-1")
+        write_job_decline(ledger, "j2", HASH, "operator-1", ["no rule"])
+        control = write_control_open(ledger, "s1", PEER, 100, 1000).seq
+        write_ingress(
+            ledger,
+            job="j1",
+            round_number=3,
+            purpose="deliver",
+            rpc="/x",
+            sender=PEER,
+            message=payload(),
         )
         send(ledger)
-        ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
-        ledger.control_close(control, 8, 512)
-        return ledger.stop("asked to stop")
+        write_policy_deny(
+            ledger, job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"]
+        )
+        write_control_close(ledger, control, 8, 512)
+        return write_stop(ledger, "asked to stop")
 
 
 # Secure sums.
 
 CTX = "c7" * 32
 SUM = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
+
+
+def of_sum(changes):
+    """The fields of a record of a secure sum."""
+    fields = {**SUM, **changes}
+    return {"round": fields.pop("round_number"), **fields}
+
+
 MEMBERS = ("silo-a", "silo-b", "silo-c", "silo-d")
 WORDS = (
     Release("model", "whole_model", "w", "uint32", (10, 4), "masked"),
@@ -181,17 +314,18 @@ def intend_masked(ledger, **changes):
 
 def protocol(ledger, kind, size=100, **changes):
     fields = {"rpc": "/staddle.v1.Federation/Secure", "recipient": PEER, "message": payload(size)}
-    return ledger.protocol_message(**{**SUM, **fields, "kind": kind, **changes}).seq
+    return ledger.append(ProtocolMessage(**of_sum({**fields, "kind": kind, **changes}))).seq
 
 
 def end_sum(ledger, why="U3 has 2 members", **changes):
-    return ledger.secagg_end(
-        **{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}
-    ).seq
+    fields = {"code": Code.SURVIVORS, "blame": "coordinator", "why": why[:MOST_WHY], **changes}
+    return ledger.append(SumEnd(**of_sum(fields))).seq
 
 
 def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
-    return ledger.secagg_sum(**{**SUM, "survivors": survivors, "sha256": HASH, **changes}).seq
+    return ledger.append(
+        SumOpened(**of_sum({"survivors": survivors, "sha256": HASH, **changes}))
+    ).seq
 
 
 def give_blindly(ledger, receipt="5c1f", job="j1"):
@@ -199,9 +333,9 @@ def give_blindly(ledger, receipt="5c1f", job="j1"):
     for number, kind in enumerate(("keys", "shares")):
         protocol(ledger, kind, 100 + number, job=job)
     ref = intend_masked(ledger, job=job)
-    ledger.digest(ref, (), payload(MASKED_BYTES))
+    write_digest(ledger, ref, (), payload(MASKED_BYTES))
     protocol(ledger, "header", 102, job=job)
-    ledger.outcome(ref, "sent", MASKED_BYTES, receipt)
+    write_outcome(ledger, ref, "sent", MASKED_BYTES, receipt)
     for number, kind in enumerate(("survival", "reveal"), 103):
         protocol(ledger, kind, number, job=job)
     open_sum(ledger, job=job)
@@ -211,14 +345,14 @@ def give_blindly(ledger, receipt="5c1f", job="j1"):
 def summed(path, key=KEY):
     """A secure sum that was opened, and one that was not."""
     with open_ledger(path, key=key) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
         give_blindly(ledger)
         ctx = "d8" * 32
         protocol(ledger, "keys", 200, round_number=4, ctx=ctx)
         end_sum(ledger, round_number=4, ctx=ctx)
         protocol(ledger, "abandon", 201, round_number=4, ctx=ctx)
         protocol(ledger, "end", 202, round_number=4, ctx=ctx)
-        return ledger.stop("asked to stop")
+        return write_stop(ledger, "asked to stop")
 
 
 # Mixes and comparisons.
@@ -266,8 +400,8 @@ def intend_rotated(ledger, ctx=USE, number=0, **changes):
 
 def settle(ledger, ref, size, receipt="5c1f"):
     """All of a message without hashes of tensors left, and is there."""
-    ledger.digest(ref, (), payload(size))
-    ledger.outcome(ref, "sent", size, receipt)
+    write_digest(ledger, ref, (), payload(size))
+    write_outcome(ledger, ref, "sent", size, receipt)
 
 
 def keyed(path, key=KEY):
@@ -276,19 +410,19 @@ def keyed(path, key=KEY):
     One padded upload broke and went on.
     """
     with open_ledger(path, key=key) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
         rpc = "/staddle.v1.Federation/"
         protocol(ledger, "contribution", 300, round_number=0, ctx=EPOCH, rpc=f"{rpc}Contribute")
         for number in range(2):
             ctx = f"{number:02x}" * 32
             ref = intend_padded(ledger, ctx, number, round_number=number)
             if number:
-                ledger.outcome(ref, "unknown", 64)
+                write_outcome(ledger, ref, "unknown", 64)
                 ref = intend_padded(
                     ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64
                 )
-            ledger.digest(ref, (), payload(PADDED_BYTES))
-            ledger.outcome(ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
+            write_digest(ledger, ref, (), payload(PADDED_BYTES))
+            write_outcome(ledger, ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
             protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
             use = f"{number + 16:02x}" * 32
             settle(ledger, intend_rotated(ledger, use, round_number=number), ROTATED_BYTES)
@@ -300,7 +434,7 @@ def keyed(path, key=KEY):
                 MASKED_BYTES,
             )
             open_sum(ledger, round_number=number, ctx=attempt)
-        return ledger.stop("asked to stop")
+        return write_stop(ledger, "asked to stop")
 
 
 # Private jobs.
@@ -317,13 +451,13 @@ def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
     head = TreeHead(
         "staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32
     )
-    return ledger.privacy_head(dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
+    return write_privacy_head(ledger, dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
 
 
 def private(path, key=KEY):
     """Two rounds of a private job, and what they cost; and another job of which all is private."""
     with open_ledger(path, key=key) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
         spend(ledger, 3, "0.2500")
         spend(ledger, 5, "1.2500")
         send(ledger, releases=DP, dataset="data")
@@ -336,4 +470,4 @@ def private(path, key=KEY):
         )
         spend(ledger, 3, "0.5000", "scans", limit="1.5")
         send(ledger, job="j2", job_digest="cd" * 32)
-        return ledger.stop("asked to stop")
+        return write_stop(ledger, "asked to stop")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from support.explained import UPLOAD, Call
-from support.ledgers import stored
+from support.ledgers import stored, write_start
 
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
 from staddle.algorithms.job.job import Job
@@ -314,7 +314,7 @@ class World:
         """The process died and began anew: another gate over the ledger's file."""
         self.ledger.close()
         self.ledger = self.open_ledger()
-        self.ledger.start("test", rosters.digest(self.made.roster), self.policy.digest)
+        write_start(self.ledger, "test", rosters.digest(self.made.roster), self.policy.digest)
         self.gate = self.make_gate()
         asyncio.run(self.gate.hello())
 

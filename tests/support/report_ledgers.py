@@ -2,7 +2,24 @@
 
 import hashlib
 
-from support.ledgers import KEY, end_sum, open_ledger, protocol, spend
+from support.ledgers import (
+    KEY,
+    end_sum,
+    open_ledger,
+    protocol,
+    spend,
+    write_control_close,
+    write_control_open,
+    write_digest,
+    write_ingress,
+    write_intent,
+    write_job_accept,
+    write_job_decline,
+    write_outcome,
+    write_policy_deny,
+    write_start,
+    write_stop,
+)
 
 from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.policy.release import Release
@@ -58,14 +75,16 @@ def give(
         "message_bytes": sum(release.nbytes for release in releases),
     }
     fields.update(changes)
-    ref = ledger.intent(**fields).seq
+    ref = write_intent(ledger, **fields).seq
     if status == "cut":
         return ref
     whole = fields["message_bytes"] + fields.get("offset", 0)
     digests = [TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in releases]
-    ledger.digest(ref, digests, Payload(bytes=whole, sha256=HASH))
+    write_digest(ledger, ref, digests, Payload(bytes=whole, sha256=HASH))
     if status != "silent":
-        ledger.outcome(ref, status, fields["message_bytes"], receipt if status == "sent" else None)
+        write_outcome(
+            ledger, ref, status, fields["message_bytes"], receipt if status == "sent" else None
+        )
     return ref
 
 
@@ -75,14 +94,15 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
     Messages of every outcome, two policies, sessions open and closed.
     """
     with open_ledger(path, silo, key) as ledger:
-        ledger.start("staddle 0.1.0", roster, OTHER)
-        ledger.stop("asked to stop")
-        ledger.start("staddle 0.2.0", roster, policy)
-        control = ledger.control_open("s1", PEER, 100, 1000).seq
-        ledger.job_accept("lung-1", HASH, "operator-1")
-        ledger.job_decline("lung-2", OTHER, "operator-1", ["no rule has part 'labels'"])
+        write_start(ledger, "staddle 0.1.0", roster, OTHER)
+        write_stop(ledger, "asked to stop")
+        write_start(ledger, "staddle 0.2.0", roster, policy)
+        control = write_control_open(ledger, "s1", PEER, 100, 1000).seq
+        write_job_accept(ledger, "lung-1", HASH, "operator-1")
+        write_job_decline(ledger, "lung-2", OTHER, "operator-1", ["no rule has part 'labels'"])
         for number in range(4):
-            ledger.ingress(
+            write_ingress(
+                ledger,
                 job="lung-1",
                 round_number=number,
                 purpose="delivery",
@@ -95,17 +115,18 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         give(ledger, round_number=6, status="failed")
         give(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
         give(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
-        ledger.control_close(control, 8, 512)
-        ledger.job_accept("lung-3", OTHER, "operator-2")
+        write_control_close(ledger, control, 8, 512)
+        write_job_accept(ledger, "lung-3", OTHER, "operator-2")
         give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
-        ledger.policy_deny(
+        write_policy_deny(
+            ledger,
             job="lung-3",
             round_number=1,
             purpose="update",
             policy=policy,
             reasons=["too large", "NaN"],
         )
-        ledger.control_open("s2", PEER, 50, 400)
+        write_control_open(ledger, "s2", PEER, 50, 400)
     return path
 
 
@@ -114,7 +135,7 @@ def governed(path, *texts):
     digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     with open_ledger(path) as ledger:
         for digest, text in zip(digests, texts, strict=True):
-            ledger.start("staddle 0.1.0", OTHER, digest)
+            write_start(ledger, "staddle 0.1.0", OTHER, digest)
             ledger.put_in_force(digest, text)
             give(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
     return digests
@@ -123,14 +144,16 @@ def governed(path, *texts):
 def nasty(path):
     """Names that would like to be markup, in every place of a ledger that takes a text."""
     with open_ledger(path, SCRIPT) as ledger:
-        ledger.start(SCRIPT, HASH, HASH)
+        write_start(ledger, SCRIPT, HASH, HASH)
         for text in NASTY:
             peer = Peer(id=text, spki=HASH)
             spend(ledger, 3, "1.5", text)
-            control = ledger.control_open(text, peer, 100, 1000).seq
-            ledger.job_accept(text, HASH, text)
-            ledger.job_decline(text, HASH, text, [text, text])
-            ledger.policy_deny(job=text, round_number=3, purpose=text, policy=OTHER, reasons=[text])
+            control = write_control_open(ledger, text, peer, 100, 1000).seq
+            write_job_accept(ledger, text, HASH, text)
+            write_job_decline(ledger, text, HASH, text, [text, text])
+            write_policy_deny(
+                ledger, job=text, round_number=3, purpose=text, policy=OTHER, reasons=[text]
+            )
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
             give(
@@ -145,6 +168,6 @@ def nasty(path):
             )
             protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
             end_sum(ledger, text, job=text, blame=text)
-            ledger.control_close(control, 1, 1)
-            ledger.stop(text)
+            write_control_close(ledger, control, 1, 1)
+            write_stop(ledger, text)
     return path

@@ -20,6 +20,12 @@ from support.ledgers import (
     open_ledger,
     public,
     summed,
+    write_delivered,
+    write_job_decline,
+    write_refused,
+    write_serving,
+    write_start,
+    write_stop,
 )
 from support.lone_verifier import (
     HASH,
@@ -218,12 +224,12 @@ def test_what_left_is_what_the_package_counts(tool, tmp_path):
 
 def test_what_the_package_writes_holds(tool, tmp_path):
     with Ledger.open(tmp_path / "ledger", "hospital-a", "lung", KEY) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
         for _ in range(150):
-            ledger.job_decline("j", HASH, "operator-1", ['"\\\n\x1f\x7fé\u2028\U0001f600'])
+            write_job_decline(ledger, "j", HASH, "operator-1", ['"\\\n\x1f\x7fé\u2028\U0001f600'])
         note_ = tmp_path / "held"
         note_.write_bytes(bytes(ledger.checkpoint()))
-        ledger.stop("asked to stop")
+        write_stop(ledger, "asked to stop")
     key = Signer.of("lung", "hospital-a", KEY).public
     status, found = tool.json("ledger", tmp_path / "ledger", "--key", key, "--checkpoint", note_)
     assert (status, found["records"], found["held"]) == (0, 152, 151)
@@ -937,10 +943,10 @@ def test_the_oracle_itself():
 
 def test_a_coordinators_ledger_holds_too(tool, tmp_path):
     with ReceivingLedger.open(tmp_path / "ledger", "coordinator", "lung", KEY) as ledger:
-        ledger.serving("coordinator", "staddle", HASH)
+        write_serving(ledger, "coordinator", "staddle", HASH)
         for silo in ("silo-a", "silo-b"):
             head = Signer.of("lung", silo, OTHER).sign(0, EMPTY_ROOT)
-            ledger.received(
+            ledger.seal(
                 Received(
                     silo=silo,
                     job="j1",
@@ -953,9 +959,9 @@ def test_a_coordinators_ledger_holds_too(tool, tmp_path):
                     receipt="5c" * 64,
                 )
             )
-            ledger.delivered(silo, "j1", HASH, 3, Payload(bytes=184, sha256=HASH))
-            ledger.refused(silo, head, "rolled back")
-        ledger.stop("asked to stop")
+            write_delivered(ledger, silo, "j1", HASH, 3, Payload(bytes=184, sha256=HASH))
+            write_refused(ledger, silo, head, "rolled back")
+        write_stop(ledger, "asked to stop")
     status, out = tool(
         "ledger", tmp_path / "ledger", "--key", Signer.of("lung", "coordinator", KEY).public
     )

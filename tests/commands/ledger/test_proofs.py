@@ -19,6 +19,9 @@ from support.ledgers import (
     private,
     put_back,
     stored,
+    write_outcome,
+    write_start,
+    write_stop,
 )
 from support.report_ledgers import give
 from typer.testing import CliRunner
@@ -79,7 +82,7 @@ class World:
         self.held = folder / "held.checkpoint"
         with self.open() as opened:
             for _ in range(5):
-                opened.start("staddle", HASH, HASH)
+                write_start(opened, "staddle", HASH, HASH)
             self.held.write_bytes(bytes(opened.checkpoint()))
         full(self.ledger, key=self.key)
         with self.open() as opened:
@@ -99,7 +102,7 @@ def world(tmp_path):
 
 def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
     with world.open() as opened:
-        opened.stop("asked to stop")
+        write_stop(opened, "asked to stop")
         assert "ledger of silo-a" in (running := run("verify", world.silo))
         assert "17 of 18 records signed" in running
         assert running.endswith(f"verified: 18 records, head 17:{opened.head.leaf}\n")
@@ -149,7 +152,7 @@ def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(w
     note.write_bytes((world.ledger / "checkpoint").read_bytes())
     put_back(world.ledger, {})
     with world.open() as opened:  # begun anew, by who has the key
-        opened.start("staddle", HASH, HASH)
+        write_start(opened, "staddle", HASH, HASH)
     assert "verified: 1 records" in run("verify", world.silo, "--roster", world.roster)
     found = run("verify", world.silo, "--roster", world.roster, "--checkpoint", note, code=1)
     assert f"records were cut off: there are 1, and {note} holds a signed checkpoint of 17" in found
@@ -217,10 +220,10 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
             ledger_leaf=message.place.leaf,
             ledger_root=opened.root(message.place.seq + 1).hex(),
         ).sign(coordinator)
-        opened.outcome(ref, "sent", message.intent.message.bytes, receipt.hex())
+        write_outcome(opened, ref, "sent", message.intent.message.bytes, receipt.hex())
 
     with world.open() as opened:
-        opened.start("staddle", rosters.digest(roster), HASH)
+        write_start(opened, "staddle", rosters.digest(roster), HASH)
         send(opened, 5, 5)
     options = ("--roster", world.roster, "--founder", fingerprint(world))
     page = world.folder / "page.html"
@@ -333,7 +336,7 @@ def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
     files = copied(world.ledger)
     put_back(world.ledger, {})
     with world.open() as opened:
-        opened.start("staddle", HASH, HASH)
+        write_start(opened, "staddle", HASH, HASH)
     (world.folder / "new").write_bytes(files["checkpoint"])
     said = fails("consistency", world.held, world.folder / "new", world.silo)
     assert "the old checkpoint, of 5 records, is not of this ledger, which has 1" in said
@@ -449,7 +452,7 @@ def test_a_ledger_goes_on_under_new_keys(world):
     key = head.own_log_key(FEDERATION, world.folder / "keys-2")
     assert f"record 17 names the new key, {key}" in shown
     with open_ledger(world.ledger, key=new) as opened:
-        opened.start("staddle", HASH, HASH)
+        write_start(opened, "staddle", HASH, HASH)
     assert audit.verify(world.ledger, key=key).records == 19
     assert stored(world.ledger)[17]["old"] == str(world.vkey)
 

@@ -7,7 +7,20 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from support.ledgers import DIGESTS, HASH, copied, intend, payload, put_back, stored
+from support.ledgers import (
+    DIGESTS,
+    HASH,
+    copied,
+    intend,
+    payload,
+    put_back,
+    stored,
+    write_digest,
+    write_outcome,
+    write_refused,
+    write_serving,
+    write_start,
+)
 from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation
@@ -53,11 +66,11 @@ def world(tmp_path):
             theirs, "coordinator", "local", keys["coordinator"].log
         ) as coordinator,
     ):
-        silo.start("staddle", rosters.digest(roster), HASH)
-        coordinator.serving("coordinator", "staddle", rosters.digest(roster))
+        write_start(silo, "staddle", rosters.digest(roster), HASH)
+        write_serving(coordinator, "coordinator", "staddle", rosters.digest(roster))
         for round_ in range(2):
             ref = intend(silo, round_number=round_)
-            sealed = silo.digest(ref, DIGESTS, payload())
+            sealed = write_digest(silo, ref, DIGESTS, payload())
             place = {"ledger_seq": sealed.place.seq, "ledger_leaf": sealed.place.leaf}
             receipt = Receipt(
                 federation="local",
@@ -79,8 +92,8 @@ def world(tmp_path):
                 **place,
             }
             note = bytes(sealed.checkpoint).decode()
-            coordinator.received(Received(**fields, checkpoint=note, receipt=receipt.hex()))
-            silo.outcome(ref, "sent", payload().bytes, receipt.hex())
+            coordinator.seal(Received(**fields, checkpoint=note, receipt=receipt.hex()))
+            write_outcome(silo, ref, "sent", payload().bytes, receipt.hex())
             silo.checkpoint()
             before = before or copied(ours)
     folder = files.folder
@@ -196,7 +209,7 @@ def test_a_silo_that_began_anew_under_new_keys(world, tmp_path):
     roster = other_roster(world, silo_a=create_keys(tmp_path / "new", SILO, Role.SILO, "Org"))
     put_back(world.ours, {})
     with Ledger.open(world.ours, SILO, "local", load_keys(tmp_path / "new").log) as silo:
-        silo.start("staddle", HASH, HASH)
+        write_start(silo, "staddle", HASH, HASH)
     said = run("reconcile", *sides(world), "--roster", roster)
     assert "gap: 2 records of the coordinator are of a ledger under another log key" in said
     # whose key it is only a roster says
@@ -231,7 +244,9 @@ def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
     with ReceivingLedger.open(
         world.theirs, "coordinator", "local", world.keys["coordinator"].log
     ) as ledger:
-        ledger.refused(SILO, head.stored(world.ours), "so the coordinator must not say any more")
+        write_refused(
+            ledger, SILO, head.stored(world.ours), "so the coordinator must not say any more"
+        )
     kept = {"forks": {}, "heads": {"coordinator": bytes(head.stored(world.theirs)).decode()}}
     (world.ours.parent / HEADS).write_bytes(canonical_json(kept))
     for roster in (("--roster", world.folder / "roster.json"), ()):

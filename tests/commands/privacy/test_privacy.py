@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from support.ledgers import write_privacy_head
 from support.private_jobs import undrafted
 from typer.testing import CliRunner
 
@@ -367,7 +368,9 @@ def test_a_budget_that_does_not_hold_is_not_shown(silo, harm, said):
     shutil.copytree(silo.budgets / "data", silo.folder / "old")
     with silo.open(known=True) as budget, silo.ledger() as ledger:
         spend(budget)
-        ledger.privacy_head("data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8")
+        write_privacy_head(
+            ledger, "data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8"
+        )
     assert silo.shown()[0]["jobs"]
     harm(silo)
     with pytest.raises(LocalError, match=said):
@@ -378,7 +381,9 @@ def test_a_budget_that_is_gone_is_told_beside_those_that_are_not(silo):
     with silo.open() as budget, silo.ledger() as ledger:
         budget.set_limit("8", "0.00001", "e3" * 32)
         spend(budget)
-        ledger.privacy_head("data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8")
+        write_privacy_head(
+            ledger, "data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8"
+        )
     with silo.open("older") as budget:
         budget.set_limit("2", "0.00001", "e3" * 32)
     gone(silo)

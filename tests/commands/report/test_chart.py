@@ -18,7 +18,7 @@ from staddle.commands.report.chart import (
     patterns,
     stacked,
 )
-from staddle.security.ledger.overview import At
+from staddle.security.ledger.messages import At
 from staddle.security.ledger.records import PrivacyHead
 
 LARGEST = 2**53 - 1

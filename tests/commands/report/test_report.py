@@ -23,6 +23,9 @@ from support.ledgers import (
     secagg,
     stored,
     summed,
+    write_policy_deny,
+    write_start,
+    write_witness,
 )
 from support.report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
@@ -391,7 +394,8 @@ def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, mon
     ledgers.full(path)
     with open_ledger(path, "silo-a") as ledger:
         for number in range(3):
-            ledger.policy_deny(
+            write_policy_deny(
+                ledger,
                 job="lung-3",
                 round_number=number,
                 purpose="x",
@@ -921,10 +925,10 @@ def test_who_holds_a_head_of_the_ledger_is_said(tmp_path):
     )
     with open_ledger(tmp_path / "two") as ledger:
         for _ in range(3):
-            ledger.start("staddle 0.1.0", OTHER, HASH)
+            write_start(ledger, "staddle 0.1.0", OTHER, HASH)
             head = TreeHead.parse(ledger.checkpoint().text)
-            ledger.witness("coordinator", head)
-        ledger.witness("silo-b", head)
+            write_witness(ledger, "coordinator", head)
+        write_witness(ledger, "silo-b", head)
     said = words(parsed(tmp_path / "two"))
     assert re.search(
         r"Held by others coordinator: the first 5 records, said 20\d\d-.*; silo-b: the first 5"

@@ -57,10 +57,9 @@ class Log:
 
 @pytest.fixture
 def heads():
-    found = SiloHeads(
-        Roster({"silo-a": Entry(KEY)}), {}, lambda *evidence: found.evidence.append(evidence)
-    )
-    found.evidence = []
+    evidence = []
+    found = SiloHeads(Roster({"silo-a": Entry(KEY)}), {}, evidence.append)
+    found.evidence = evidence
     return found
 
 
@@ -108,10 +107,11 @@ def test_a_head_that_does_not_extend_the_one_held_is_refused_and_kept_as_evidenc
     take(heads, log.end(0))
     held = heads.note("silo-a")
     refused(heads, end(log), why)
-    ((silo, note, said),) = heads.evidence
-    assert silo == "silo-a"
+    (kept,) = heads.evidence
+    assert kept.silo == "silo-a"
+    note = notes.parse(kept.checkpoint.encode())
     assert note.signatures[0].name == "staddle.example/lung/silo-a/egress"
-    assert "does not extend the one held here" in said
+    assert "does not extend the one held here" in kept.why
     assert heads.note("silo-a") == held
 
 
@@ -137,7 +137,7 @@ def test_a_head_with_more_lines_than_a_log_writes_is_refused_however_long(heads,
     log = Log(6)
     take(heads, log.end(0))
     with ReceivingLedger.open(tmp_path, "coordinator", "lung", OTHER_KEY) as ledger:
-        kept = SiloHeads(heads._roster, dict(heads._held), ledger.refused)
+        kept = SiloHeads(heads._roster, dict(heads._held), ledger.append)
         end = log.grow(1).end(6)
         proof = Consistency.parse(end.head)
         text = TreeHead("staddle.example/lung/silo-a/egress", 7, log.tree.root(), lines).text

@@ -26,6 +26,12 @@ from support.ledgers import (
     signer,
     spend,
     stored,
+    write_control_close,
+    write_control_open,
+    write_digest,
+    write_outcome,
+    write_policy_deny,
+    write_start,
 )
 
 from staddle.errors import LocalError
@@ -33,7 +39,7 @@ from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import CONTROL, MESSAGE
-from staddle.security.ledger.records import Applied
+from staddle.security.ledger.records import Applied, PolicyChange
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
 
@@ -129,9 +135,9 @@ def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
         monkeypatch.setattr("os.fdatasync", synced.append)
         ref = intend(ledger)
         assert len(synced) == 1
-        ledger.digest(ref, DIGESTS, payload())
+        write_digest(ledger, ref, DIGESTS, payload())
         assert len(synced) == 2
-        ledger.outcome(ref, "sent", BYTES)
+        write_outcome(ledger, ref, "sent", BYTES)
         assert len(synced) == 2
 
 
@@ -139,19 +145,25 @@ def test_writer_refuses_what_the_verifier_would(path):
     with open_ledger(path) as ledger:
         ref = intend(ledger)
         for call, said in [
-            (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is not an open intent"),
             (
-                lambda: ledger.digest(ref, DIGESTS[:2], payload()),
+                lambda: write_digest(ledger, ref + 1, DIGESTS, payload()),
+                "which is not an open intent",
+            ),
+            (
+                lambda: write_digest(ledger, ref, DIGESTS[:2], payload()),
                 "has tensors model/w, model/b, the intent",
             ),
-            (lambda: ledger.digest(ref, DIGESTS[::-1], payload()), "has tensors metric/correct"),
             (
-                lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)),
+                lambda: write_digest(ledger, ref, DIGESTS[::-1], payload()),
+                "has tensors metric/correct",
+            ),
+            (
+                lambda: write_digest(ledger, ref, DIGESTS, payload(BYTES + 1)),
                 f"has {BYTES + 1} bytes, the intent {BYTES}",
             ),
-            (lambda: ledger.outcome(ref, "sent", BYTES), "'sent' without a digest"),
-            (lambda: ledger.outcome(ref, "failed", BYTES + 1), "the intent has"),
-            (lambda: ledger.outcome(ref + 9, "failed", 0), "not an open intent"),
+            (lambda: write_outcome(ledger, ref, "sent", BYTES), "'sent' without a digest"),
+            (lambda: write_outcome(ledger, ref, "failed", BYTES + 1), "the intent has"),
+            (lambda: write_outcome(ledger, ref + 9, "failed", 0), "not an open intent"),
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
@@ -170,24 +182,24 @@ def test_writer_refuses_what_the_verifier_would(path):
                 lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8),
                 "at byte 8, of which .* 0",
             ),
-            (lambda: ledger.control_close(0, 1, 1), "not an open control session"),
+            (lambda: write_control_close(ledger, 0, 1, 1), "not an open control session"),
         ]:
             with pytest.raises(LocalError, match=said):
                 call()
-        ledger.digest(ref, DIGESTS, payload())
+        write_digest(ledger, ref, DIGESTS, payload())
         with pytest.raises(LocalError, match="second digest"):
-            ledger.digest(ref, DIGESTS, payload())
+            write_digest(ledger, ref, DIGESTS, payload())
         with pytest.raises(LocalError, match="with 5 of"):
-            ledger.outcome(ref, "sent", 5)
-        ledger.outcome(ref, "sent", BYTES)
+            write_outcome(ledger, ref, "sent", 5)
+        write_outcome(ledger, ref, "sent", BYTES)
         with pytest.raises(LocalError, match="not an open intent"):
-            ledger.outcome(ref, "sent", BYTES)
-        control = ledger.control_open("s1", PEER, 10, 100).seq
+            write_outcome(ledger, ref, "sent", BYTES)
+        control = write_control_open(ledger, "s1", PEER, 10, 100).seq
         with pytest.raises(LocalError, match=r"'s1' .* is still open"):
-            ledger.control_open("s2", PEER, 10, 100)
+            write_control_open(ledger, "s2", PEER, 10, 100)
         for messages, size in [(11, 0), (0, 101)]:
             with pytest.raises(LocalError, match="its cap is 10 and 100"):
-                ledger.control_close(control, messages, size)
+                write_control_close(ledger, control, messages, size)
     assert audit.verify(path).ok
     assert audit.verify(path).records == 4
 
@@ -239,16 +251,16 @@ def test_a_payload_goes_on_behind_its_offset(path):
     """
     with open_ledger(path) as ledger:
         first = intend(ledger)
-        ledger.outcome(first, "unknown", BYTES)
+        write_outcome(ledger, first, "unknown", BYTES)
         assert ledger.sent(HASH, 3) == BYTES
         ref = intend(ledger, message_bytes=BYTES - 170, offset=170)
         assert ledger.sent(HASH, 3) == 2 * BYTES - 170
         with pytest.raises(LocalError, match=f"has 14 bytes, the intent {BYTES}"):
-            ledger.digest(ref, DIGESTS, payload(BYTES - 170))
-        ledger.digest(ref, DIGESTS, payload())
+            write_digest(ledger, ref, DIGESTS, payload(BYTES - 170))
+        write_digest(ledger, ref, DIGESTS, payload())
         with pytest.raises(LocalError, match="with 13 of 14"):
-            ledger.outcome(ref, "sent", 13)
-        ledger.outcome(ref, "sent", 14, "5c1f")
+            write_outcome(ledger, ref, "sent", 13)
+        write_outcome(ledger, ref, "sent", 14, "5c1f")
     assert audit.verify(path).ok
     first, then = (message.intent for message in ledger_view.messages(path))
     assert [(tensor.name, size) for tensor, size in first.leaving] == [
@@ -323,7 +335,7 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
     with open_ledger(path) as ledger:
         send(ledger)
         cut, digested = intend(ledger), intend(ledger, round_number=4)
-        place = ledger.digest(digested, DIGESTS, payload()).place
+        place = write_digest(ledger, digested, DIGESTS, payload()).place
         before = ledger.unsettled
     with open_ledger(path) as ledger:
         assert ledger.unsettled == before
@@ -331,7 +343,7 @@ def test_what_is_unsettled_is_known_after_a_restart_too(path):
         assert (first.seq, first.intent.round, first.digest, first.place) == (cut, 3, None, None)
         assert (second.seq, second.intent.round, second.place) == (digested, 4, place)
         assert second.digest.message == payload()
-        ledger.outcome(cut, "unknown", BYTES)
+        write_outcome(ledger, cut, "unknown", BYTES)
         assert ledger.unsettled == (second,)
 
 
@@ -350,8 +362,8 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
             with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
                 intend(ledger, **other)
         with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
-            ledger.policy_deny(
-                job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"]
+            write_policy_deny(
+                ledger, job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"]
             )
         intend(ledger, policy=applied[0])
     with open_ledger(path) as ledger:
@@ -368,7 +380,7 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
         (None, digests[0], texts[0]),
         (digests[0], digests[1], texts[1]),
     ]
-    assert [change.text for _, _, change in ledger_view.policies(path)] == texts
+    assert [change.text for _, change in ledger_view.of_type(path, PolicyChange)] == texts
     raw(path, body(changes[1]))
     problems = audit.verify(path).problems
     assert len(problems) == 1
@@ -412,14 +424,14 @@ def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(pa
 
 def test_unfinished_messages_are_reported_and_counted_as_left(path):
     with open_ledger(path) as ledger:
-        ledger.start("staddle", HASH, HASH)
+        write_start(ledger, "staddle", HASH, HASH)
         send(ledger)
         cut = intend(ledger, round_number=4)  # no digest, no outcome
         failed = intend(ledger, round_number=5)
-        ledger.outcome(failed, "failed", 0)
+        write_outcome(ledger, failed, "failed", 0)
         half = intend(ledger, round_number=6, message_bytes=BYTES + 30)
-        ledger.digest(half, DIGESTS, payload(BYTES + 30))
-        ledger.control_open("s1", PEER, 100, 1000)
+        write_digest(ledger, half, DIGESTS, payload(BYTES + 30))
+        write_control_open(ledger, "s1", PEER, 100, 1000)
         assert ledger.open_intents == (cut, half)
     found = audit.verify(path)
     assert found.ok
@@ -443,10 +455,10 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
 def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path):
     full(path)
     with open_ledger(path) as ledger:
-        ledger.control_open("s2", PEER, 10, 100)  # and then the power fails
+        write_control_open(ledger, "s2", PEER, 10, 100)  # and then the power fails
     with open_ledger(path) as ledger:
-        ledger.start("staddle", HASH, HASH)
-        ledger.control_open("s3", PEER, 10, 100)
+        write_start(ledger, "staddle", HASH, HASH)
+        write_control_open(ledger, "s3", PEER, 10, 100)
     found = audit.verify(path)
     assert found.ok
     totals = ledger_view.summary(path)[CONTROL, CONTROL]
@@ -458,13 +470,13 @@ def test_state_survives_a_restart(path):
         ref = intend(ledger)
     with open_ledger(path) as ledger:
         assert ledger.open_intents == (ref,)
-        ledger.outcome(ref, "unknown", 0)
+        write_outcome(ledger, ref, "unknown", 0)
         assert ledger.open_intents == ()
 
 
 def test_a_key_of_another_silo_than_the_records_name_is_a_problem(path):
     with open_ledger(path) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
     assert audit.verify(path, key=public()).ok
     raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
     problems = audit.verify(path, key=public()).problems

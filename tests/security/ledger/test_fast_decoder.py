@@ -20,6 +20,7 @@ from support.ledgers import (
     secagg,
     stored,
     summed,
+    write_ingress,
 )
 
 from staddle.errors import LocalError
@@ -63,8 +64,8 @@ def lines(tmp_path_factory):
         intend(
             ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
         )
-        ledger.ingress(
-            job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0)
+        write_ingress(
+            ledger, job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0)
         )
     found = stored(folder)
     keyed(folder / "keyed")

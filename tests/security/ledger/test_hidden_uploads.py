@@ -32,6 +32,8 @@ from support.ledgers import (
     secagg,
     settle,
     stored,
+    write_digest,
+    write_job_accept,
 )
 
 from staddle.errors import LocalError
@@ -222,7 +224,7 @@ def test_no_tensor_of_a_padded_or_rotated_message_has_a_hash(path):
             (intend_rotated(ledger), ROTATED_BYTES, "model/w"),
         ):
             with pytest.raises(LocalError, match=f"has tensors {names}, the intent none"):
-                ledger.digest(ref, DIGESTS[: names.count("/")], payload(size))
+                write_digest(ledger, ref, DIGESTS[: names.count("/")], payload(size))
             settle(ledger, ref, size)
     assert audit.verify(path).ok
 
@@ -327,7 +329,7 @@ def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
     with open_ledger(path) as ledger:
         for said in ("older", "in force", "j1", "j2", "tightened", "widened", "j1", "later", "j2"):
             if said in ("j1", "j2"):
-                ledger.job_accept(said, HASH, "operator-1")
+                write_job_accept(ledger, said, HASH, "operator-1")
             else:
                 ledger.put_in_force(hashlib.sha256(said.encode()).hexdigest(), said)
 

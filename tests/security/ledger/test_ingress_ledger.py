@@ -3,7 +3,19 @@ to hold.
 """
 
 import pytest
-from support.ledgers import FEDERATION, HASH, KEY, OTHER_KEY, payload, signer, stored
+from support.ledgers import (
+    FEDERATION,
+    HASH,
+    KEY,
+    OTHER_KEY,
+    payload,
+    signer,
+    stored,
+    write_delivered,
+    write_refused,
+    write_serving,
+    write_stop,
+)
 
 from staddle.errors import LocalError, ProofError
 from staddle.security.ledger import audit
@@ -36,11 +48,11 @@ def opened(folder, key=OTHER_KEY):
 def test_records_of_two_lives_are_one_verified_ledger(tmp_path):
     for _ in range(2):
         with opened(tmp_path) as ledger:
-            ledger.serving("coordinator", "staddle", HASH)
-            ledger.received(RECEIVED)
-            ledger.delivered("silo-a", "j1", HASH, 3, payload())
-            ledger.refused("silo-a", signer().sign(0, EMPTY_ROOT), "w" * 5000)
-            ledger.stop("asked to stop")
+            write_serving(ledger, "coordinator", "staddle", HASH)
+            ledger.seal(RECEIVED)
+            write_delivered(ledger, "silo-a", "j1", HASH, 3, payload())
+            write_refused(ledger, "silo-a", signer().sign(0, EMPTY_ROOT), "w" * 5000)
+            write_stop(ledger, "asked to stop")
     kinds = ["serving", "received", "delivered", "head.refused", "stop"]
     assert [record["type"] for record in stored(tmp_path)] == kinds * 2
     found = audit.verify(tmp_path, key=PUBLIC)
@@ -52,7 +64,7 @@ def test_the_head_of_a_receipt_has_its_record_and_grows_from_what_is_held(tmp_pa
     held, heads = None, []
     with opened(tmp_path) as ledger:
         for number in range(5):
-            sealed = ledger.received(RECEIVED)
+            sealed = ledger.seal(RECEIVED)
             proof = Consistency.parse(ledger.growth(held.size if held else 0, sealed.checkpoint))
             held = consistency.verify_from(held, proof, PUBLIC)
             assert held.size == number + 1 == sealed.place.seq + 1
@@ -65,7 +77,7 @@ def test_the_head_of_a_receipt_has_its_record_and_grows_from_what_is_held(tmp_pa
 
 def test_a_ledger_of_another_key_or_a_broken_one_is_refused(tmp_path):
     with opened(tmp_path) as ledger:
-        ledger.received(RECEIVED)
+        ledger.seal(RECEIVED)
     with pytest.raises(LocalError, match="signed by none"):
         opened(tmp_path, KEY)
     path = next(tmp_path.glob("seg-*.jsonl"))

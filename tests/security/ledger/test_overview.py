@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from support import report_ledgers as ledgers
-from support.ledgers import WORDS, first, intend_masked, open_ledger, private, stored
+from support.ledgers import WORDS, first, intend_masked, open_ledger, private, stored, write_outcome
 
 from staddle.errors import LocalError
 from staddle.security.ledger import audit, messages
@@ -116,7 +116,7 @@ def test_what_is_written_after_the_check_is_not_in_the_view(path):
     verified, before = audit.verify(path), messages.messages(path)
     cut = next(message for message in before if not message.digested)
     with open_ledger(path, "silo-a") as ledger:
-        ledger.outcome(cut.seq, "unknown", 0)
+        write_outcome(ledger, cut.seq, "unknown", 0)
         ledgers.give(ledger, "later")
     found = view(verified, messages.records(path))
     assert found.messages == list(before)

@@ -4,7 +4,7 @@ Test_verify_roster.py has more wrong ones.
 """
 
 import pytest
-from support.ledgers import FEDERATION, HASH, open_ledger
+from support.ledgers import FEDERATION, HASH, open_ledger, write_outcome, write_start
 from support.report_ledgers import give
 
 from staddle.security.identity import roster as rosters
@@ -45,7 +45,7 @@ def world(keys, tmp_path):
 
         def start(self, roster):
             self.roster = roster
-            self.ledger.start("staddle", rosters.digest(roster), HASH)
+            write_start(self.ledger, "staddle", rosters.digest(roster), HASH)
 
         def give(self, number, signer="coordinator", status="sent", **changes):
             """One message; a receipt that its coordinator signs, with these fields changed.
@@ -68,7 +68,7 @@ def world(keys, tmp_path):
                 **changes,
             }
             receipt = Receipt(**fields).sign(keys[signer]).hex()
-            self.ledger.outcome(ref, status, message.intent.message.bytes, receipt)
+            write_outcome(self.ledger, ref, status, message.intent.message.bytes, receipt)
             return ref
 
         def check(self, *given):
@@ -124,7 +124,7 @@ def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_proble
     world.peer = Peer(id="silo-b", spki=HASH)
     world.give(1)
     ref = give(world.ledger, round_number=2, status="cut")
-    world.ledger.outcome(ref, "unknown", 0, "00" * 64)
+    write_outcome(world.ledger, ref, "unknown", 0, "00" * 64)
     first, second, third = world.check(world.old).problems
     assert (
         "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"

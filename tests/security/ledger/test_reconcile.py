@@ -22,6 +22,13 @@ from support.ledgers import (
     payload,
     protocol,
     put_back,
+    write_delivered,
+    write_digest,
+    write_ingress,
+    write_outcome,
+    write_refused,
+    write_serving,
+    write_start,
 )
 from support.ledgers import intend as intend_in
 
@@ -42,15 +49,15 @@ class World:
     def __init__(self, folder):
         self.ours, self.theirs = folder / "silo", folder / "coordinator"
         self.silo = open_ledger(self.ours)
-        self.silo.start("staddle", HASH, HASH)
+        write_start(self.silo, "staddle", HASH, HASH)
         self.coordinator = ReceivingLedger.open(self.theirs, "coordinator", FEDERATION, OTHER_KEY)
-        self.coordinator.serving("coordinator", "staddle", HASH)
+        write_serving(self.coordinator, "coordinator", "staddle", HASH)
 
     def intend(self, round_):
         return intend_in(self.silo, round_number=round_)
 
     def digest(self, ref):
-        return self.silo.digest(ref, DIGESTS, payload())
+        return write_digest(self.silo, ref, DIGESTS, payload())
 
     def receive(self, round_, sealed, receipt="5c" * 64, **changes):
         fields = {
@@ -64,22 +71,23 @@ class World:
             "checkpoint": bytes(sealed.checkpoint).decode(),
             "receipt": receipt,
         }
-        self.coordinator.received(Received(**{**fields, **changes}))
+        self.coordinator.seal(Received(**{**fields, **changes}))
         return receipt
 
     def upload(self, round_, **changes):
         ref = self.intend(round_)
         sealed = self.digest(ref)
         receipt = self.receive(round_, sealed, **changes)
-        self.silo.outcome(ref, "sent", SIZE, receipt)
+        write_outcome(self.silo, ref, "sent", SIZE, receipt)
         return sealed
 
     def deliver(self, round_, delivered=True, noted=True):
         message = Payload(bytes=round_ + 1, sha256=HASH)
         if delivered:
-            self.coordinator.delivered("silo-a", "j1", HASH, round_, message)
+            write_delivered(self.coordinator, "silo-a", "j1", HASH, round_, message)
         if noted:
-            self.silo.ingress(
+            write_ingress(
+                self.silo,
                 job="j1",
                 round_number=round_,
                 purpose="delivery",
@@ -113,15 +121,18 @@ def test_ledgers_that_agree(world):
 
 def test_masked_uploads_are_compared_like_any(world):
     ref = intend_masked(world.silo)
-    sealed = world.silo.digest(ref, (), payload(MASKED_BYTES))
+    sealed = write_digest(world.silo, ref, (), payload(MASKED_BYTES))
     protocol(world.silo, "header")
     receipt = world.receive(3, sealed, message=payload(MASKED_BYTES))
-    world.silo.outcome(ref, "sent", MASKED_BYTES, receipt)
+    write_outcome(world.silo, ref, "sent", MASKED_BYTES, receipt)
     open_sum(world.silo)
     found = world.found()
     assert (found.uploads, found.bytes, found.gaps, found.differences) == (1, MASKED_BYTES, (), ())
     world.receive(
-        4, world.silo.digest(intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES))
+        4,
+        write_digest(
+            world.silo, intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES)
+        ),
     )
     (problem,) = world.found().differences
     assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
@@ -137,13 +148,14 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     }
     refs = {intent: intent(world.silo) for intent in sizes}
     places = {
-        intent: world.silo.digest(ref, (), payload(sizes[intent])) for intent, ref in refs.items()
+        intent: write_digest(world.silo, ref, (), payload(sizes[intent]))
+        for intent, ref in refs.items()
     }
     protocol(world.silo, "padded")
     for intent in (intend_rotated, intend_padded):
         receipt = world.receive(3, places[intent], message=payload(sizes[intent]))
-        world.silo.outcome(refs[intent], "sent", sizes[intent], receipt)
-    world.silo.outcome(refs[intend_masked], "unknown", 0)
+        write_outcome(world.silo, refs[intent], "sent", sizes[intent], receipt)
+    write_outcome(world.silo, refs[intend_masked], "unknown", 0)
     intend_padded(world.silo, "f7" * 32, 1, round_number=4)
     found = world.found()
     assert (found.uploads, found.bytes, found.differences) == (2, PADDED_BYTES + ROTATED_BYTES, ())
@@ -156,7 +168,7 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     (problem,) = world.found().differences
     assert f"has there {MASKED_BYTES} bytes of job 'j1', round 3" in problem
     again = intend_rotated(world.silo, "f8" * 32, round_number=5)
-    world.silo.digest(again, (), payload(ROTATED_BYTES))
+    write_digest(world.silo, again, (), payload(ROTATED_BYTES))
     gaps = [gap.split(": ", 1)[1] for gap in world.found().gaps]
     assert (
         f"not received ({ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads', without"
@@ -168,7 +180,7 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
     world.intend(0)  # cut short
     unsent = world.intend(1)
     world.digest(unsent)
-    world.silo.outcome(unsent, "unknown", SIZE)  # refused, or cut before END
+    write_outcome(world.silo, unsent, "unknown", SIZE)  # refused, or cut before END
     lost = world.intend(2)
     world.receive(2, world.digest(lost))  # the receipt was lost
     world.deliver(3, noted=False)
@@ -234,25 +246,25 @@ def test_another_head_than_the_silos_is_a_difference(world):
 def test_receipts_that_differ_are_a_difference(world):
     ref = world.intend(0)
     world.receive(0, world.digest(ref))
-    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    write_outcome(world.silo, ref, "sent", SIZE, "77" * 64)
     assert "is not the one that the coordinator recorded" in world.found().differences[0]
 
 
 def test_a_receipt_for_nothing_that_was_received_is_a_difference(world):
     ref = world.intend(0)
     world.digest(ref)
-    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    write_outcome(world.silo, ref, "sent", SIZE, "77" * 64)
     assert "the coordinator received no such upload" in world.found().differences[0]
 
 
 def test_a_refused_head_is_a_difference_unless_it_is_of_this_ledger(world):
     sealed = world.upload(0)
-    world.coordinator.refused("silo-a", sealed.checkpoint, "its proof was from another head")
+    write_refused(world.coordinator, "silo-a", sealed.checkpoint, "its proof was from another head")
     found = world.found()
     assert found.differences == ()
     assert found.gaps == ("a head of this ledger was refused: its proof was from another head",)
     other = Signer.of(FEDERATION, "silo-a", KEY).sign(sealed.place.seq + 1, bytes(32))
-    world.coordinator.refused("silo-a", other, "it was rolled back")
+    write_refused(world.coordinator, "silo-a", other, "it was rolled back")
     (said,) = world.found().differences
     assert "the silo signed a head that the coordinator refused" in said
     assert "it was rolled back" in said
@@ -274,7 +286,7 @@ def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_diffe
     log = ReceivingLedger.open(
         world.theirs.with_name("other"), "coordinator", FEDERATION, OTHER_KEY
     )
-    log.serving("coordinator", "staddle", HASH)
+    write_serving(log, "coordinator", "staddle", HASH)
     log.close()
     rewritten, longer = (
         TreeHead.parse(note.text)
@@ -311,7 +323,7 @@ def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
     world.upload(0)
     sealed = world.upload(1)
     world.receive(9, sealed, silo="silo-b")
-    world.coordinator.delivered("silo-b", "j1", HASH, 3, payload())
+    write_delivered(world.coordinator, "silo-b", "j1", HASH, 3, payload())
     assert (world.found().differences, world.found().gaps) == ((), ())
 
 

@@ -30,6 +30,8 @@ from support.ledgers import (
     secagg,
     stored,
     summed,
+    write_digest,
+    write_start,
 )
 
 from staddle.errors import LocalError
@@ -129,7 +131,7 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
 def test_each_record_of_the_protocol_is_durable_before_it_returns(path, monkeypatch):
     synced = []
     with open_ledger(path) as ledger:
-        ledger.start("staddle 0.1.0", HASH, HASH)
+        write_start(ledger, "staddle 0.1.0", HASH, HASH)
         monkeypatch.setattr("os.fdatasync", synced.append)
         for number, append in enumerate(
             (lambda: protocol(ledger, "keys"), lambda: end_sum(ledger)), 1
@@ -189,10 +191,10 @@ def test_the_writer_refuses_digests_and_survivors_that_are_not_so(path):
         with pytest.raises(
             LocalError, match="has tensors model/w, model/b, metric/correct, the intent none"
         ):
-            ledger.digest(ref, DIGESTS, payload(MASKED_BYTES))
+            write_digest(ledger, ref, DIGESTS, payload(MASKED_BYTES))
         with pytest.raises(LocalError, match=f"has {BYTES} bytes, the intent {MASKED_BYTES}"):
-            ledger.digest(ref, (), payload(BYTES))
-        ledger.digest(ref, (), payload(MASKED_BYTES))
+            write_digest(ledger, ref, (), payload(BYTES))
+        write_digest(ledger, ref, (), payload(MASKED_BYTES))
         for survivors in (("silo-b", "silo-a"), ("silo-a", "silo-a"), ("silo-b", "silo-c"), ()):
             with pytest.raises(
                 LocalError,

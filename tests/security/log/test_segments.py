@@ -4,7 +4,18 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.ledgers import KEY, OTHER_KEY, copied, open_ledger, open_log, public, put_back, signer
+from support.ledgers import (
+    KEY,
+    OTHER_KEY,
+    copied,
+    open_ledger,
+    open_log,
+    public,
+    put_back,
+    signer,
+    write_start,
+    write_stop,
+)
 
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import verify
@@ -50,7 +61,7 @@ def filled(folder, count=11):
     """Records that the ledger knows, in as many segments as they need."""
     with open_ledger(folder) as ledger:
         for n in range(count):
-            ledger.start(f"staddle {n}", HASH, HASH)
+            write_start(ledger, f"staddle {n}", HASH, HASH)
     return segments(folder)
 
 
@@ -212,8 +223,8 @@ def test_any_edit_deletion_insertion_or_reordering_in_any_segment_is_found(folde
 def test_every_flipped_bit_is_found(folder, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT_BYTES", 100)
     with open_ledger(folder) as ledger:
-        ledger.stop("a")
-        ledger.stop("")
+        write_stop(ledger, "a")
+        write_stop(ledger, "")
     before = copied(folder)
     assert sum(name.startswith("seg-") for name in before) == 2
     for name, data in before.items():
@@ -307,7 +318,7 @@ def test_an_older_copy_of_the_whole_folder_is_found_by_who_holds_a_checkpoint(fo
     older = copied(folder)
     with open_ledger(folder) as ledger:
         for _ in range(4):
-            ledger.start("staddle", HASH, HASH)
+            write_start(ledger, "staddle", HASH, HASH)
         note = ledger.checkpoint()
     assert verify(folder, key=public(), witnessed={"the coordinator": note}).ok
     put_back(folder, older)
@@ -355,7 +366,7 @@ def test_a_reader_beside_a_writer_sees_a_ledger_that_holds(folder, monkeypatch):
 
         def work():
             for n in range(300):
-                ledger.start(f"staddle {n}", HASH, HASH)
+                write_start(ledger, f"staddle {n}", HASH, HASH)
                 if n % 5 == 0:
                     ledger.checkpoint()
 

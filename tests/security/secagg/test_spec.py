@@ -1,3 +1,4 @@
+import hashlib
 import json
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +16,7 @@ from staddle.security.identity.domains import JOB, SECAGG_SPEC
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.signers import Signers
 from staddle.security.secagg import spec as round_spec
-from staddle.security.secagg.spec import RoundSpec, Terms, specify, threshold
+from staddle.security.secagg.spec import RoundSpec, Terms, context_of, specify, threshold
 
 FOUR = names(4)
 
@@ -395,3 +396,9 @@ def test_signers_of_a_roster(tmp_path):
     assert not found.by_silo("silo-b", JOB, b"x", keys["silo-a"].sign(JOB, b"x"))
     assert not found.by_coordinator(JOB, b"x", keys["silo-a"].sign(JOB, b"x"))
     assert not found.by_coordinator(SECAGG_SPEC, b"x", keys["coordinator"].sign(JOB, b"x"))
+
+
+def test_the_context_is_of_the_document_as_it_was_signed():
+    document = b'{"protocol":"staddle-secagg/1"}'
+    by_hand = bytes(7) + b"\x18staddle/secagg/context/1" + bytes(7) + b"\x1f" + document
+    assert context_of(document) == hashlib.sha256(by_hand).digest()

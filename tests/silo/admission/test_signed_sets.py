@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.ledgers import HASH, open_ledger, stored
+from support.ledgers import HASH, open_ledger, stored, write_start
 
 from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
@@ -65,7 +65,7 @@ def world(federation, tmp_path):
     """A ledger, and what judges by it under a policy's lines."""
     roster = rosters.load(federation.folder / "roster.json")
     with open_ledger(tmp_path) as ledger:
-        ledger.start("test", HASH, HASH)
+        write_start(ledger, "test", HASH, HASH)
 
         def judging(lines="", dataset="data", roster=roster):
             text = POLICY + (f"[secure_aggregation]\n{lines}\n" if lines else "")

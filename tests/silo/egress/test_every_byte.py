@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.explained import UPLOAD, Call, entries, payload_bytes, unexplained
+from support.ledgers import write_start
 from support.recording_gate import AGENT, RECORDS, World
 
 from staddle.algorithms.exchange.parts import (
@@ -107,7 +108,7 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
     with tempfile.TemporaryDirectory() as folder, chunks_of(CHUNK):
         world = World(made, Path(folder), policies.parse(POLICY.encode(), "policy.toml"))
         world.declares = drawn
-        world.ledger.start("test", rosters.digest(made.roster), world.policy.digest)
+        write_start(world.ledger, "test", rosters.digest(made.roster), world.policy.digest)
         asyncio.run(world.gate.hello())
         asyncio.run(world.gate.record_decision(drawn.job, drawn.digest, "operator", None))
         for round_, cuts in ((0, first), (1, second)):
@@ -198,7 +199,7 @@ def recorded(made, tmp_path_factory):
 
 def record(world):
     job, client = world.job, world.client
-    world.ledger.start("test", rosters.digest(world.made.roster), world.policy.digest)
+    write_start(world.ledger, "test", rosters.digest(world.made.roster), world.policy.digest)
     client.task = round_task(world.declared, 1)
     items = delivered_items(job.down(1))
     values = [

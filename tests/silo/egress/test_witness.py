@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.ledgers import copied, put_back, stored
+from support.ledgers import copied, put_back, stored, write_start
 from support.private_jobs import private_job
 from support.recording_gate import RECORDS, SILO, SILOS, World
 
@@ -165,7 +165,7 @@ def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
     world.ledger.close()
     put_back(world.path, before)
     again = World(made, world.path.parent)
-    again.ledger.start("test", rosters.digest(made.roster), again.policy.digest)
+    write_start(again.ledger, "test", rosters.digest(made.roster), again.policy.digest)
     cut = r"records were cut off: there are \d+, and coordinator holds a signed"
     with pytest.raises(LocalError, match=cut) as said:
         greeted(again, held)
