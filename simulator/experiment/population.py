@@ -71,7 +71,6 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
 
-    # the partition's file is made first, since cutting rearranges the data set's memory
     partition = partition_file(silos, data.y.numpy(), source.title, dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names

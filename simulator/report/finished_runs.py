@@ -13,9 +13,10 @@ from ...errors import LocalError
 from ...files import tensor_file
 from ..run import history as history_file
 from ..run import manifest as identity
+from ..run.disk import BEGIN_ANEW
 from ..run.export import COORDINATOR, model_file
 from ..run.folder import HISTORY
-from ..run.history import BEGIN_ANEW, Measured
+from ..run.history import Measured
 from ..run.manifest import RUN, RunManifest, SiloRecords
 from ..run.snapshot import read_index
 

@@ -410,12 +410,10 @@ def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
     methods: dict[str, ChosenMethod] = {}
     if row.method is None or row.method.name not in METHODS:
         return methods
-    for column in table.columns:
-        if column.setting is None:
-            continue
-        own = row.own.get(column.setting, OwnTable())
-        if isinstance(own, OwnTable):
-            methods[column.setting] = own.of(row.method)
+    for setting in filter(None, (column.setting for column in table.columns)):
+        own = row.own.get(setting, OwnTable())
+        if own:  # false in the file: the method does not run there
+            methods[setting] = own.of(row.method)
     return methods
 
 

@@ -27,9 +27,9 @@ from ...algorithms.course import SiloState
 from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.aggregation import SILOS as AXIS
 from ...algorithms.training.silo_round import state_to_bytes
-from ...errors import UnwritableError
 from ...files import tensor_file
-from ...files.documents import unwritable, write_atomic
+from ...files.documents import write_atomic
+from .disk import writing
 from .history import Measured
 from .manifest import SiloRecords
 
@@ -50,10 +50,8 @@ def write(
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
         axis = json.dumps([silo.name for silo in silos])
         files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
-    try:
+    with writing(folder / MODELS, "cannot make it"):
         (folder / MODELS).mkdir(exist_ok=True)
-    except OSError as error:
-        raise UnwritableError(f"{folder / MODELS}: cannot make it: {unwritable(error)}") from error
 
     written = []
     for name, data in files.items():

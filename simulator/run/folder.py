@@ -25,12 +25,13 @@ from pathlib import Path
 from ...algorithms.course import SiloState
 from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.simulation import Snapshot
-from ...errors import LocalError, UnwritableError
-from ...files.documents import unwritable, write_atomic
+from ...errors import LocalError
+from ...files.documents import write_atomic
 from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export, manifest
+from .disk import writing
 from .history import NOTHING, HistoryFile, Measured, Prefix
 from .manifest import RUN, RunManifest
 from .snapshot import INDEX, FinishedRun, Index, Snapshots
@@ -59,11 +60,9 @@ def opened(
     """
     path = folder_of(out, run)
     with ExitStack() as stack:
-        try:
+        with writing(path, "cannot use it"):
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(path))
-        except OSError as error:
-            raise UnwritableError(f"{path}: cannot use it: {unwritable(error)}") from error
         folder = RunFolder(path, run, manifest.identity(run, population, schedule, device))
         stack.callback(folder.close)
         yield folder
@@ -179,8 +178,6 @@ def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix]:
 
 def _tidy(path: Path) -> None:
     """Remove files that a process left half written when it died."""
-    try:
+    with writing(path, "cannot tidy it"):
         for left in path.rglob(".*.tmp"):
             left.unlink()
-    except OSError as error:
-        raise UnwritableError(f"{path}: cannot tidy it: {unwritable(error)}") from error

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...algorithms.training.silo_round import Evaluation, RoundReport, Seen
-from ...errors import LocalError, UnwritableError
-from ...files.documents import Strict, sync_directory, unwritable
+from ...errors import LocalError
+from ...files.documents import Strict, sync_directory
+from .disk import BEGIN_ANEW, read_kept, writing
 
 Measure = Literal[
     # silos of a round's cohort: the model as delivered, before local training, on test records
@@ -108,9 +109,6 @@ def _pair(
     return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
 
 
-BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it anew"
-
-
 class Prefix(Strict):
     """The first bytes of a file, by their number and their SHA-256 in hex."""
 
@@ -144,10 +142,9 @@ class HistoryFile:
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
 
-        try:
-            self._descriptor = os.open(
-                path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with writing(path):
+            self._descriptor = os.open(path, flags, 0o644)
             try:
                 os.ftruncate(self._descriptor, self._size)
                 os.fsync(self._descriptor)
@@ -155,28 +152,22 @@ class HistoryFile:
             except OSError:
                 self.close()
                 raise
-        except OSError as error:
-            raise UnwritableError(f"{path}: cannot write it: {unwritable(error)}") from error
 
     def append(self, measures: Iterable[Measured]) -> None:
         """Add lines; they reach the disk with the next ``sync``."""
         data = b"".join(to_line(measured) for measured in measures)
-        try:
+        with writing(self._path):
             if data and os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part was written")
-        except OSError as error:
-            raise UnwritableError(f"{self._path}: cannot write it: {unwritable(error)}") from error
         self._hash.update(data)
         self._size += len(data)
 
     def sync(self) -> Prefix:
         """Make all lines durable; what a checkpoint says of them."""
-        try:
+        with writing(self._path):
             if os.fstat(self._descriptor).st_size != self._size:
                 raise OSError("its length is not what was written")
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise UnwritableError(f"{self._path}: cannot write it: {unwritable(error)}") from error
         return Prefix(bytes=self._size, sha256=self._hash.hexdigest())
 
     def close(self) -> None:
@@ -191,7 +182,7 @@ def check(path: Path, kept: Prefix) -> None:
 
 def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
     """The measures of a history that ``kept`` describes; without it, those of all whole lines."""
-    data = _read(path) if kept is None else _checked(path, kept)
+    data = read_kept(path) if kept is None else _checked(path, kept)
     return parse(data[: data.rfind(b"\n") + 1], str(path))
 
 
@@ -226,19 +217,10 @@ def _measured(line: bytes, where: str) -> Measured:
 
 
 def _checked(path: Path, kept: Prefix) -> bytes:
-    data = _read(path)[: kept.bytes] if kept.bytes else b""
+    data = read_kept(path)[: kept.bytes] if kept.bytes else b""
     if kept != Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()):
         raise LocalError(
             f"{path}: its first {kept.bytes} bytes are not those that its checkpoint was written"
             f" with; {BEGIN_ANEW}"
         )
     return data
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LocalError(
-            f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}"
-        ) from error

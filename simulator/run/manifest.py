@@ -19,10 +19,10 @@ import torch
 from ...algorithms.engines.engine import Records
 from ...algorithms.job.job import DERIVED
 from ...errors import LocalError
-from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes
+from ...files.documents import Strict, canonical_json
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
-from .history import BEGIN_ANEW
+from .disk import parse_kept
 
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
@@ -94,11 +94,7 @@ def _counted(silo: str, records: Records) -> SiloRecords:
 
 def read(folder: Path) -> RunManifest:
     """The manifest in a run's folder; LocalError where it is not as it was written."""
-    path = folder / RUN
-    try:
-        return parse_canonical(read_bytes(path), RunManifest, str(path))
-    except LocalError as error:
-        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
+    return parse_kept(folder / RUN, RunManifest)
 
 
 def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:

@@ -32,16 +32,14 @@ from ...algorithms.engines.aggregation import Shelved
 from ...algorithms.engines.simulation import Snapshot
 from ...algorithms.exchange.parts import Tensors
 from ...algorithms.leaks.taint import taints_from_text, taints_to_text
-from ...errors import LocalError, UnwritableError
+from ...errors import LocalError
 from ...files.documents import (
     Strict,
     canonical_json,
-    parse_canonical,
-    read_bytes,
-    unwritable,
     write_atomic,
 )
-from .history import BEGIN_ANEW, Prefix
+from .disk import BEGIN_ANEW, parse_kept, read_kept, writing
+from .history import Prefix
 from .tensor_file import Key, TensorEntry, pack, unpack
 
 INDEX, FOLDER = "checkpoint.json", "checkpoint"
@@ -121,10 +119,8 @@ class Snapshots:
             )
         self._placed: dict[Key, _Placed] = {}
         self._written: dict[str, _Written] = {}
-        try:
+        with writing(self._folder, "cannot make it"):
             self._folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UnwritableError(f"{self._folder}: cannot make it: {unwritable(error)}") from error
         self._sweep()
 
     @property
@@ -233,12 +229,10 @@ class Snapshots:
         """
         files = self._index.files if self._index else ()
         named = {file.name for file in files}
-        try:
+        with writing(self._folder, "cannot tidy it"):
             for path in self._ours():
                 if path.name not in named:
                     path.unlink()
-        except OSError as error:
-            raise UnwritableError(f"{self._folder}: cannot tidy it: {unwritable(error)}") from error
 
 
 def read_index(folder: Path) -> Index | None:
@@ -249,22 +243,14 @@ def read_index(folder: Path) -> Index | None:
     path = folder / INDEX
     if not path.exists():
         return None
-    try:
-        sealed = parse_canonical(read_bytes(path), _Sealed, str(path))
-    except LocalError as error:
-        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
+    sealed = parse_kept(path, _Sealed)
     if hashlib.sha256(canonical_json(sealed.index.model_dump())).hexdigest() != sealed.sha256:
         raise LocalError(f"{path}: is not as it was written; {BEGIN_ANEW}")
     return sealed.index
 
 
 def _intact(path: Path, file: File) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise LocalError(
-            f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}"
-        ) from error
+    data = read_kept(path)
     if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
         raise LocalError(
             f"{path}: is not as it was written ({len(data)} of {file.bytes} bytes); {BEGIN_ANEW}"

@@ -1,19 +1,17 @@
 """A run's measures for TensorBoard, while it goes.
 
-Written where the extra ``staddle[tensorboard]`` is installed.
-
-A tag a measure and average, such as ``all/trained/macro``, with the rounds as steps. Whoever goes
-on with a run writes its events anew from the history that is kept, and removes those of before:
-what a killed process measured after its last checkpoint is measured again, and would otherwise
-stand there twice.
+Written where the extra ``staddle[tensorboard]`` is installed, with a tag per measure and average,
+such as ``all/trained/macro``, and the rounds as steps. A process that resumes a run writes its
+events anew from the history that is kept, and removes the old ones: what a killed process measured
+after its last checkpoint is measured again, and would otherwise appear twice.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...errors import LocalError, UnwritableError
-from ...files.documents import unwritable
+from ...errors import LocalError
+from .disk import writing
 from .history import Measured
 from .scores import AVERAGES
 
@@ -26,14 +24,12 @@ class Board:
 
     def __init__(self, folder: Path, history: Iterable[Measured]) -> None:
         """``folder`` is that of the run. LocalError where TensorBoard is not installed."""
-        place = folder / EVENTS
+        events = folder / EVENTS
         writer = _writer_class()
-        try:
-            for old in place.glob("events.out.tfevents.*"):
+        with writing(events, "cannot write there"):
+            for old in events.glob("events.out.tfevents.*"):
                 old.unlink()
-            self._writer = writer(str(place), purge_step=ANEW)
-        except OSError as error:
-            raise UnwritableError(f"{place}: cannot write there: {unwritable(error)}") from error
+            self._writer = writer(str(events), purge_step=ANEW)
         self.add(history)
 
     def add(self, measures: Iterable[Measured]) -> None:
