@@ -64,16 +64,18 @@ class SiloState:
     @property
     def flat(self) -> dict[str, Tensor]:
         """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
-        parts = {
-            f"part/{part}/{name}": t
-            for part, tensors in self.parts.items()
-            for name, t in tensors.items()
-        }
-        return parts | {f"extra/{name}": tensor for name, tensor in self.extra.items()}
+        found: dict[str, Tensor] = {}
+        for part, tensors in self.parts.items():
+            found |= _prefixed(f"part/{part}/", tensors)
+        return found | _prefixed("extra/", self.extra)
 
     def taint(self, name: str) -> Taint:
         """Of one of ``flat``, in a private job: private where it is not known."""
         return self.taints.get(name, PRIVATE)
+
+
+def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
 
     Any silo that sees the sum may subtract its own part from it.
     """
-    total, squares = sum(counts), sum(count * count for count in counts)
+    total, squares = sum(counts), _squares(counts)
     second, first = sorted((0, 0, *counts))[-2:]
     for own in counts:
         largest_other = second if own == first else first
@@ -41,8 +41,12 @@ def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False)
     ``rounded`` weights, which were made whole in 2^32 steps, may exceed either by a part of 2^-20,
     as equal ones differ by a step.
     """
-    squares, largest = sum(count * count for count in others), max(others, default=0)
-    return _seen(sum(others), squares, largest, min_cohort, rounded=rounded)
+    largest = max(others, default=0)
+    return _seen(sum(others), _squares(others), largest, min_cohort, rounded=rounded)
+
+
+def _squares(counts: Sequence[int]) -> int:
+    return sum(count * count for count in counts)
 
 
 def _seen(total: int, squares: int, largest: int, min_cohort: int, *, rounded: bool = False) -> str:

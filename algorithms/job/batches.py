@@ -14,7 +14,7 @@ could have revealed its own contribution at any time.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, filterfalse, pairwise
 
 from ..numerics.streams import permutation, stream
 
@@ -96,7 +96,7 @@ def without(batches: Batches, proven: Collection[str], least: int) -> Batches:
     """
     found = []
     for batch in batches:
-        left = tuple(silo for silo in batch if silo not in proven)
+        left = tuple(filterfalse(proven.__contains__, batch))
         if _enough(len(left), batch, least):
             found.append(left)
     return tuple(found)

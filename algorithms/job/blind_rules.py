@@ -8,7 +8,7 @@ a rule takes for granted, an earlier one has checked.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Generic, TypeVar
 
 from ..method import Method
@@ -276,7 +276,7 @@ def _counts_of_other_silos(job: Draw) -> str:
 
 
 def _names_without(declared: Collection[str], silos: Sequence[str]) -> str:
-    return ", ".join(silo for silo in silos if silo not in declared)
+    return ", ".join(filterfalse(declared.__contains__, silos))
 
 
 def _declared_for_others(key: str, declared: Collection[str], silos: Sequence[str]) -> str:
@@ -553,11 +553,11 @@ def _idle_compare(_: Crossing) -> str:
 
 @CROSSING.broken_where(_compares_by_shares)
 def _several_compared(crossing: Crossing) -> str:
-    several = next((parts for parts in crossing.compared if len(parts) > 1), None)
-    if several is None:
-        return ""
-    names = ", ".join(part["name"] for part in several)
-    return f"{SHARED}: {names} are compared in one round, by shares one part can be; {OUT}"
+    for compared in crossing.compared:
+        if len(compared) > 1:
+            names = ", ".join(part["name"] for part in compared)
+            return f"{SHARED}: {names} are compared in one round, by shares one part can be; {OUT}"
+    return ""
 
 
 @CROSSING.broken_where(_compares_by_shares)

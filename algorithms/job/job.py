@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, filterfalse
 from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,12 +62,12 @@ from .security import (
     Name,
     SecurityTable,
     by_method,
+    exchanges,
     for_silos,
     is_summed,
     keyed_exchanges,
     tagged,
     unblind,
-    uploaded,
 )
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
@@ -377,8 +377,7 @@ class Job:
     @cached_property
     def weighing(self) -> Mapping[str, int]:
         """The declared counts, where they are weights of a blind sum; empty where they are none."""
-        exchanges = {part["exchange"] for part in uploaded(self._schema)}
-        return self.security.counts if "sum.mean" in exchanges else {}
+        return self.security.counts if "sum.mean" in exchanges(self._schema) else {}
 
     def blind_methods(self) -> list[str]:
         """Methods that, with their default options, work with this job's model and can be blind."""
@@ -541,8 +540,7 @@ class Job:
 
     def away(self, round_: int) -> tuple[str, ...]:
         """Silos that are not drawn for a round, in job order."""
-        drawn = self.cohort(round_)
-        return tuple(silo for silo in self.silos if silo not in drawn)
+        return tuple(filterfalse(self.cohort(round_).__contains__, self.silos))
 
     def row_readers(self, round_: int) -> tuple[str, ...]:
         """Silos that get rows of what a round mixes by directed sums, in job order.

@@ -29,8 +29,9 @@ A blind job declares the facts about silos that a method would otherwise ask of 
 training records, and with ``class_counts = { clinic-a = [200, 210], … }`` the number per class.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -163,7 +164,12 @@ def tagged(security: SecurityTable, schema: Schema) -> bool:
 
 def uploaded(schema: Schema) -> Iterator[SchemaPart]:
     """Every part that silos upload, phase by phase; a part of several phases comes again."""
-    return chain.from_iterable(phase["up"] for phase in schema)
+    return chain.from_iterable(map(itemgetter("up"), schema))
+
+
+def exchanges(schema: Schema) -> set[str]:
+    """By which silos upload anything."""
+    return {part["exchange"] for part in uploaded(schema)}
 
 
 def by_method(schema: Schema) -> Iterator[SchemaPart]:
@@ -178,7 +184,7 @@ def is_summed(part: SchemaPart) -> bool:
 
 def keyed_exchanges(schema: Schema) -> bool:
     """Whether something crosses whose blind form takes a key that the job's silos share."""
-    return any(part["exchange"] in KEYED for part in uploaded(schema))
+    return not exchanges(schema).isdisjoint(KEYED)
 
 
 def for_silos(audience: str, schema: Schema) -> frozenset[str]:
@@ -188,9 +194,12 @@ def for_silos(audience: str, schema: Schema) -> frozenset[str]:
 
 def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
-    summed = {part["name"] for part in filter(is_summed, uploaded(schema))}
-    down = (part["name"] for phase in schema for part in phase["down"])
-    return frozenset(summed.intersection(down))
+    down = chain.from_iterable(map(itemgetter("down"), schema))
+    return frozenset(_names(filter(is_summed, uploaded(schema))) & _names(down))
+
+
+def _names(parts: Iterable[SchemaPart]) -> set[str]:
+    return {part["name"] for part in parts}
 
 
 def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream, uniform
-from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet, joined
+from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet, hand_out, joined
 
 # between which a holder's share of a class is drawn, before the shares are made to sum to 1
 LOW, HIGH = 0.4, 0.6
@@ -94,8 +94,7 @@ def label_groups(
             # or the first silos would have each label's odd records
             order = permutation(rng, len(holders))
             pieces = np.array_split(records[permutation(rng, len(records))], len(holders))
-            for at, piece in zip(order, pieces, strict=True):
-                parts[holders[at]].append(piece)
+            hand_out(parts, np.array(holders)[order], pieces)
     whole = joined(parts)
     _check_smallest(
         whole, minimum, "give its group more labels, take fewer silos or lower the minimum"
@@ -149,8 +148,7 @@ def _spread(
             records = np.flatnonzero(labels == label)
             shares = uniform(rng, (len(holders),), LOW, HIGH)
             pieces = cut(records[permutation(rng, len(records))], shares / shares.sum())
-            for silo, piece in zip(holders, pieces, strict=True):
-                parts[silo].append(piece)
+            hand_out(parts, holders, pieces)
     return joined(parts)
 
 

@@ -6,7 +6,7 @@ nearly even. In the balanced form, which most research code uses, a silo that ha
 an even share gets none of the classes that follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -101,6 +101,16 @@ def check_enough(records: int, silos: int, minimum: int) -> None:
             f"partition: {records} records do not give {silos} silos {minimum} each; "
             f"take at most {records // max(minimum, 1)} silos or a lower minimum"
         )
+
+
+def hand_out(
+    parts: Sequence[list[NDArray[np.int64]]],
+    silos: Iterable[int],
+    pieces: Iterable[NDArray[np.int64]],
+) -> None:
+    """Add one piece to the part of each of these silos."""
+    for silo, piece in zip(silos, pieces, strict=True):
+        parts[silo].append(piece)
 
 
 def joined(parts: Sequence[Sequence[NDArray[np.int64]]]) -> list[NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream
-from .draw import joined
+from .draw import hand_out, joined
 
 Indices = NDArray[np.int64]
 Ratio = Literal["50/50", "75/25", "80/20", "8:1:1"]
@@ -150,6 +150,5 @@ def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
         if counts.any():
             # in whole numbers, so the last is exact
             ends = len(records) * np.cumsum(counts) // counts.sum()
-            for silo, piece in zip(order, np.split(records, ends[:-1]), strict=True):
-                parts[silo].append(piece)
+            hand_out(parts, order, np.split(records, ends[:-1]))
     return joined(parts)

@@ -416,12 +416,13 @@ def _own_weights(
     job: Job, silo: str, config: SiloConfig
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
     """Weights and digests of their files by part, and the parts whose weights are public."""
-    chosen = {}
-    for own in config.weights:
-        if any(fnmatchcase(job.name, pattern) for pattern in own.jobs):
-            chosen[own.part] = own
-
+    meant = (own for own in config.weights if _is_meant(own.jobs, job))
+    chosen = {own.part: own for own in meant}
     weights, digests = {}, {}
     for part, own in chosen.items():
         weights[part], digests[part] = load_weights(own.file, job.method(), silo, part, own.sha256)
     return weights, digests, frozenset(part for part, own in chosen.items() if own.public)
+
+
+def _is_meant(patterns: Sequence[str], job: Job) -> bool:
+    return any(fnmatchcase(job.name, pattern) for pattern in patterns)

@@ -8,7 +8,7 @@ is offered and again for the survivors of each round.
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, filterfalse
 from pathlib import Path
 
 from ...algorithms.exchange.parts import Part, Sum
@@ -186,7 +186,7 @@ def _objection_text(
     default = left = ""
     if not policy.file.secure_aggregation.min_difference:
         default = " (left out: min_honest and assumed_colluders together)"
-    gone = ", ".join(silo for silo in found.silos if silo not in silos)
+    gone = ", ".join(filterfalse(silos.__contains__, found.silos))
     if gone:
         left = f"if {gone} left the federation, have its founders sign a roster without; "
     return (

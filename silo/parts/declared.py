@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import filterfalse
 from operator import itemgetter
 from typing import Any, Self, TypeVar
 
@@ -113,7 +114,7 @@ class Declared:
 
         ``readers`` are the silos that get rows of it. LocalError for a round without a secure sum.
         """
-        strange = [silo for silo in readers if silo not in self.silos]
+        strange = list(filterfalse(self.silos.__contains__, readers))
         if strange:
             raise LocalError(
                 f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves"
