@@ -206,6 +206,8 @@ def served(
     registry.register(_Now(role, gauges))
     counts = _Counts(role, rules, registry)
     host, _, port = config.listen.rpartition(":")
+
+    # Counting begins only once the address is bound: a daemon that cannot answer does not start.
     with ExitStack() as stack:
         app = prometheus.make_wsgi_app(registry)
         try:

@@ -1073,8 +1073,7 @@ class Account:
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
-        in_order = ids == sorted(set(ids))
-        if not ids or not in_order or ids[-1] >= size:
+        if ids != sorted(set(ids)) or max(ids, default=size) >= size:
             return (
                 f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size}"
                 " records"
@@ -1208,7 +1207,7 @@ class VerifiedRoster:
 
     def __init__(self, data: bytes) -> None:
         # (1) It has one spelling and the form of a roster.
-        data = data[:-1] if data.endswith(b"\n") else data
+        data = data.removesuffix(b"\n")
         document = parse(data, "roster")
         if canonical(document) != data:
             raise FaultError("has signatures twice, or not in the order of their ids")
@@ -1279,8 +1278,8 @@ class VerifiedRoster:
         return f"signed by {names}"
 
     def _is_founders(self, member: str, signature: bytes) -> bool:
-        entry = self.entries.get(member)
-        if entry is None or entry["role"] != "founder":
+        entry = self.entries.get(member, {})
+        if entry.get("role") != "founder":
             return False
         return has_signed(entry["protocol_key"], self.payload, signature)
 
@@ -1451,6 +1450,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
             counts["good"] += 1
             counts["last"] = max(counts["last"], message.digest["seq"])
 
+    # A receipt names the root of all records up to its digest, so roots are noted while reading.
     account.settled, account.tree = settled, chain.tree
     for record in chain:
         account.take(record, chain.head)
@@ -1489,6 +1489,9 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
             f"is for a message to {intent['recipient']['id']!r}, who is not the coordinator with"
             " its TLS key"
         )
+
+    # It binds the digest's record and the root of all records up to it, so whoever holds it also
+    # fixes this part of the ledger.
     fields = {
         "federation": roster.federation,
         "roster": roster.digest,
@@ -1511,8 +1514,7 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
 
 def run_proof(args: argparse.Namespace) -> Run:
     """That one record stands in a ledger: c2sp.org/tlog-proof."""
-    record = read(args.record, MAX_LINE)
-    record = record[:-1] if record.endswith(b"\n") else record
+    record = read(args.record, MAX_LINE).removesuffix(b"\n")
     # (1) Header, somebody's extra line if any, index, hashes, an empty line and the checkpoint.
     head, _, note = read(args.file, MAX_PROOF).partition(b"\n\n")
     lines = head.split(b"\n")
@@ -1673,6 +1675,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = None
     run = args.run(args)
     try:
+        # FAIL stands until a check is through: whatever ends the run, its check is the one to name
         for number, name in enumerate(CHECKS[args.command], 1):
             checks.append({"number": number, "name": name, "verdict": "FAIL"})
             checks[-1].update(found=next(run), verdict="PASS")

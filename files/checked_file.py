@@ -41,15 +41,15 @@ def from_json(data: bytes, model: type[ModelT], origin: str) -> ModelT:
         document = parse_json(data, origin)
         if not isinstance(document, dict) or DIGEST not in document:
             return parse_canonical(data, model, origin)
-        digest = document.pop(DIGEST)
-        one_spelling = canonical_json({**document, DIGEST: digest}) == data
-        unchanged = _sha256(canonical_json(document)) == digest
+        stated = document.pop(DIGEST)
+        spelling = canonical_json({**document, DIGEST: stated})
+        digest = _sha256(canonical_json(document))
         read = validate(document, model, origin)
     except LocalError as error:
         raise LocalError(
             f"{error}; if nobody edited it the disk changed it: restore it from a backup"
         ) from error
-    if not (one_spelling and unchanged):
+    if (spelling, digest) != (data, stated):
         raise _changed(origin)
     return read
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -303,10 +304,8 @@ def _tables(annotation: Any) -> list[type[pydantic.BaseModel]]:
     """The models that an annotation holds: itself, those of a union, that of a list."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
-    found = []
-    for inner in getattr(annotation, "__args__", ()):
-        found += _tables(inner)
-    return found
+    inner = getattr(annotation, "__args__", ())
+    return list(chain.from_iterable(map(_tables, inner)))
 
 
 def _below(tables: Sequence[type[pydantic.BaseModel]], key: str) -> list[type[pydantic.BaseModel]]:

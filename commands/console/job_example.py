@@ -100,9 +100,8 @@ def docstrings(model: type[Strict]) -> dict[str, str]:
 
 def _docstrings(cls: type[Strict]) -> dict[str, str]:
     (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    statements = source.body if isinstance(source, ast.ClassDef) else []
     found = {}
-    for field, below in pairwise(statements):
+    for field, below in pairwise(cast("ast.ClassDef", source).body):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),

@@ -134,6 +134,8 @@ class Demo:
             "coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config
         )
         daemons = [coordinator]
+
+        # The address is known only once the coordinator listens, so silos are configured then.
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):

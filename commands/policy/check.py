@@ -82,6 +82,8 @@ def check(
         else:
             printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
+
+    # The functions below are the agent's own, so that this command cannot decide otherwise.
     plan = JobPlan(job)
     outflows = checks.outflows(plan, members, found)
     objections = (*privacy_objections(job, found), *checks.sum_objections(plan, found, members))

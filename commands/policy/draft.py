@@ -114,6 +114,8 @@ def new(
     """
     members = rosters.load(roster)
     jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+
+    # Parsed as the agent will parse it, so that no draft is written that it would reject.
     text = draft(jobs, dataset=dataset)
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
@@ -289,7 +291,7 @@ def _changing(blind: Sequence[Job], *, trust: bool) -> list[str]:
         "Only you can say whether that may be told. As it is, this silo declines such jobs;"
         " if it may, take the # from the line below."
     )
-    return _decision(f"{why} {keep if trust else decide}", 'dropouts = "any"', trust=trust)
+    return _decision(why, keep, decide, 'dropouts = "any"', trust=trust)
 
 
 def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
@@ -309,12 +311,14 @@ def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
         "Only you can say whether you trust that they do not. As it is, this silo declines"
         " such jobs; if you do, take the # from the line below."
     )
-    return _decision(f"{why} {keep if trust else decide}", f'trust = "{TRUSTED}"', trust=trust)
+    return _decision(why, keep, decide, f'trust = "{TRUSTED}"', trust=trust)
 
 
-def _decision(why: str, line: str, *, trust: bool) -> list[str]:
+def _decision(why: str, keep: str, decide: str, line: str, *, trust: bool) -> list[str]:
     """A line that only a person can allow: commented out unless they did."""
-    return [*_comment(why), line if trust else f"# {line}"]
+    if trust:
+        return [*_comment(f"{why} {keep}"), line]
+    return [*_comment(f"{why} {decide}"), f"# {line}"]
 
 
 def _changing_jobs(jobs: Sequence[Job]) -> str:
@@ -340,6 +344,8 @@ def _rule(part: str, rule: Drafted) -> str:
         forms.append(release.form)
         readers += release.readers or ("coordinator",)
         elements.append(release.elements)
+
+    # One rule serves all jobs of a method, so its bounds are those of the largest tensors.
     document: dict[str, Any] = {
         "name": f"{rule.method}-{part}",
         "methods": [rule.method],

@@ -204,6 +204,8 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
     step = -(-len(heads) // MAX_BARS)
     shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
     last = heads[-1].record
+
+    # the line at the limit must fit on the axis, too
     end, ticks = _decimal_scale(
         max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown))
     )

@@ -121,6 +121,8 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
             clipped += attempt.clipped
     if not (rounds or view.protocol or view.sums):
         return None
+
+    # an attempt may end without a sum, so rounds that left masked and rounds that opened differ
     opened, survivors = set(), set()
     for at in view.sums:
         if isinstance(at.record, SumOpened):

@@ -137,6 +137,8 @@ def _run(
         setting.name: experiment_of(table, setting, data, scale, labels, asked.seeds)
         for setting in settings
     }
+
+    # Missing data shows now, and not after the settings before it have run.
     _check_data(data, experiments)
     out = asked.out or Path(table.paper)
     smaller = reduced(settings, scale)

@@ -3,8 +3,18 @@
 import pytest
 
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.policy.visibility import revealed_by_likeness, seen, together, unbounded
+from staddle.commands.policy.visibility import (
+    FOR_SILOS,
+    ROWS,
+    SHARED,
+    revealed_by_likeness,
+    seen,
+    together,
+    unbounded,
+    way_of,
+)
 from staddle.security.blind.plan import JobPlan
+from staddle.security.policy.release import Release
 
 SILOS = list("abcdefg")
 
@@ -196,3 +206,21 @@ def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, sa
     told = unbounded(JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml")))
     assert said in told
     assert bool(said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("form", "readers", "way"),
+    [
+        ("plain", (), "plain"),
+        ("masked", (), "masked"),
+        ("masked", ("sum",), "masked"),
+        ("masked", ("silos",), FOR_SILOS),
+        ("masked", ("hospital-b", "hospital-c"), ROWS),
+        ("masked", ("gram",), SHARED),
+        ("rotated", ("gram",), "rotated"),
+        ("padded", ("mix",), "padded"),
+    ],
+)
+def test_a_part_leaves_by_its_form_and_what_is_masked_by_who_reads_it(form, readers, way):
+    release = Release("model", "whole_model", "w", "uint64", (2,), form, readers=readers)
+    assert way_of(release) == way
