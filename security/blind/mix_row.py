@@ -107,6 +107,8 @@ class RowMemory(Strict):
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
         if back:
             return f"it has older uploads of {', '.join(back)} than were mixed before"
+
+        # A row of few new uploads would differ from an earlier one by these alone.
         fresh = [
             share
             for share in shares
@@ -117,9 +119,10 @@ class RowMemory(Strict):
                 f"it has new uploads of {len(fresh)} silos, fewer than min_cohort"
                 f" {terms.min_cohort}"
             )
-        if why := _spread_fault(fresh, terms):
+        why = _spread_fault(fresh, terms)
+        if why:
             return f"of its new uploads alone: {why}"
-        new, total = sum(share.weight for share in fresh), sum(share.weight for share in shares)
+        new, total = _weight(fresh), _weight(shares)
         if 2 * new + (total >> SLACK_BITS) < total:
             return f"its new uploads weigh {new} of the {total} of all, less than half"
         return ""
@@ -144,10 +147,14 @@ def fault(
 
 
 def _sum_fault(own_weight: int, shares: Sequence[Share]) -> str:
-    total = own_weight + sum(share.weight for share in shares)
-    return (
-        "" if total == 1 << MIX_BITS else f"brings weights that add up to {total}, not 2^{MIX_BITS}"
-    )
+    total = own_weight + _weight(shares)
+    if total == 1 << MIX_BITS:
+        return ""
+    return f"brings weights that add up to {total}, not 2^{MIX_BITS}"
+
+
+def _weight(shares: Sequence[Share]) -> int:
+    return sum(share.weight for share in shares)
 
 
 def _spread_fault(shares: Sequence[Share], terms: Terms) -> str:

@@ -18,10 +18,10 @@ A ``JobPlan`` is made once, when a job is admitted; whoever works on a round is 
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 from ...algorithms.exchange.parts import Gram, Item, Mix, Part, Sum
 from ...algorithms.job.job import Job
@@ -174,20 +174,19 @@ class RoundPlan:
         is all. Where holders are counted it is always part of it: rows that too few hold come down
         as they were, and all sums are over all of the job's silos.
         """
-        job, alone = self.job, self.sums_no_model
-        own = job.method().addressed
-        every = zip(items, tensors, strict=True)
-        pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
-        named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-        named += [
-            piece
-            for part, digest in (() if alone else sums)
-            for piece in (part.encode(), WORDS, digest)
-        ]
+        job, own = self.job, self.job.method().addressed
+        named: list[bytes] = []
+        if not self.sums_no_model:
+            for item, digest in zip(items, tensors, strict=True):
+                if item.part not in own:
+                    named += (*_names(item), digest)
+            for part, digest in sums:
+                named += (part.encode(), WORDS, digest)
+
+        # Two rounds of one digest could not both be summed.
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
-        return hashlib.sha256(
-            framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
-        ).hexdigest()
+        fields = framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
+        return hashlib.sha256(fields).hexdigest()
 
     def frame(
         self,
@@ -206,13 +205,16 @@ class RoundPlan:
         job, said, method = self.job, self.job.security, self.job.method()
         declared: Mapping[str, int] = said.counts
         members = method.directed_for == "members"
-        rows = {
-            row_name(part.name, silo): (weights(silo) if weights else {})
-            if members
-            else method.row_weights(self.round, silo)
-            for part in self.rows
-            for silo in self.readers
-        }
+
+        # Both ends know the weights of a row by the job, or the coordinator alone has them.
+        rows: dict[str, Mapping[str, float]] = {}
+        for part, silo in product(self.rows, self.readers):
+            name = row_name(part.name, silo)
+            if members:
+                rows[name] = weights(silo) if weights else {}
+            else:
+                rows[name] = method.row_weights(self.round, silo)
+
         return Frame(
             federation=federation,
             roster=roster,
@@ -238,6 +240,10 @@ class RoundPlan:
 
 def _names(item: Item) -> tuple[bytes, bytes]:
     return item.part.encode(), item.spec.name.encode()
+
+
+def _named(parts: Sequence[Part], names: Collection[str]) -> tuple[str, ...]:
+    return tuple(part.name for part in parts if part.name in names)
 
 
 class JobPlan:
@@ -300,8 +306,7 @@ class JobPlan:
         job = self.job
         up, down = job.up(round_), job.down(round_)
         sums, rows = summed(up), directed(up)
-        words = {part.name for part in down} & self._summed if job.keyed else set()
-        before = {part.name for part in summed(job.up(round_ - 1))} if round_ else set()
+        before = summed(job.up(round_ - 1)) if round_ else ()
         return RoundPlan(
             self,
             round_,
@@ -312,9 +317,9 @@ class JobPlan:
             job.row_readers(round_) if rows else (),
             shared(up),
             uploaded(up),
-            tuple(part.name for part in down if part.name in words),
-            tuple(part.name for part in down if part.name in before),
-            tuple(part.name for part in sums if part.name in self._published),
+            _named(down, self._summed if job.keyed else ()),
+            _named(down, [part.name for part in before]),
+            _named(sums, self._published),
         )
 
     @cached_property

@@ -61,15 +61,13 @@ class Roster(Strict):
         if ids != sorted(ids):
             raise ValueError("entries are not sorted by id")
         for name in ("id", "spki_sha256", "protocol_key", "log_key", "exchange_key"):
-            value, times = (
-                Counter(getattr(entry, name) for entry in self.entries).most_common(1)[0]
-                if ids
-                else ("", 0)
-            )
-            if times > 1:
-                raise ValueError(
-                    f"{times} entries have the same {name} {value!r}; each member has its own"
-                )
+            # A member under two names could sign, or be summed, twice.
+            values = Counter(getattr(entry, name) for entry in self.entries)
+            for value, times in values.most_common(1):
+                if times > 1:
+                    raise ValueError(
+                        f"{times} entries have the same {name} {value!r}; each member has its own"
+                    )
         founders = sum(entry.role is Role.FOUNDER for entry in self.entries)
         if founders < self.threshold:
             raise ValueError(
@@ -215,48 +213,60 @@ def verify(roster: Roster, pins: Pins) -> None:
             f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
             " roster"
         )
-    # (2) It is not older than we know.
+
+    # (2) It is not older than we know: an old one may have members that were removed since.
     if roster.version < pins.minimum_version:
         raise LocalError(
             f"roster version {roster.version} is older than {pins.minimum_version}; take the"
             " newest one"
         )
+
     # (3) It asks for as many signatures as we do.
     if roster.threshold != pins.threshold:
         raise LocalError(
             f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
             " which"
         )
+
     # (4) It is complete.
     roster.check_complete()
+
     # (5) Every signature in it holds, the superfluous ones too.
+    _check_signatures(roster)
+
+    # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
+    founders = roster.having(Role.FOUNDER)
+    pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
+    signed = [founder for founder in pinned if founder in roster.signatures]
+    if len(signed) < pins.threshold:
+        raise LocalError(_too_few_signed(roster, pins, pinned, signed))
+
+
+def _check_signatures(roster: Roster) -> None:
+    """PeerError names a member whose signature does not hold, or who is no founder."""
     signed_bytes = payload(roster)
     for signer, signature in roster.signatures.items():
         entry = roster[signer]
-        if entry.role is not Role.FOUNDER or not entry.has_signed(
-            ROSTER, signed_bytes, bytes.fromhex(signature)
-        ):
+        holds = entry.has_signed(ROSTER, signed_bytes, bytes.fromhex(signature))
+        if entry.role is not Role.FOUNDER or not holds:
             raise PeerError(
                 signer,
                 f"its signature does not fit roster version {roster.version}; the file was changed",
             )
-    # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
-    pinned = [
-        entry
-        for entry in roster.having(Role.FOUNDER)
-        if entry.protocol_fingerprint in pins.founders
-    ]
-    signed = [entry.id for entry in pinned if entry.id in roster.signatures]
-    if len(signed) < pins.threshold:
-        missing = [entry.id for entry in pinned if entry.id not in signed]
-        unpinned = sorted(set(roster.signatures) - {entry.id for entry in pinned})
-        superfluous = f"; signed, but not pinned: {', '.join(unpinned)}" if unpinned else ""
-        raise LocalError(
-            f"roster version {roster.version} needs signatures by {pins.threshold} pinned founders;"
-            f" signed: {', '.join(signed) or 'nobody'}; missing:"
-            f" {', '.join(missing) or 'no pinned founder is left in it'}{superfluous}; have a"
-            " missing founder run: staddle roster sign"
-        )
+
+
+def _too_few_signed(
+    roster: Roster, pins: Pins, pinned: Sequence[str], signed: Sequence[str]
+) -> str:
+    missing = [founder for founder in pinned if founder not in signed]
+    unpinned = sorted(set(roster.signatures) - set(pinned))
+    superfluous = f"; signed, but not pinned: {', '.join(unpinned)}" if unpinned else ""
+    return (
+        f"roster version {roster.version} needs signatures by {pins.threshold} pinned founders;"
+        f" signed: {', '.join(signed) or 'nobody'}; missing:"
+        f" {', '.join(missing) or 'no pinned founder is left in it'}{superfluous}; have a"
+        " missing founder run: staddle roster sign"
+    )
 
 
 def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> None:
