@@ -1,5 +1,6 @@
-"""The daemon: runs the effects of ``round.advance`` on disk, clock and threads, and tells waiting
-silos of changes.
+"""The daemon: runs the effects of ``machine.advance`` on disk, clock and threads.
+
+It wakes silos that wait once something changed for them.
 """
 
 import asyncio
@@ -67,9 +68,7 @@ FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSE
 
 @dataclass(frozen=True)
 class PartialUpload:
-    """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for
-    the rest.
-    """
+    """An upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
 
     run: JobRun
     round: int
@@ -151,22 +150,20 @@ class Daemon:
             self._run(run, resumed(run.state))
 
     def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[LogEvent]]:
-        """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has
-        failed.
-        """
+        """A job as it is taken up; failed where its key cannot be under this roster."""
         why = self.contributions.fault(job) if stored.state.keyed else ""
         failed, effects = advance(stored.state, Unkeyed(why))
         if not why or failed == stored.state:
             return stored, []
-        open_ = [each for each in stored.hidden if each.round == stored.state.round]
+        closed = tuple(each for each in stored.hidden if each.round != stored.state.round)
+        open_ = {each.file for each in stored.hidden}.difference(each.file for each in closed)
         with self.writing():
             self._database.save_state(failed)
             self._database.drop_secure(job.name)
-            self._database.drop_hidden(job.name, [each.file for each in open_])
-        kept = tuple(each for each in stored.hidden if each not in open_)
-        # ``resumed`` knows the others
+            self._database.drop_hidden(job.name, sorted(open_))
+        # ``resumed`` knows the other effects
         reports = [effect for effect in effects if isinstance(effect, LogEvent)]
-        return replace(stored, state=failed, hidden=kept), reports
+        return replace(stored, state=failed, hidden=closed), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
@@ -347,19 +344,25 @@ class Daemon:
         record: Callable[[], None] = nothing,
         committed: Callable[[], None] = nothing,
     ) -> None:
-        """One event into one job: on the disk in one transaction with what ``record`` writes, then
-        all its effects.
+        """One event into one job: first on disk, then all its effects.
+
+        The state is written in one transaction with what ``record`` writes; ``committed`` then
+        turns to it in memory.
         """
         before = run.state
         state, effects = advance(before, event)
         if state == before:
             return
+
+        # A crash before the commit leaves the state before the event, one after it the next state,
+        # whose effects ``resumed`` runs again.
         with self.writing():
             if state != replace(before, given=state.given) or state.blind:
                 # else it follows from the row of the upload, which ``record`` adds
                 self._database.save_state(state)
             record()
             run.collector.record(event, state)
+
         run.state = state
         committed()
         run.collector.moved(event, before)

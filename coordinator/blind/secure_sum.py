@@ -133,7 +133,7 @@ class SecureSum:
         spec = self._states[found.attempt.attempt].spec
         if not spec.compared:
             return found
-        # Sealed shares are long: they are read from the survivors' uploads when they are asked for.
+        # Sealed shares stay in the survivors' uploads until they are asked for.
         survivors = [header.silo for header in found.body.headers]
         shares = self._shell.shares(spec, silo, survivors)
         return replace(found, body=replace(found.body, shares=shares))
@@ -178,7 +178,6 @@ class SecureSum:
                 silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
             )
         self._take(number, said(silo, given))
-        # The machine ignores a note that does not hold: its silo would wait for the next attempt.
         if abandons and not taken(self._states[number], silo, body):
             raise RefusedError(
                 silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked"
@@ -404,9 +403,9 @@ class SecureSum:
     def _notes(self) -> tuple[Abandon, ...]:
         """Of all attempts before the last, unless nobody asks for them, and of earlier rounds."""
         notes = list(self._setting.notes)
-        if not self._regroups:
-            for state in self._states[:-1]:
-                notes += state.notes.values()
+        earlier = () if self._regroups else self._states[:-1]
+        for state in earlier:
+            notes += state.notes.values()
         return tuple(sorted(notes, key=lambda note: (note.silo, note.signature)))
 
     @property
@@ -492,7 +491,7 @@ class SecureSum:
         if not self._live:
             return
 
-        # Words without a header have no owner in the machine, which discards all others.
+        # the others are discarded by the machine
         for silo in self._spooled.keys() - state.headers.keys():
             self._shell.discard(silo)
         blame = {"blame": effect.blame} if effect.blame else {}
@@ -534,14 +533,14 @@ class SecureSum:
     def _final(self) -> bool:
         """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
-        guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
+        guilty = _guilty(state)
         if self._regroups:  # who signed may sign again, for whole batches
             # over its only batch it would be none of values again
-            same = state.spoiled and len(self._setting.terms.batches) == 1
+            if state.spoiled and len(self._setting.terms.batches) == 1:
+                return True
             asked = _but(self._states[0].spec.cohort, guilty)
-            return same or self._too_few(self._terms.whole(state.spec, asked))
+            return self._too_few(self._terms.whole(state.spec, asked))
         if only := self._repeating:
-            # without evidence nobody is excused, so the very same would have to survive
             unexplained = bool(state.survivals) and state.evidence is None
             return unexplained or bool(guilty.intersection(only)) or not self._can_survive(only)
         left = _but(state.spec.cohort, {*state.survivals, *guilty})
@@ -568,6 +567,10 @@ class SecureSum:
         # else who signed it signs no other
         spoiled = state.u3 if state.spoiled and self._regroups else ()
         self._shell.failed(self.attempt, self._why, self._final, spoiled, state.u3)
+
+
+def _guilty(state: CoordinatorState) -> set[str]:
+    return {silo for silo, code in state.failed.items() if code in GUILTY}
 
 
 def _but(silos: Sequence[str], out: Collection[str]) -> list[str]:

@@ -279,7 +279,7 @@ class BlindCollector(Collector):
             deliveries = run.deliveries(round_, silo)
             directed = self._mixing.directed.rows(deliveries, run.job.down(round_), silo)
             kept = [*sums, *(each.kept for each in directed)]
-            # Each file is looked at once a round: a silo that finds changed words fails the job.
+            # Each file is looked at once a round, before any of its words goes down.
             async with run.reading:
                 for each in kept:
                     await asyncio.to_thread(run.store.check_once, each.path.name, each.check)

@@ -143,9 +143,7 @@ class SecureSumRunner:
         also: Callable[[], None],
         proofs: Sequence[Misdealing] = (),
     ) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes, and with new
-        evidence.
-        """
+        """Write an entry durably, in one transaction with ``also`` and new evidence."""
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
             for proof in proofs:

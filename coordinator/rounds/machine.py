@@ -665,9 +665,10 @@ def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow) -> Step:
     return state, (*effects, *more)
 
 
-ANY = get_args(Stage)
-RUNNING = ("admitting", "drawing", "round", "folding")
-SUMMING = ("round", "stopped", "queued")  # an attempt ends by itself, whatever an operator does
+ANY: tuple[Stage, ...] = get_args(Stage)
+RUNNING: tuple[Stage, ...] = ("admitting", "drawing", "round", "folding")
+# an attempt ends by itself, whatever an operator does
+SUMMING: tuple[Stage, ...] = ("round", "stopped", "queued")
 # Which events count in which stages, for the round that the job stands in; and what follows.
 _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]]] = {
     Began: (("queued",), _began),

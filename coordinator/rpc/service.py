@@ -3,14 +3,14 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
 
 from ... import log
-from ...algorithms.exchange.parts import delivered_items
+from ...algorithms.exchange.parts import Item, delivered_items
 from ...errors import RefusedError
 from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
@@ -26,7 +26,8 @@ from ...proto.wire import tensor_bytes, to_wire
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
 from ..daemon import Daemon
-from ..jobs.job_run import JobRun
+from ..jobs.collector import Beside
+from ..jobs.job_run import JobRun, SiloDelivery
 from ..rounds.events import Answered, Done, SiloFailed
 from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from ..storage.key_contributions import relayed
@@ -170,13 +171,9 @@ class Service:
         beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
-        items = delivered_items(
-            [part for part in run.job.down(request.round) if part.name in delivery.tensors]
-        )
-        sizes = [
-            *(item.spec.nbytes for item in items),
-            *(each.nbytes for each in beside.words),
-        ]
+        down = [part for part in run.job.down(request.round) if part.name in delivery.tensors]
+        items = delivered_items(down)
+        sizes = [*(item.spec.nbytes for item in items), *(each.nbytes for each in beside.words)]
         size = sum(sizes)
         manifest = tensor.Manifest(
             job=run.job.name,
@@ -189,41 +186,29 @@ class Service:
             sums=beside.sums,
             proofs=beside.proofs,
         )
+
+        digester = Digester(sizes, _known(items, delivery, beside))
+        tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
+        words = [each.pieces for each in beside.words]
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
-                places = [(item.part, item.spec.name) for item in items]
-                digests_of = [
-                    *(delivery.digests.get(place) for place in places),
-                    *(each.sha256 for each in beside.words),
-                ]
-                known = {
-                    index: sha256 for index, sha256 in enumerate(digests_of) if sha256 is not None
-                }
-                digester = Digester(sizes, known)
-                tensors = [delivery.tensors[part][name] for part, name in places]
-                behind = [each.pieces for each in beside.words]
-                async for chunk in _chunks(tensors, behind):
+                async for chunk in _chunks(tensors, words):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
                 if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
-                await context.write(
-                    tensor.Frame(
-                        end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
-                    )
-                )
-            counts = {"sums": len(beside.sums), "rows": len(beside.rows)}
-            told = {name: count for name, count in counts.items() if count}
-            log.event(
-                "delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told
-            )
+                end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
+                await context.write(tensor.Frame(end=end))
         except TimeoutError:
             raise RefusedError(
                 silo, "LIMIT", "the delivery was read slower than its size allows"
             ) from None
+        counts = {"sums": len(beside.sums), "rows": len(beside.rows)}
+        some = {name: count for name, count in counts.items() if count}
+        log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **some)
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Take what a silo gives."""
@@ -340,6 +325,15 @@ class Service:
                     counted=counted,
                 )
                 return pb.Task(finish=over)
+
+
+def _known(items: Sequence[Item], delivery: SiloDelivery, beside: Beside) -> dict[int, bytes]:
+    """Digests that are known already, by place: published tensors and words hash but once."""
+    digests = [
+        *(delivery.digests.get((item.part, item.spec.name)) for item in items),
+        *(each.sha256 for each in beside.words),
+    ]
+    return {place: sha256 for place, sha256 in enumerate(digests) if sha256 is not None}
 
 
 async def _chunks(

@@ -40,8 +40,9 @@ Admit = Callable[[str, tensor.Manifest], JobRun]
 
 @dataclass
 class Arriving:
-    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the
-    first byte.
+    """One stream as it comes.
+
+    ``run`` is set once it may count against the silo, ``spool`` with the first byte.
     """
 
     run: JobRun | None = None
@@ -163,18 +164,13 @@ class Uploads:
         run = self._admit(silo, manifest)
         run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
-        if manifest.offset:
-            held = self._daemon.held.get(silo)
-            fits = held is not None and held.fits(run, manifest.round, manifest.part)
-            have = (
-                held.size if held is not None and fits and held.context == manifest.context else 0
+        # before `run` is set: the silo may start over
+        if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
+            why = (
+                f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
+                " send all of it"
             )
-            if manifest.offset != have:  # before `run` is set: the silo may start over
-                why = (
-                    f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
-                    " send all of it"
-                )
-                raise RefusedError(silo, "MANIFEST", why)
+            raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
         if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
             brought = (
@@ -186,16 +182,19 @@ class Uploads:
         arriving.items, arriving.part = expected.items, expected.part
         run.store.check_space(silo, manifest.size - manifest.offset)
         self._daemon.held.pop(silo, None)
-        arriving.spool, arriving.spooled = (
-            self._daemon.spool(silo, going_on=manifest.offset > 0),
-            True,
-        )
+        arriving.spool = self._daemon.spool(silo, going_on=manifest.offset > 0)
+        arriving.spooled = True
         return expected.sizes
 
+    def _held(self, silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
+        """How many bytes are here of the upload that a manifest goes on with."""
+        held = self._daemon.held.get(silo)
+        if held is None or not held.fits(run, manifest.round, manifest.part):
+            return 0
+        return held.size if held.context == manifest.context else 0
+
     def _keep(self, silo: str, arriving: Arriving) -> None:
-        """Leave the bytes that arrived for the rest of their upload, if its round still
-        awaits it.
-        """
+        """Keep the bytes that arrived for the rest of their upload, if that is still awaited."""
         run = arriving.run
         if (
             run is not None
