@@ -1,6 +1,4 @@
-"""``python -m staddle.coordinator --config coordinator.toml``: the same as ``staddle coordinator
-run``.
-"""
+"""``python -m staddle.coordinator``: the same as ``staddle coordinator run``."""
 
 from ..commands.main import single
 

@@ -83,10 +83,10 @@ def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
 def _job(
     path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[str, bytes]
 ) -> tuple[Job, str]:
-    """An operator signed it under this roster, which has its silos, its name is new and there is
-    room for it.
+    """The job and what is said of it; LocalError where it could not begin here.
 
-    Or the database has it.
+    An operator signed it under this roster, which has its silos, its name is new and there is room
+    for it; or the database has it.
     """
     signed = read_bytes(path)
     # its signature was checked when it came, maybe under an older roster

@@ -1,5 +1,6 @@
-"""The daemon: runs the effects of ``round.advance`` on disk, clock and threads, and tells waiting
-silos of changes.
+"""The daemon: runs the effects of ``machine.advance`` on disk, clock and threads.
+
+It wakes silos that wait once something changed for them.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .. import log
 from ..algorithms.job.job import Job
@@ -20,44 +21,39 @@ from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
-from ..proto.convert.mix import PaddedWord
 from ..proto.stream import Digests
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys
 from ..security.ledger.ingress_ledger import ReceivingLedger
-from ..security.secagg.evidence import Misdealing
-from .blind import settled
-from .blind.mix_rows import PlannedRow
 from .config import CoordinatorConfig
 from .disk_need import check_room
-from .job_run import FoldResult, JobRun
+from .jobs.blind_collector import BlindCollector
+from .jobs.collector import StoredUploadFile, Upload
+from .jobs.job_run import Collecting, FoldResult, JobRun, nothing
+from .jobs.plain_collector import PlainCollector
+from .jobs.secure_sum_runner import SumResources
 from .rounds.events import (
     Began,
     Broken,
     Damaged,
     DrawCohort,
     Drawn,
-    Drop,
     Effect,
     Event,
     Fold,
     Folded,
     FoldFailed,
-    Gather,
-    Halt,
     LogEvent,
     RoundDeadline,
     SiloLost,
     StartRoundTimer,
     Unkeyed,
-    UploadStored,
 )
 from .rounds.machine import JobState, advance, resumed
 from .rounds.tasks import SiloTask, awaited, concerned, task_for
-from .secure_sum_runner import SecureSumRunner, SumResources
 from .storage.attestations import Attesting
-from .storage.database import Database, StoredHidden, StoredJob
+from .storage.database import Database, StoredJob
 from .storage.key_contributions import KeyContributions
 from .storage.receiving import Receiving
 from .storage.silo_heads import Head
@@ -70,26 +66,9 @@ LOST_AFTER_BEATS = 6
 FOLD_WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a fold that met an OSError is tried again
 
 
-def nothing() -> None:
-    """What an event records beside the state, unless it says otherwise."""
-
-
-class Arrived(Protocol):
-    """What an upload of one part is of."""
-
-    round: int
-    context: bytes
-
-    @property
-    def name(self) -> str:
-        """The part's."""
-
-
 @dataclass(frozen=True)
 class PartialUpload:
-    """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for
-    the rest.
-    """
+    """An upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
 
     run: JobRun
     round: int
@@ -135,7 +114,6 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
         self._means = SumResources(config.timing, roster, keys, database, self.contributions)
-        self._gatherings: dict[str, SecureSumRunner] = {}  # by job, of its open round
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
@@ -143,9 +121,6 @@ class Daemon:
             DrawCohort: self._draw,
             Fold: self._start_fold,
             StartRoundTimer: self._watch,
-            Gather: lambda run, effect: self._gathering(run).gather(effect),
-            Drop: lambda run, effect: self._gathering(run).summing.drop(effect.silo, effect.code),
-            Halt: lambda run, _: self._gathering(run).summing.halt(),
             LogEvent: self._report,
         }
 
@@ -169,41 +144,26 @@ class Daemon:
             for report in reports:
                 self._report(self.runs[-1], report)
         for run in self.runs:
-            # it ended without us, or under another release
-            if run.state.expired and run.mixing is not None:
-                with self.writing():
-                    self._database.expire_hidden(run.job.name)
-                run.expire()
-            if run.state.blind and run.state.cohort:
-                self._gathering(run)
+            run.collector.recover()
         for run in self.runs:
-            if (
-                run.state.blind
-                and run.state.stage in ("queued", "round", "stopped")
-                and run.state.cohort
-            ):
-                self._gathering(run).summing.resume()
-                if run.state.stage == "stopped":
-                    self._gathering(run).summing.halt()
+            run.collector.resume()
             self._run(run, resumed(run.state))
 
     def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[LogEvent]]:
-        """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has
-        failed.
-        """
+        """A job as it is taken up; failed where its key cannot be under this roster."""
         why = self.contributions.fault(job) if stored.state.keyed else ""
         failed, effects = advance(stored.state, Unkeyed(why))
         if not why or failed == stored.state:
             return stored, []
-        open_ = [each for each in stored.hidden if each.round == stored.state.round]
+        closed = tuple(each for each in stored.hidden if each.round != stored.state.round)
+        open_ = {each.file for each in stored.hidden}.difference(each.file for each in closed)
         with self.writing():
             self._database.save_state(failed)
             self._database.drop_secure(job.name)
-            self._database.drop_hidden(job.name, [each.file for each in open_])
-        kept = tuple(each for each in stored.hidden if each not in open_)
-        # ``resumed`` knows the others
+            self._database.drop_hidden(job.name, sorted(open_))
+        # ``resumed`` knows the other effects
         reports = [effect for effect in effects if isinstance(effect, LogEvent)]
-        return replace(stored, state=failed, hidden=kept), reports
+        return replace(stored, state=failed, hidden=closed), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs."""
@@ -232,7 +192,10 @@ class Daemon:
         return self._database.rounds(run.job.name)
 
     def _job_run(self, job: Job, stored: StoredJob) -> JobRun:
-        return JobRun(job, stored, self._folder(job), self.roster, self._means.keys.sign)
+        collecting: Collecting = partial(PlainCollector, self)
+        if job.security.required:
+            collecting = partial(BlindCollector, self._means, self)
+        return JobRun(job, stored, self._folder(job), collecting)
 
     def _folder(self, job: Job) -> Path:
         return self.config.directory / "jobs" / job.name
@@ -328,112 +291,22 @@ class Daemon:
         self,
         run: JobRun,
         silo: str,
-        round_: int,
+        upload: Upload,
         file: str,
         end: tensor.End,
         digests: Digests,
         head: Head,
     ) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
-        size = run.upload_bytes(round_)
-        taken = self.receiving.take(run.job, silo, round_, file, size, end, digests, head)
-        if run.state.blind:
-            masked, record = digests.tensors[0], partial(self.receiving.record, taken, again=True)
-            self._gathering(run).summing.spooled(silo, size, masked, record)
-            self.receiving.committed(taken)
-            return taken.receipt
-        given = UploadStored(silo, round_, taken.submission.sha256)
-        self.apply(
-            run,
-            given,
-            lambda: self.receiving.record(taken),
-            lambda: self.receiving.committed(taken),
-        )
-        return taken.receipt
-
-    def conclude_part(
-        self,
-        run: JobRun,
-        silo: str,
-        given: Arrived,
-        file: str,
-        end: tensor.End,
-        digests: Digests,
-        head: Head,
-    ) -> pb.Receipt:
-        """The same of an upload of one part of a blind job."""
-        size = run.upload_bytes(given.round, given.name)
+        round_, size = upload.round, run.collector.upload_bytes(upload.round, upload.name)
         taken = self.receiving.take(
-            run.job, silo, given.round, file, size, end, digests, head, given.name
+            run.job, silo, round_, file, size, end, digests, head, upload.name
         )
-        stored = StoredHidden(
-            given.round, given.name, silo, given.context, file, size, digests.tensors[0]
-        )
-        with self.writing():
-            self.receiving.record(taken, again=True)
-            self._database.add_hidden(run.job.name, stored)
-        run.keyed.hidden.take(stored)
-        self.receiving.committed(taken)
-        self._let_go()
+        record = partial(self.receiving.record, taken)
+        committed = partial(self.receiving.committed, taken)
+        stored = StoredUploadFile(file, size, digests, record, committed)
+        run.collector.take(silo, upload, stored)
         return taken.receipt
-
-    def forget(self, run: JobRun, file: str) -> None:
-        """Let an upload of a part go, durably: another one comes in its place."""
-        with self.writing():
-            self._database.drop_hidden(run.job.name, [file])
-        run.keyed.hidden.let_go([file])
-
-    def padded(self, run: JobRun, silo: str, given: PaddedWord, body: bytes) -> None:
-        """Take a silo's word on its upload of a part, ``body`` as it is kept.
-
-        RefusedError says why not.
-        """
-        version, job = given.upload.version, run.job.name
-        if run.mixing is not None and run.mixing.hidden.is_signed(version.round, given.part, silo):
-            # its answer was lost on the way
-            if self._database.signed(job, version.round, given.part, silo) == body:
-                return
-            raise RefusedError(
-                silo, "SECURE", f"EQUIVOCATION: signs another upload of part {given.part!r}"
-            )
-        run.check_padded(silo, given)
-        with self.writing():
-            self._database.sign_hidden(job, version.round, given.part, silo, body)
-        run.keyed.hidden.sign(given)
-
-    def rows(
-        self, run: JobRun, round_: int, silo: str
-    ) -> list[tuple[PlannedRow, dict[str, bytes]]]:
-        """The rows that go down to a silo, and the silos' words on what they are of.
-
-        All that must be is durable.
-        """
-        with self.reading(run, silo):
-            planned, memories = run.rows(round_, silo)
-        if memories:
-            with self.writing():
-                self._database.save_memories(run.job.name, memories)
-            run.keyed.remember(memories)
-        words = partial(self._database.signed, run.job.name)
-        return [
-            (row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions})
-            for row in planned
-        ]
-
-    def prekeys(self, run: JobRun, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
-        """The other silos' words, by part and silo, whose prekeys a silo seals to in a round.
-
-        None at the job's end.
-        """
-        if run.mixing is None or round_ == run.job.length:
-            return []
-        found = run.mixing.prekeys(run.job.down(round_), silo)
-        words = partial(self._database.signed, run.job.name)
-        return [(part, v.silo, words(v.round, part, v.silo)) for part, v in found]
-
-    def proofs(self, run: JobRun) -> tuple[Misdealing, ...]:
-        """Evidence against dealers of a job's sums."""
-        return self._database.misdealings(run.job.name)
 
     def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
         """Note a delivery that was sent to its end."""
@@ -441,19 +314,9 @@ class Daemon:
             self.receiving.delivered(run.job, silo, round_, size, digests)
 
     def receipt(self, run: JobRun, round_: int, silo: str, part: str = "") -> pb.Receipt | None:
-        """The receipt of an upload that was accepted.
-
-        Of an open sum, in the attempt that goes on.
-        """
-        if run.state.blind and run.state.cohort and run.state.round == round_:
-            summing, mixing = self._gathering(run).summing, run.mixing
-            here = (
-                mixing is not None and mixing.hidden.has(round_, part, silo)
-                if part
-                else summing.has_words(silo)
-            )
-            if not here:
-                return None
+        """The receipt of an upload that was accepted, and still counts."""
+        if not run.collector.counts(silo, round_, part):
+            return None
         given = self._database.submission(run.job.name, round_, silo, part)
         if given is None:
             return None
@@ -481,37 +344,32 @@ class Daemon:
         record: Callable[[], None] = nothing,
         committed: Callable[[], None] = nothing,
     ) -> None:
-        """One event into one job: on the disk in one transaction with what ``record`` writes, then
-        all its effects.
+        """One event into one job: first on disk, then all its effects.
+
+        The state is written in one transaction with what ``record`` writes; ``committed`` then
+        turns to it in memory.
         """
         before = run.state
         state, effects = advance(before, event)
         if state == before:
             return
+
+        # A crash before the commit leaves the state before the event, one after it the next state,
+        # whose effects ``resumed`` runs again.
         with self.writing():
             if state != replace(before, given=state.given) or state.blind:
                 # else it follows from the row of the upload, which ``record`` adds
                 self._database.save_state(state)
             record()
-            over = run.state.blind and bool(run.state.cohort) and not state.cohort
-            unfolded = run.mixing if over and not isinstance(event, Folded) else None
-            if over:
-                self._settle(run, state)
-            if unfolded is not None:
-                self._database.drop_hidden(state.job, unfolded.hidden.files(run.state.round))
-            if expired := run.mixing is not None and state.expired and not run.state.expired:
-                self._database.expire_hidden(state.job)
-        if unfolded is not None:
-            run.abandoned(run.state.round)
+            run.collector.record(event, state)
+
         run.state = state
         committed()
-        if over:
-            self._gatherings.pop(state.job, None)
-            run.summing, run.summed = None, run.summing
+        run.collector.moved(event, before)
         self._run(run, effects)
         self.tell(concerned(before, state))
-        if expired:
-            run.expire()
+        if state.expired and not before.expired:
+            run.collector.expire()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -533,45 +391,26 @@ class Daemon:
             )
             raise
 
-    def _settle(self, run: JobRun, state: JobState) -> None:
-        """Forget the sum of a round that is over, but for what silos are brought that were away
-        (blind/settled.py).
-        """
-        job, rounds = state.job, {}
-        if state.outcome == "running":
-            rounds = {
-                round_: settled.loaded(row) for round_, row in self._database.settled_rows(job)
-            }
-            if (found := self._gathering(run).summing.settled) is not None:
-                self._database.add_secure(job, run.state.round, settled.dumped(found))
-                rounds[run.state.round] = found
-        self._database.drop_secure(
-            job, (n for n, each in rounds.items() if each.is_needed(state.counted, n))
-        )
-
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
-            self._effects[type(effect)](run, effect)
-        self._let_go()
+            kind = type(effect)
+            if (own := run.collector.effects.get(kind)) is not None:
+                own(effect)
+            else:
+                self._effects[kind](run, effect)
+        self.let_go()
         self._begin_next()
 
     def tidy(self) -> None:
         """Let go what was held for a round that does not await it any more; wake all who wait."""
-        self._let_go()
+        self.let_go()
         self.tell()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Drop what was held for a round that does not await it any more."""
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round, held.context, held.part):
                 self.held.pop(silo).spool.discard()
-
-    def _gathering(self, run: JobRun) -> SecureSumRunner:
-        """That of a blind job's open round."""
-        found = self._gatherings.get(run.job.name)
-        if found is None:
-            found = self._gatherings[run.job.name] = SecureSumRunner(self, self._means, run)
-            run.summing = found.summing
-        return found
 
     def tell(self, silos: Iterable[str] | None = None) -> None:
         """Wake the calls of these silos that wait, by default of all, and every watcher.
@@ -659,8 +498,8 @@ class Daemon:
         def record() -> None:
             fields = (effect.members, result.metrics, result.method, result.files)
             self._database.close_round(run.job.name, effect.round, *fields)
-            self._database.save_memories(run.job.name, result.memories)
-            self._database.drop_hidden(run.job.name, result.gone)
+            self._database.save_memories(run.job.name, result.left.memories)
+            self._database.drop_hidden(run.job.name, result.left.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
 

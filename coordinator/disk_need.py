@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithms.delivery import KEEP
-from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, upload_items, walk_tensors
+from ..algorithms.exchange.parts import Mix, Part, delivered_items, upload_items, walk_tensors
 from ..algorithms.job.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError
@@ -66,48 +66,65 @@ class Room:
 
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time."""
-    silos, given, mixed, words = len(job.silos), 0, 0, 0
-    aside = any(
-        KEEP in part.tensors
-        for start in (*job.phase_starts, job.length)
-        for part in job.down(start)
-    )
-    versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
+    plan = JobPlan(job)
+    phases, starts = plan.phases, (*job.phase_starts, job.length)
     published: dict[str, int] = {}
     mail: dict[str, int] = {}
-    for phase in JobPlan(job).phases:
-        up = phase.up
-        upload = sum(item.spec.nbytes for item in upload_items(up))
-        if job.security.required:
-            parts = silos * sum(part_bytes(part) for part in phase.uploads)
-            products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
-            given = max(
-                given, silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
-            )
-        else:
-            given = max(given, silos * upload)
-        rows = len(phase.readers) * sum(
-            4 * spec.elements for part in phase.rows for spec in part.tensors
-        )
-        if rows:
-            last = GENERATIONS * silos * rows // len(phase.readers)
-            mixed = max(
-                mixed, last if job.method().directed_for == "members" else job.length * rows
-            )
-        if mixes := [part for part in up if part.exchange == Mix()]:
-            hidden = sum(part_bytes(part) for part in mixes)
-            mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
-        _largest(
-            published,
-            [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name],
-        )
-        words = max(words, words_bytes(phase))
-    for start in (*job.phase_starts, job.length):
-        down = job.down(start)
-        _largest(mail, [part for part in down if KEEP in part.tensors and not job.keyed])
-        _largest(published, [part for part in down if KEEP not in part.tensors])
-    files, letters = sum(published.values()) + words, sum(mail.values())
-    return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)
+    for phase in phases:
+        summed = [part for part in phase.sums if part.name != METRICS.name]
+        _largest(published, summed)
+    for start in starts:
+        waits, once = _by_keep(job.down(start))
+        if not job.keyed:  # else rows wait as what they are made of (``_versions``)
+            _largest(mail, waits)
+        _largest(published, once)
+    silos = len(job.silos)
+    versions = _versions_kept(job, starts)
+    files = sum(published.values()) + max(map(words_bytes, phases))
+    return Room(
+        max(_uploaded(job, phase) for phase in phases),
+        max(_mixed(job, phase, versions) for phase in phases),
+        GENERATIONS * files,
+        GENERATIONS * silos * sum(mail.values()),
+    )
+
+
+def _by_keep(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Parts that wait for silos that are away, and all others."""
+    waits = [part for part in parts if KEEP in part.tensors]
+    return waits, [part for part in parts if part not in waits]
+
+
+def _versions_kept(job: Job, starts: Sequence[int]) -> int:
+    """How many versions of a padded upload lie there: those of rows that wait, too."""
+    least = 2 * len(job.silos)
+    aside = any(_by_keep(job.down(start))[0] for start in starts)
+    return max(least, job.length * job.cohort_size) if aside else least
+
+
+def _uploaded(job: Job, phase: RoundPlan) -> int:
+    """The uploads of a round, and what they are summed to."""
+    silos = len(job.silos)
+    if not job.security.required:
+        return silos * sum(item.spec.nbytes for item in upload_items(phase.up))
+    parts = silos * sum(map(part_bytes, phase.uploads))
+    products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
+    return silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
+
+
+def _mixed(job: Job, phase: RoundPlan, versions: int) -> int:
+    """What is mixed later: versions of silos, or rows that wait."""
+    silos, found = len(job.silos), 0
+    elements = sum(spec.elements for part in phase.rows for spec in part.tensors)
+    if rows := 4 * elements * len(phase.readers):
+        # a member of a round keeps its last row, any other silo all that wait for it
+        last = GENERATIONS * silos * rows // len(phase.readers)
+        found = last if job.method().directed_for == "members" else job.length * rows
+    if mixes := [part for part in phase.up if part.exchange == Mix()]:
+        upload = sum(item.spec.nbytes for item in upload_items(phase.up))
+        hidden = versions * sum(map(part_bytes, mixes))
+        found = max(found, hidden if job.keyed else 2 * silos * upload)
+    return found
 
 
 def opened_bytes(up: Sequence[Part]) -> int:

@@ -1,5 +1,6 @@
-"""What stands in a coordinator's folder, read beside a running coordinator or without one."""
+"""What stands in a coordinator's folder, read next to a running coordinator or without one."""
 
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,7 @@ class LastRound:
 
 @dataclass(frozen=True)
 class CoordinatorJobStatus:
-    """One job. Silos stand under what the stage waits for: answers, contributions, or confirmations
-    of the end.
-    """
+    """One job; silos by what the stage waits for: answers, contributions, or confirmations."""
 
     job: str
     stage: str
@@ -92,29 +91,33 @@ def _who(
     state: JobState, database: Database
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
+    answered, failed = state.answers, state.failed
     match state.stage:
         case "admitting":
-            refused = {silo: code for silo, code in state.answers.items() if code != "accepted"}
-            return state.admitted, tuple(s for s in state.silos if s not in state.answers), refused
+            refused = {silo: code for silo, code in answered.items() if code != "accepted"}
+            return state.admitted, _but(state.silos, answered), refused
         case "finishing" | "ended":
-            done = tuple(s for s in state.admitted if s in state.done)
-            lost = {s: code for s, code in state.failed.items() if s not in state.done}
-            return (
-                done,
-                tuple(s for s in state.admitted if s not in state.done and s not in lost),
-                lost,
-            )
+            lost = {silo: code for silo, code in failed.items() if silo not in state.done}
+            missing = _but(state.admitted, {*state.done, *lost})
+            return _among(state.admitted, state.done), missing, lost
         case _:
             given = {*state.given, *_masked(state, database)}
-            gave = tuple(s for s in state.cohort if s in given)
-            missing = tuple(s for s in state.open if s not in given)
-            return gave, missing, {**state.excluded, **state.failed}
+            missing = _but(state.open, given)
+            dropped = {**state.excluded, **failed}
+            return _among(state.cohort, given), missing, dropped
+
+
+def _among(silos: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
+    return tuple(silo for silo in silos if silo in chosen)
+
+
+def _but(silos: Sequence[str], out: Collection[str]) -> tuple[str, ...]:
+    return tuple(silo for silo in silos if silo not in out)
 
 
 def _masked(state: JobState, database: Database) -> set[str]:
     """Silos whose masked words are here, of the attempt at a blind round's sum that goes on."""
     rows = database.secure_rows(state.job, state.round) if state.blind else ()
-    entries = (
-        loaded(row) for row in rows if row.kind == "spooled" and row.attempt == state.attempt
-    )
+    spooled = (row for row in rows if row.kind == "spooled")
+    entries = [loaded(row) for row in spooled if row.attempt == state.attempt]
     return {entry.silo for entry in entries if isinstance(entry, Spooled)}

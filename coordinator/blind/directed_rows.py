@@ -1,7 +1,7 @@
-r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it
-fetches them.
+r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read.
 
-The words of each lie in a file of their own from when the sum is opened (unmask.py, unmask.py).
+They are kept until it fetches them. The words of each lie in a file of their own from when the sum
+is opened (unmask.py).
 What a fold puts aside for a silo is a list of them, in the order of their rounds, canonical JSON
 with its digest::
 
@@ -76,24 +76,19 @@ class Directed:
     def rows(
         self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str
     ) -> list[DirectedRow]:
-        """Those that a silo gets of what its method delivers, in the order of the parts and, within
-        one, of rounds.
-        """
-        mailed = {
-            delivery.part for delivery in deliveries if isinstance(delivery, Mail)
-        } & self._parts.keys()
+        """Rows that a silo gets, in the order of the parts and, within one, of rounds."""
+        mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)}
+        mailed &= self._parts.keys()
+        names = [part.name for part in down if part.name in mailed]
         found = []
-        for name in (part.name for part in down if part.name in mailed):
-            waiting = self._asides(name, silo, self._store.put_aside(name, silo))
-            found += [
-                DirectedRow(self._kept(name, silo, each.round), float(each.keep))
-                for each in waiting
-            ]
+        for name in names:
+            for each in self._waiting(name, silo):
+                kept = self._kept(name, silo, each.round)
+                found.append(DirectedRow(kept, float(each.keep)))
         return found
 
     def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
-        """What a post puts aside: the row of this round behind those that lie there, unless these
-        are cleared.
+        """What a post puts aside: the row of this round, behind those that are not cleared.
 
         None for a silo of which the round has no row, as where nobody is mixed. What a member of
         the round keeps of its own follows from the specification and who survived, whatever
@@ -104,16 +99,10 @@ class Directed:
         def rows(post: Post, cleared: bool) -> bytes | None:
             if not self._store.path(_name(round_, post.part, post.silo)).exists():
                 return None
-            before = (
-                ()
-                if cleared
-                else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
-            )
-            keep = (
-                _kept_share(self._kept(post.part, post.silo, round_), post.silo)
-                if members
-                else post.keep
-            )
+            before = () if cleared else self._waiting(post.part, post.silo)
+            keep = post.keep
+            if members:
+                keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo)
             waiting = (*before, _DirectedAside(keep=repr(keep), round=round_))
             kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
@@ -139,12 +128,13 @@ class Directed:
         """Whether a part is mixed so."""
         return part in self._parts
 
-    def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_DirectedAside, ...]:
-        if data is None:
-            return ()
-        return from_json(
-            data, _DirectedAsides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"
-        ).rows
+    def _waiting(self, part: str, silo: str) -> tuple[_DirectedAside, ...]:
+        data = self._store.put_aside(part, silo)
+        return () if data is None else self._asides(part, silo, data)
+
+    def _asides(self, part: str, silo: str, data: bytes) -> tuple[_DirectedAside, ...]:
+        origin = f"job {self._job.name!r}: rows of {part!r} for {silo!r}"
+        return from_json(data, _DirectedAsides, origin).rows
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
         own = row_group(self._parts[part], self._bounds, silo)

@@ -1,12 +1,11 @@
-"""Padded and rotated uploads of a job that mixes or compares blind: what is here of each, and whose
-word is on it.
+"""Padded and rotated uploads of a blind job: what is here of each, and whose word is on it.
 
 ::
 
     form     it is                  then                            it stays
-    padded   the words of a Mix     its silo signs it (rpc Padded)  while a version or a row put
-                                                                    aside is of it,
-                                                                    until the job has ended
+    padded   the words of a Mix     its silo signs it (rpc Padded)  while a version, or a row put
+                                                                    aside, is of it, until the job
+                                                                    has ended
     rotated  the vectors of a Gram  -                               until the fold
 
 Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew
@@ -96,14 +95,16 @@ class HiddenUploadStore:
     def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
         """Whether an upload of this part, bound to this context, is still to come.
 
-        Versions are not taken endlessly.
+        There is a limit of versions: each is a record of our ledger.
         """
         if self._taken[round_, name, silo] >= MOST_VERSIONS:
             return False
         here = self._here.get((round_, name, silo))
         if here is None:
             return True
-        return name in self.lines and here.version is None and here.context != context
+        # a silo that began anew replaces a padded upload that it has not signed
+        replaces = name in self.lines and here.version is None
+        return replaces and here.context != context
 
     def lacks(self, silo: str, round_: int) -> list[str]:
         """Parts of which a silo has still to give, or to sign, its upload of a round."""
@@ -115,7 +116,9 @@ class HiddenUploadStore:
 
     def _done(self, round_: int, part: Part, silo: str) -> bool:
         here = self._here.get((round_, part.name, silo))
-        return here is not None and (here.version is not None or isinstance(part.exchange, Gram))
+        if here is None:
+            return False
+        return here.version is not None or isinstance(part.exchange, Gram)
 
     # What comes.
 
@@ -141,32 +144,25 @@ class HiddenUploadStore:
         self._here = {place: here for place, here in self._here.items() if here.file not in gone}
 
     def check(self, silo: str, given: PaddedWord) -> None:
-        """A silo's word on an upload of an open round.
-
-        RefusedError says what is wrong, the steps run in order.
-        """
+        """Check a silo's word on an upload of an open round, step by step; or RefusedError."""
         version, name = given.upload.version, given.part
         line = self.lines.get(name)
+
         # (1) It is of a part that is mixed, and the upload is here.
         here = self._here.get((version.round, name, silo))
         if line is None or here is None:
-            raise _refused(
-                silo,
-                Code.ORDER,
-                f"signs an upload of part {name[:64]!r} that is not here; send it first",
-            )
+            why = f"signs an upload of part {name[:64]!r} that is not here; send it first"
+            raise _refused(silo, Code.ORDER, why)
+
         # (2) It is that version, and newer than those that were signed in other rounds.
         if version.attempt or version.context(line) != here.context:
-            raise _refused(
-                silo,
-                Code.UPLOAD,
-                f"signs version {version.number}, its upload is bound to another one",
-            )
+            why = f"signs version {version.number}, its upload is bound to another one"
+            raise _refused(silo, Code.UPLOAD, why)
         newest = max((each.number for each in self._versions(name, silo)), default=-1)
         if version.number <= newest:
-            raise _refused(
-                silo, Code.UPLOAD, f"signs version {version.number} after version {newest}"
-            )
+            why = f"signs version {version.number} after version {newest}"
+            raise _refused(silo, Code.UPLOAD, why)
+
         # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
         try:
             check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
@@ -175,8 +171,8 @@ class HiddenUploadStore:
             raise _refused(silo, error.code, error.why) from error
 
     def _versions(self, name: str, silo: str) -> list[Version]:
-        places = ((place, here) for place, here in self._here.items() if place[1:] == (name, silo))
-        return [here.version for _, here in places if here.version is not None]
+        own = (here for place, here in self._here.items() if place[1:] == (name, silo))
+        return [here.version for here in own if here.version is not None]
 
     def sign(self, given: PaddedWord) -> None:
         """A silo's word on its upload was checked, and is in the database."""
@@ -190,28 +186,26 @@ class HiddenUploadStore:
     def version(self, name: str, file: str) -> Version:
         """Which version of a part a file holds; LocalError where nobody signed it."""
         for (_, part, _), here in self._here.items():
-            if part == name and here.file == file and here.version is not None:
-                return here.version
+            signed = here.version
+            if (part, here.file) == (name, file) and signed is not None:
+                return signed
         raise LocalError(
             f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup"
         )
 
     def fits(self, name: str, version: Version) -> bool:
-        """Whether a version that is here is of this roster's line.
-
-        Else its key is gone, and nobody can open it.
-        """
+        """Whether a version is of this roster's line; else its key is gone: nobody can open it."""
         here = self._here[version.round, name, version.silo]
         return here.context == version.context(self.lines[name])
 
     def given(self, round_: int, name: str) -> dict[str, Version]:
         """The versions of a part that were signed in a round, by silo."""
-        found = {
-            place[2]: here.version
-            for place, here in self._here.items()
-            if place[:2] == (round_, name)
-        }
-        return {silo: version for silo, version in found.items() if version is not None}
+        found: dict[str, Version] = {}
+        for (number, part, silo), here in self._here.items():
+            signed = here.version
+            if (number, part) == (round_, name) and signed is not None:
+                found[silo] = signed
+        return found
 
     def digests(self) -> dict[str, bytes]:
         """SHA-256 of each upload that is here, by the name of its file."""

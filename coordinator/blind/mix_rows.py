@@ -103,22 +103,19 @@ class Planning:
 
         ``weights`` of silos without a version do not count (``method.Row``).
         """
-        present = {
-            silo: weight
-            for silo, weight in weights.items()
-            if silo == recipient or silo in versions
-        }
-        if not any(weight > 0 for silo, weight in present.items() if silo != recipient):
+        present = {recipient, *versions}
+        counted = {silo: weight for silo, weight in weights.items() if silo in present}
+        others = [weight for silo, weight in counted.items() if silo != recipient]
+        if not any(weight > 0 for weight in others):
             return None
-        integers = dict(zip(present, integer_weights(list(present.values())), strict=True))
+        integers = dict(zip(counted, integer_weights(list(counted.values())), strict=True))
         own = integers.pop(recipient, 0)
-        shares = [
-            Share(version=versions[silo], weight=weight)
-            for silo, weight in integers.items()
-            if weight
-        ]
+        weighed = {silo: weight for silo, weight in integers.items() if weight}
+        shares = [Share(version=versions[silo], weight=weight) for silo, weight in weighed.items()]
         if not shares:  # so little that no step of 2^-32 is left
             return None
+
+        # A row that was sent is made again; a new one must not show more than a silo may see.
         memory = self.memories.get((part, recipient), RowMemory())
         row, signature = make_row(self.lines[part], recipient, own, shares, self._sign)
         planned = PlannedRow(part, row, signature, keep)

@@ -1,9 +1,7 @@
-"""What mixes and compares of one job at the coordinator: uploads of parts as they come, rows as
-they go, a fold's part.
+"""Uploads of parts and rows of one blind job, of which only a keyed one has any (``Job.keyed``).
 
-Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be remembered is made
-durable by the daemon, which then says so (``take``, ``sign``, ``let_go`` of hidden_uploads.py,
-``remember`` here).
+It has no database: what is to be remembered is made durable by the collector, which then says so
+(``take``, ``sign``, ``let_go`` of hidden_uploads.py, ``remember`` here).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +47,7 @@ class Mixing:
     def rows(
         self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str
     ) -> tuple[list[PlannedRow], Memories]:
-        """Those that a silo gets of what its method delivers, and what is to be remembered of them
-        before they leave.
+        """Rows that a silo gets, and what is to be remembered of them before they leave.
 
         In the order of the parts and, within one, of their rounds.
         """
@@ -59,31 +56,28 @@ class Mixing:
         for delivery in deliveries:
             match delivery:
                 case Row(part, weights):
-                    planned = self._planning.plan(
-                        part, silo, weights, self._versions(part, weights)
-                    )
+                    versions = self._versions(part, weights)
+                    planned = self._planning.plan(part, silo, weights, versions)
                     if planned is not None:
                         found[part] = planned[:1]
                         memories |= self._planning.news(part, silo, planned[1])
                 case Mail(part) if not self.directed.has(part):
                     found[part] = self._aside(part, silo)
-        return [row for part in down for row in found.get(part.name, ())], memories
+        rows = [row for part in down for row in found.get(part.name, ())]
+        return rows, memories
 
     def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
-        """Beside which versions of the others the newest prekeys stand that a silo gets, by part
-        and silo.
+        """By part and silo, the versions next to which the newest prekeys stand that a silo gets.
 
-        Beyond ``MOST_TOLD`` there are none: what is not told costs forward secrecy alone.
+        Beyond ``MOST_TOLD`` there are none: a missing prekey costs forward secrecy alone.
         """
         others = sorted(set(self._job.silos) - {silo})
-        last = {
-            part.name: self._versions(part.name, others)
-            for part in down
-            if part.name in self.hidden.lines
-        }
-        return [(part, last[part][other]) for part in sorted(last) for other in sorted(last[part])][
-            :MOST_TOLD
-        ]
+        mixes = sorted({part.name for part in down} & self.hidden.lines.keys())
+        found: list[tuple[str, Version]] = []
+        for part in mixes:
+            versions = self._versions(part, others)
+            found += ((part, versions[other]) for other in sorted(versions))
+        return found[:MOST_TOLD]
 
     def remember(self, memories: Memories) -> None:
         """What recipients' rows were made of is in the database."""
@@ -128,26 +122,23 @@ class Mixing:
         return self._store.path(padded_words(version.round, version.silo, part))
 
     def _versions(self, part: str, silos: Iterable[str]) -> dict[str, Version]:
-        files = {silo: self._store.file(part, silo) for silo in silos}
-        versions = {
-            silo: self.hidden.version(part, file)
-            for silo, file in files.items()
-            if file is not None
-        }
-        return {
-            silo: version for silo, version in versions.items() if self.hidden.fits(part, version)
-        }
+        found: dict[str, Version] = {}
+        for silo in silos:
+            file = self._store.file(part, silo)
+            if file is None:
+                continue
+            version = self.hidden.version(part, file)
+            if self.hidden.fits(part, version):
+                found[silo] = version
+        return found
 
     def _aside(self, part: str, silo: str) -> tuple[PlannedRow, ...]:
         data = self._store.put_aside(part, silo)
-        if data is None:
-            return ()
-        return self._fitting(
-            part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
-        )
+        return () if data is None else self._read_aside(part, silo, data)
 
-    def _fitting(self, part: str, rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
-        """Those of this roster's line."""
+    def _read_aside(self, part: str, silo: str, data: bytes) -> tuple[PlannedRow, ...]:
+        """Rows of a file, without those of another roster's line: their key is gone."""
+        rows = aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
         line = self.hidden.lines[part].context().hex()
         return tuple(each for each in rows if each.row.line == line)
 
@@ -158,9 +149,8 @@ class Mixing:
     ) -> Callable[[Post, bool], bytes | None]:
         """What a post puts aside: rows over this round's versions.
 
-        ``memories`` gets what is to be remembered of them.
-
-        A post whose row would show too much is none, as if nobody were alike.
+        ``memories`` gets what is to be remembered of them. A post whose row would show too much is
+        none, as if nobody were alike.
         """
         directed = self.directed.posting(round_)
 
@@ -187,7 +177,7 @@ class Mixing:
         return rows
 
     def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
-        """The words that the rows are of which are put aside, once these changes are committed."""
+        """By part and silo, words that rows put aside are of once these changes are committed."""
         kept = dict(self._mixed)
         for (room, part, silo), name in changes.items():
             if room == "mail":
@@ -202,9 +192,7 @@ class Mixing:
         mixed: dict[tuple[str, str], frozenset[str]],
         gone: Collection[str],
     ) -> None:
-        """A fold is in the database: what it left put aside, and which uploads nothing needs any
-        more.
-        """
+        """A fold is in the database: rows that it put aside, and uploads that nothing needs."""
         self.remember(memories)
         self._mixed = mixed
         self.hidden.let_go(gone)
@@ -218,9 +206,7 @@ class Mixing:
         """Those of one file of rows."""
         if self.directed.has(part):
             return self.directed.files(part, silo, data)
-        rows = self._fitting(
-            part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
-        )
+        rows = self._read_aside(part, silo, data)
         versions = {version for row in rows for version in row.versions}
         return frozenset(padded_words(version.round, version.silo, part) for version in versions)
 
@@ -231,9 +217,7 @@ class Mixing:
 
 
 def part_bytes(part: Part) -> int:
-    """How long the upload of a part is that crosses by itself: padded words, or vectors of the
-    dtype that they have.
-    """
+    """Length of the upload of a part on its own, in bytes: padded words, or vectors."""
     if isinstance(part.exchange, Mix):
         return WORD_BYTES * sum(spec.elements for spec in part.tensors)
     return sum(item.spec.nbytes for item in upload_items([part]))
@@ -241,6 +225,5 @@ def part_bytes(part: Part) -> int:
 
 def name_of(part: Part, round_: int, silo: str) -> str:
     """Name of the file of a silo's upload of a part."""
-    return (padded_words if isinstance(part.exchange, Mix) else rotated_vectors)(
-        round_, silo, part.name
-    )
+    named = padded_words if isinstance(part.exchange, Mix) else rotated_vectors
+    return named(round_, silo, part.name)

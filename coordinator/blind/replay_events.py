@@ -1,6 +1,4 @@
-"""What a silo gave in a secure sum: which event of the machine it is, and whether it was taken
-already.
-"""
+"""A silo's message in a secure sum: its event of the machine, and whether it was taken."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -15,9 +13,7 @@ Happened: TypeAlias = Said | c.SiloDropped | c.AttemptDeadline | c.SumPublished 
 
 
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
-    """The event; a header goes with the masked words that are here of its silo, and is refused
-    where none are.
-    """
+    """The event; a header is joined with its silo's masked words, and refused without them."""
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
@@ -65,13 +61,11 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
 
 
 def unneeded(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
-    """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for
-    being the last.
+    """Whether enough others have signed, revealed or complained meanwhile.
+
+    Nobody is refused for being the last.
     """
-    if isinstance(body, s.SendComplaint) and state.complaints:
-        return True
-    return (
-        state.stage in ("opening", "done")
-        and silo in state.u3
-        and isinstance(body, s.SendSurvival | s.SendReveal)
-    )
+    if isinstance(body, s.SendComplaint):
+        return bool(state.complaints)
+    opens = isinstance(body, s.SendSurvival | s.SendReveal)
+    return opens and silo in state.u3 and state.stage in ("opening", "done")

@@ -1,5 +1,4 @@
-"""The secure sum of one round at the coordinator: all attempts at it, and what each silo is told in
-them.
+"""The secure sum of one round at the coordinator: all attempts, and messages to silos in them.
 
 What happens goes through the pure machine of an attempt (security/secagg/coordinator.py), and is
 durable before it takes effect. What the machine asks for is done by one table: what tells silos
@@ -8,13 +7,12 @@ its list; replayed, the same rows give the same lists.
 
 ::
 
-    an attempt  ends when                                  then
-    done        its sum is open                            ``summed``
-    ended       too few are left, or masks do not come off ``failed``, once enough silos gave it up
-                for good, all of
-                                                           them did or ``secure_seconds`` are over;
-                at once where no
-                                                           masked words may have left
+    an attempt  ends when                                   then
+    done        its sum is open                             ``summed``
+    ended       too few are left, or masks do not come off  ``failed``, once enough silos gave it up
+                                                            for good, all of them did, or
+                                                            ``secure_seconds`` are over; at once
+                                                            where no masked words may have left
 
 Unless sums are over whole batches, silos that signed survivors take part in no other attempt of the
 round: where too few others are left, it was the last. Where evidence shows why nothing could be
@@ -26,7 +24,7 @@ be opened is made again, and one that is none of values is made over some of the
 is followed at once, without abandon notes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +32,13 @@ from ... import log
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.secagg_received import DeliveryBody, SecaggDelivery, SignedSpec
-from ...proto.convert.secagg_sent import ENVELOPE, Attempt, Over, secagg_upload_from_wire
+from ...proto.convert.secagg_sent import (
+    ENVELOPE,
+    Attempt,
+    Over,
+    SecaggUpload,
+    secagg_upload_from_wire,
+)
 from ...security.faults import Code
 from ...security.secagg import coordinator as machine
 from ...security.secagg import coordinator_events as c
@@ -114,25 +118,25 @@ class SecureSum:
 
     def told(self, silo: str, had: int) -> SecaggDelivery | None:
         """The next message for a silo that has had so many; None where there is none yet."""
-        tells = self._lists[silo]
-        if had > len(tells):
+        messages = self._lists[silo]
+        if had > len(messages):
             why = (
                 f"says that it had {had} messages of round {self._setting.round}, and was told"
-                f" {len(tells)}"
+                f" {len(messages)}"
             )
             raise RefusedError(silo, "SECURE", why)
-        if had == len(tells):
+        if had == len(messages):
             return None
-        found = tells[had]
-        if (
-            isinstance(found.body, s.SurvivorsReceived)
-            and (spec := self._states[found.attempt.attempt].spec).compared
-        ):
-            survivors = [header.silo for header in found.body.headers]
-            return replace(
-                found, body=replace(found.body, shares=self._shell.shares(spec, silo, survivors))
-            )
-        return found
+        found = messages[had]
+        if not isinstance(found.body, s.SurvivorsReceived):
+            return found
+        spec = self._states[found.attempt.attempt].spec
+        if not spec.compared:
+            return found
+        # Sealed shares stay in the survivors' uploads until they are asked for.
+        survivors = [header.silo for header in found.body.headers]
+        shares = self._shell.shares(spec, silo, survivors)
+        return replace(found, body=replace(found.body, shares=shares))
 
     # What happens, in the order of an attempt.
 
@@ -150,56 +154,60 @@ class SecureSum:
         self._enter(*step)
 
     def give(self, silo: str, message: pb.SecureUpload) -> None:
-        """Take what a silo gave; the steps run in order. RefusedError says why not."""
+        """Take a message of a silo; the steps run in order. RefusedError says why not."""
         # (1) It is of an attempt of this sum.
-        number = next(
-            (n for n, state in enumerate(self._states) if state.ctx == message.attempt.context),
-            None,
-        )
-        if number is None:
-            raise RefusedError(
-                silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}"
-            )
+        number = self._attempt_of(silo, message.attempt.context)
         current = number == self.attempt
-        # (2) It is well formed; else who sent it drops out.
+
+        # (2) It is well formed; else its sender drops out.
+        given = self._read(silo, message, number)
+
+        # (3) It was not taken already (its answer was lost on the way), and is still needed.
+        state, body = self._states[number], given.body
+        if taken(state, silo, body) or unneeded(state, silo, body):
+            return
+
+        # (4) It is of the active attempt, unless it gives up an earlier one.
+        if isinstance(body, Over):
+            if current:
+                self.drop(silo, _said(body.code))
+            return
+        abandons = isinstance(body, s.SendAbandon)
+        if not current and not abandons:
+            raise RefusedError(
+                silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
+            )
+        self._take(number, said(silo, given))
+        if abandons and not taken(self._states[number], silo, body):
+            raise RefusedError(
+                silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked"
+            )
+
+    def _attempt_of(self, silo: str, ctx: bytes) -> int:
+        for number, state in enumerate(self._states):
+            if state.ctx == ctx:
+                return number
+        raise RefusedError(
+            silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}"
+        )
+
+    def _read(self, silo: str, message: pb.SecureUpload, number: int) -> SecaggUpload:
         try:
             given = secagg_upload_from_wire(silo, message)
         except RefusedError as error:
             if error.code == ENVELOPE:
                 raise
-            if current:
+            if number == self.attempt:
                 self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
         if given.attempt != self._named(number):
             raise RefusedError(
                 silo, "SECURE", "names another job, round or attempt than its context is of"
             )
-        # (3) It was not taken already (its answer was lost on the way), and is still needed.
-        if taken(self._states[number], silo, given.body) or unneeded(
-            self._states[number], silo, given.body
-        ):
-            return
-        # (4) It is of the attempt that goes on, unless it gives up an earlier one.
-        if isinstance(given.body, Over):
-            if current:
-                self.drop(silo, _said(given.body.code))
-            return
-        if not current and not isinstance(given.body, s.SendAbandon):
-            raise RefusedError(
-                silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
-            )
-        self._take(number, said(silo, given))
-        if isinstance(given.body, s.SendAbandon) and not taken(
-            self._states[number], silo, given.body
-        ):
-            raise RefusedError(
-                silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked"
-            )
+        return given
 
     def check_upload(self, silo: str, ctx: bytes) -> None:
-        """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in the attempt of
-        this context.
-        """
+        """RefusedError ROUND_CLOSED unless masked words of a silo are awaited in this attempt."""
         if not self.awaits(silo, ctx):
             why = (
                 f"round {self._setting.round} does not await masked words of it now, or not of this"
@@ -212,8 +220,9 @@ class SecureSum:
         if not self._states or self._states[-1].ctx != ctx:
             return False
         state = self._states[-1]
-        member = silo in state.u2 and silo not in state.failed
-        return state.stage == "masked" and member and silo not in self._spooled
+        if state.stage != "masked" or silo in self._spooled:
+            return False
+        return silo in state.u2 and silo not in state.failed
 
     def spooled(
         self, silo: str, size: int, sha256: bytes, also: Callable[[], None] = nothing
@@ -238,10 +247,8 @@ class SecureSum:
     def drop(self, silo: str, code: str) -> None:
         """A silo cannot take part any more.
 
-        Where it began anew, an attempt that has lost too many ends at once.
-
-        Others that refuse, or are away, would count against the next attempt, of which there are
-        not so many.
+        Where it began anew, an attempt that has lost too many ends at once: else others that refuse
+        or are away meanwhile would count against the next attempts, which are limited.
         """
         self._drop(silo, code)
         if code == Code.STOPPED:
@@ -253,29 +260,32 @@ class SecureSum:
             self._take(self.attempt, c.AttemptDeadline(self._states[-1].stage))
 
     def _drop(self, silo: str, code: str) -> None:
-        if self.goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
+        if not self.goes_on or silo in self._states[-1].failed:
+            return
+        if silo in self.spec.cohort:
             self._take(self.attempt, c.SiloDropped(silo, str(code)))
 
     def halt(self) -> None:
         """End the attempt, unless survivors may have signed already."""
-        for silo in self.spec.cohort if self._states else ():
+        cohort = self.spec.cohort if self._states else ()
+        for silo in cohort:
             if self.stage in UP_TO_UPLOADS:
                 self._drop(silo, "stopped")
 
     def deadline(self, attempt: int, stage: str) -> None:
-        """Time is up; for any but the present stage of the last attempt it is stale and changes
-        nothing.
-        """
+        """Time is up; stale for all but the present stage of the last attempt."""
         if attempt != self.attempt:
             return
         if stage == NOTES and self._waiting:
             self._finished()
-        elif stage == self.stage and stage in UP_TO_UPLOADS:
-            late = [silo for silo in self.spec.cohort if self._awaited(silo)]
-            for silo in late:  # the last of them closes the stage
-                self._drop(silo, "deadline")
-        elif stage == self.stage:
+        if stage != self.stage:
+            return
+        if stage not in UP_TO_UPLOADS:
             self._take(attempt, c.AttemptDeadline(stage))
+            return
+        late = list(filter(self._awaited, self.spec.cohort))
+        for silo in late:  # the last of them closes the stage
+            self._drop(silo, "deadline")
 
     def opened(self, attempt: int, sha256: bytes) -> None:
         """The sum is open and durable; SHA-256 of its file."""
@@ -319,7 +329,8 @@ class SecureSum:
             "masked": (state.u2, state.headers),
         }
         expected, answered = due[state.stage]
-        return silo in expected and silo not in answered and silo not in state.failed
+        heard = silo in answered or silo in state.failed
+        return silo in expected and not heard
 
     def _replay(self, attempt: int, entry: Entry) -> None:
         match entry:
@@ -331,18 +342,15 @@ class SecureSum:
                 self._take(attempt, entry)
 
     def _begun(self, spec: RoundSpec) -> machine.Step:
+        signed = self._unopened
         out = machine.NOBODY
-        if self._unopened is not None:
-            failed = {
-                **self._unopened.failed,
-                **dict.fromkeys(self._terms.excused, Code.MISDEALT.value),
-            }
-            only = self._repeating
-            out = {
-                silo: failed.get(silo, Code.SURVIVORS.value)
-                for silo in spec.cohort
-                if silo not in only
-            }
+        if signed is not None:
+            # Whoever signed survivors signs no others in this round: only they can repeat the sum.
+            excused = dict.fromkeys(self._terms.excused, Code.MISDEALT.value)
+            failed = {**signed.failed, **excused}
+            strangers = set(spec.cohort).difference(self._repeating)
+            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort}
+            out = {silo: code for silo, code in out.items() if silo in strangers}
         return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
@@ -355,23 +363,22 @@ class SecureSum:
         """One entry into its attempt; RefusedError where the machine refuses it."""
         before = self._states[number]
         state, effects = machine.advance(before, event_of(entry, self._spooled))
-        if state != before:
-            if self._live:
-                new = [
-                    state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs
-                ]
-                self._shell.keep(number, entry, nothing, new)
-            self._states[number] = state
+        if self._live and state != before:
+            new = [state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs]
+            self._shell.keep(number, entry, nothing, new)
+        self._states[number] = state
         self._do(effects)
         if not self._live:
             return
+
+        # Only now: the shell makes events of the job of it, which may begin the next attempt.
         for silo, code in state.failed.items():
             if before.failed.get(silo) != code:
                 self._shell.dropped(silo, code)
         self._conclude()
-        for effect in effects:
-            if isinstance(effect, c.Refuse):
-                raise RefusedError(effect.silo, "SECURE", f"{effect.code}: {effect.why}")
+        refused = next((effect for effect in effects if isinstance(effect, c.Refuse)), None)
+        if refused is not None:
+            raise RefusedError(refused.silo, "SECURE", f"{refused.code}: {refused.why}")
 
     def _do(self, effects: Sequence[c.Effect]) -> None:
         for effect in effects:
@@ -395,12 +402,11 @@ class SecureSum:
 
     def _notes(self) -> tuple[Abandon, ...]:
         """Of all attempts before the last, unless nobody asks for them, and of earlier rounds."""
+        notes = list(self._setting.notes)
         earlier = () if self._regroups else self._states[:-1]
-        given = [
-            *self._setting.notes,
-            *(note for state in earlier for note in state.notes.values()),
-        ]
-        return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
+        for state in earlier:
+            notes += state.notes.values()
+        return tuple(sorted(notes, key=lambda note: (note.silo, note.signature)))
 
     @property
     def _proofs(self) -> tuple[Misdealing, ...]:
@@ -432,8 +438,9 @@ class SecureSum:
 
     @property
     def _unopened(self) -> CoordinatorState | None:
-        """The last attempt that was signed and could not be opened, as evidence shows, and binds
-        those that follow.
+        """The last attempt that was signed and not opened, as evidence shows.
+
+        It binds those that follow.
         """
         if not self._states or self._regroups:
             return None
@@ -445,7 +452,8 @@ class SecureSum:
 
         Empty where it may be another.
         """
-        return self._unopened.spec.cohort if self._unopened is not None else ()
+        signed = self._unopened
+        return () if signed is None else signed.spec.cohort
 
     @property
     def _repeating(self) -> tuple[str, ...]:
@@ -474,28 +482,27 @@ class SecureSum:
 
     def _end(self, effect: c.EndAttempt) -> None:
         state = self._states[-1]
-        lost = ", ".join(f"{silo}: {in_words(code)}" for silo, code in state.failed.items())
-        why = f"{effect.why} ({lost})" if lost else effect.why
+        failed = [f"{silo}: {in_words(code)}" for silo, code in state.failed.items()]
+        lost = f" ({', '.join(failed)})" if failed else ""
+        why = f"{effect.why}{lost}"
         self._why = f"{effect.code}: {why}"
-        self._tell(
-            [silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code)
-        )
+        left = _but(state.spec.cohort, state.failed)
+        self._tell(left, Over(effect.code))
         if not self._live:
             return
+
         # the others are discarded by the machine
         for silo in self._spooled.keys() - state.headers.keys():
             self._shell.discard(silo)
-        told = {
-            "round": self._setting.round,
-            "attempt": self.attempt,
-            "code": effect.code,
-            "why": why,
-        }
+        blame = {"blame": effect.blame} if effect.blame else {}
         log.problem(
             "sum.ended",
             job=self._setting.job,
-            **told,
-            **({"blame": effect.blame} if effect.blame else {}),
+            round=self._setting.round,
+            attempt=self.attempt,
+            code=effect.code,
+            why=why,
+            **blame,
         )
 
     def _conclude(self) -> None:
@@ -506,40 +513,46 @@ class SecureSum:
         if state.stage == "done":
             self._over = True
             self._shell.summed(state.u3)
-        elif (
-            state.evidence
-            or state.spoiled
-            or self._regroups
-            or not state.notes_missing
-            or set(state.u1) <= state.notes.keys()
-            or self._final
-        ):
+        elif self._needs_no_notes(state) or self._final:
             self._finished()
         elif not self._waiting:
             self._waiting = True
             self._shell.watch(self.attempt, NOTES)
 
+    def _needs_no_notes(self, state: CoordinatorState) -> bool:
+        """Whether the next attempt may begin, or no more silos can give up this one.
+
+        Abandon notes show that no sum with words that left can be opened any more. Evidence, a
+        spoiled sum and whole batches allow the next attempt without them.
+        """
+        if state.evidence or state.spoiled or self._regroups:
+            return True
+        return not state.notes_missing or set(state.u1) <= state.notes.keys()
+
     @property
     def _final(self) -> bool:
         """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
-        guilty = {silo for silo, code in state.failed.items() if code in GUILTY}
+        guilty = _guilty(state)
         if self._regroups:  # who signed may sign again, for whole batches
-            asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
-            whole = self._terms.whole(state.spec, asked)
-            # it would be none of values again
-            same = state.spoiled and len(self._setting.terms.batches) == 1
-            return same or len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+            # over its only batch it would be none of values again
+            if state.spoiled and len(self._setting.terms.batches) == 1:
+                return True
+            asked = _but(self._states[0].spec.cohort, guilty)
+            return self._too_few(self._terms.whole(state.spec, asked))
         if only := self._repeating:
-            stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
-            return stuck or not self._can_survive(only)
-        left = [
-            silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty
-        ]
+            unexplained = bool(state.survivals) and state.evidence is None
+            return unexplained or bool(guilty.intersection(only)) or not self._can_survive(only)
+        left = _but(state.spec.cohort, {*state.survivals, *guilty})
         if batches := self._setting.together:  # the next attempt may be made without some of them
-            whole = replace(self._terms, batches=batches).whole(state.spec, left)
-            return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
+            terms = replace(self._terms, batches=batches)
+            return self._too_few(terms.whole(state.spec, left))
         return not self._can_survive(left)
+
+    def _too_few(self, whole: Sequence[str]) -> bool:
+        """Whether these are fewer than a sum takes."""
+        spec = self._states[-1].spec
+        return len(whole) < max(spec.min_cohort, 3 * spec.colluders + 1)
 
     def _can_survive(self, silos: Sequence[str]) -> bool:
         try:
@@ -554,6 +567,14 @@ class SecureSum:
         # else who signed it signs no other
         spoiled = state.u3 if state.spoiled and self._regroups else ()
         self._shell.failed(self.attempt, self._why, self._final, spoiled, state.u3)
+
+
+def _guilty(state: CoordinatorState) -> set[str]:
+    return {silo for silo, code in state.failed.items() if code in GUILTY}
+
+
+def _but(silos: Sequence[str], out: Collection[str]) -> list[str]:
+    return [silo for silo in silos if silo not in out]
 
 
 def _said(code: str) -> str:

@@ -37,8 +37,9 @@ DOCUMENT, SIGNATURE = b"-", bytes(64)
 
 @dataclass(frozen=True)
 class SettledRound:
-    """Of one round: the silos that it is for, abandon notes, and who survived in the attempt that
-    was opened.
+    """What silos that were away are brought of one round.
+
+    The silos that it is for, abandon notes, and who survived in the attempt that was opened.
     """
 
     silos: tuple[str, ...]
@@ -56,20 +57,25 @@ class SettledRound:
 def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     """Of a round whose last attempt was opened; None where nobody needs it."""
     last = states[-1]
-    away = {silo for state in states if state.told for silo in state.u1 if silo not in last.u3}
+    trained = {silo for state in states if state.told for silo in state.u1}
+    away = trained.difference(last.u3)
     if not away:
         return None
-    ended = [state for state in states[:-1] if state.told and not state.notes_missing]
-    notes = [
-        state.notes[silo] for state in ended for silo in sorted(state.notes)[: state.notes_needed]
-    ]
+
+    # Of an attempt that ended, enough abandon notes show that its sum cannot be opened.
+    notes: list[Abandon] = []
+    for state in states[:-1]:
+        if state.told and not state.notes_missing:
+            silos = sorted(state.notes)[: state.notes_needed]
+            notes += (state.notes[silo] for silo in silos)
+
+    # Of the one that was opened, its survivors and their signatures show who is not in the sum.
     shown: tuple[SurvivorsShown, ...] = ()
     if not away.isdisjoint(last.u1):
         headers = tuple(last.headers[silo] for silo in last.u3)
-        survivals = tuple(last.survivals[silo] for silo in sorted(last.survivals))[
-            : last.spec.threshold
-        ]
-        shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, survivals),)
+        survivals = [last.survivals[silo] for silo in sorted(last.survivals)]
+        enough = tuple(survivals[: last.spec.threshold])
+        shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, enough),)
     return SettledRound(tuple(sorted(away)), tuple(notes), shown)
 
 
@@ -91,9 +97,7 @@ def loaded(row: ReplayEntry) -> SettledRound:
 def brought(
     rounds: Sequence[SettledRound],
 ) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
-    """Notes and survivors for one specification, of the newest rounds as many as a message
-    holds.
-    """
+    """Notes and survivors for one specification: as many of the newest rounds as fit."""
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []
     size = 0

@@ -68,9 +68,7 @@ class _Tail(Strict):
 
 @dataclass(frozen=True)
 class KeptSum:
-    """One file of them: what goes down in the manifest, the digest of its words, how many bytes
-    they are.
-    """
+    """One file of words: what the manifest says of them, their digest and their bytes."""
 
     part: str
     claim: Claim
@@ -154,9 +152,7 @@ NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
 
 @dataclass(frozen=True)
 class Keeping:
-    """Parts of a sum whose words are kept for silos, and the coordinator's signature over its
-    specification.
-    """
+    """Parts whose words are kept for silos, and the signature over the sum's specification."""
 
     parts: Sequence[str] = ()
     signature: bytes = b""
@@ -166,7 +162,7 @@ NOTHING_KEPT = Keeping()
 
 
 def masked_bytes(plan: RoundPlan) -> int:
-    """How long a silo's upload is in a round at most, masked words and shares of what is compared.
+    """Largest upload of a silo in a round, in bytes: masked words, shares of what is compared.
 
     LocalError for a job whose sums cannot be.
     """
@@ -184,53 +180,67 @@ def open_sum(
 ) -> bytes:
     """Add up the survivors' words, take the masks off, write what is left.
 
-    SHA-256 of the file, which is durable.
-
-    ``digests``, by silo, are those of the uploads; LocalError for one that the disk changed.
-
-    ``parts`` are those of the first groups; the others are rows for one silo each. The words that
-    are kept, and those of all rows in which somebody is mixed, are durable before it, and in the
-    file only by their digests. RefusedError (SUM) where canaries do not come out, OSError where the
-    disk does not take it: then there is no file of the sum, and what there is of words is written
-    again.
+    ``parts`` are those of the first groups; the others are rows for one silo each. ``digests``, by
+    silo, are those of the uploads. Words that are kept, and those of rows in which somebody is
+    mixed, are durable before the file, which has only their digests. Returns the SHA-256 of the
+    file, which is durable. LocalError for an upload that the disk changed, RefusedError (SUM) where
+    canaries do not come out, OSError where the disk does not take it: then there is no file of the
+    sum, and what there is of words is written again.
     """
     survivors = opening.survivors
-    accumulator = Accumulator(spec)
-    with ThreadPoolExecutor(1) as beside:
-        for path, digest in ((store.masked(spec.round, silo), digests[silo]) for silo in survivors):
-            data = np.memmap(path, np.uint8, "r").data
-            hashing = beside.submit(hashlib.sha256, data)
-            accumulator.add(_pieces(data, spec))
-            if hashing.result().digest() != digest:
-                raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
+    accumulator = _added_up(store, spec, survivors, digests)
     sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
-    words: dict[str, str] = {}
-    for index, own in enumerate(spec.groups):
-        if own.name in keep.parts or (is_row(own) and any(own.counts)):
-            claim = Claim(
-                spec.payload(),
-                keep.signature,
-                survivors,
-                tag_of(opening.tags, index, len(spec.groups)),
-            )
-            numbers = (words for group, words in accumulator.numbers() if group == index)
-            name = summed_words(spec.round, own.name)
-            store.write_aside(name, kept_words(claim, numbers))
-            words[own.name] = kept_sum(own.name, store.path(name), own.nbytes).sha256.hex()
+    words = _write_words(store, spec, opening, keep, accumulator)
     del accumulator  # a sum's words go once it is folded
+
     tensors: dict[str, Tensor] = {}
     for part, own in zip(parts, spec.groups[: len(parts)], strict=True):
-        opened = sums.pop()
-        if part.name not in words and own.reader == COORDINATOR_READS:
-            tensors |= {
-                f"{part.name}/{name}": tensor for name, tensor in folded(part, own, opened).items()
-            }
+        opened = sums.pop()  # one at a time: a part's words go once it is folded
+        if part.name in words or own.reader != COORDINATOR_READS:
+            continue
+        for name, tensor in folded(part, own, opened).items():
+            tensors[f"{part.name}/{name}"] = tensor
     if spec.compared is not None:
         tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
+
     header = {SURVIVORS: json.dumps(list(survivors)), WORDS: json.dumps(words, sort_keys=True)}
     store.write(opened_sum(spec.round), tensors, header)
     with store.sum_file(spec.round).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def _added_up(
+    store: JobStore, spec: RoundSpec, survivors: Sequence[str], digests: Mapping[str, bytes]
+) -> Accumulator:
+    """The sum of the survivors' masked words, each hashed while it is added."""
+    accumulator = Accumulator(spec)
+    with ThreadPoolExecutor(1) as beside:
+        for silo in survivors:
+            path = store.masked(spec.round, silo)
+            data = np.memmap(path, np.uint8, "r").data
+            hashing = beside.submit(hashlib.sha256, data)
+            accumulator.add(_pieces(data, spec))
+            if hashing.result().digest() != digests[silo]:
+                raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
+    return accumulator
+
+
+def _write_words(
+    store: JobStore, spec: RoundSpec, opening: Open, keep: Keeping, accumulator: Accumulator
+) -> dict[str, str]:
+    """Write the words that silos get; their SHA-256 by the name of the group, in hex."""
+    written: dict[str, str] = {}
+    for index, own in enumerate(spec.groups):
+        mixes = is_row(own) and any(own.counts)
+        if own.name not in keep.parts and not mixes:
+            continue
+        tag = tag_of(opening.tags, index, len(spec.groups))
+        claim = Claim(spec.payload(), keep.signature, opening.survivors, tag)
+        numbers = (words for group, words in accumulator.numbers() if group == index)
+        name = summed_words(spec.round, own.name)
+        store.write_aside(name, kept_words(claim, numbers))
+        written[own.name] = kept_sum(own.name, store.path(name), own.nbytes).sha256.hex()
+    return written
 
 
 def _pieces(data: memoryview, spec: RoundSpec) -> Iterator[memoryview]:
@@ -268,28 +278,24 @@ class OpenedSums:
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """A part's fold over exactly these members.
 
-        LocalError for another set, and for words that the disk changed.
-
-        That of a Sum, or of a Gram by shares, lies in the file or in the words beside it; of a sum
-        that silos alone read it is empty. Rotated vectors have the inner products of those that
-        were not; of padded words there is nothing to see.
+        LocalError for another set, and for words that the disk changed. A Sum, or a Gram by shares,
+        lies in the file or in the words beside it; a sum that silos alone read is empty. Rotated
+        vectors have the inner products of those that were not; padded words show nothing.
         """
         shared = isinstance(part.exchange, Gram) and part.exchange.shared
         if not shared and not isinstance(part.exchange, Sum):
             return PLAIN.collect(part, members, read)
-        path = self._store.sum_file(self._round())
+        path, prefix = self._store.sum_file(self._round()), f"{part.name}/"
         tensor_file.check(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata()
             survivors, words = json.loads(header[SURVIVORS]), json.loads(header[WORDS])
             if set(survivors) != set(members):
                 raise LocalError(f"{path}: is the sum over {survivors}, not over {list(members)}")
-            names, prefix = list(file.keys()), f"{part.name}/"
-            found = {
-                name.removeprefix(prefix): file.get_tensor(name)
-                for name in names
-                if name.startswith(prefix)
-            }
+            stored = list(file.keys())
+            names = [name for name in stored if name.startswith(prefix)]
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+
         if part.name in words:
             return self._of_words(part, words[part.name])
         if shared:

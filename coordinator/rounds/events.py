@@ -1,8 +1,4 @@
-"""What happens to a job, and what has to be done about it: events into ``round.advance`` and
-effects out of it.
-
-What the codes of silos that drop out of a round mean, where the code alone says too little.
-"""
+"""Events into ``machine.advance``, effects out of it, and codes of silos that drop out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -203,8 +199,9 @@ class StartRoundTimer:
 
 @dataclass(frozen=True)
 class Gather:
-    """Make the sum of a blind round with this cohort, if this attempt was not begun already: Summed
-    or SumFailed.
+    """Make the sum of a blind round with this cohort, unless this attempt was begun already.
+
+    Answered by Summed or SumFailed.
     """
 
     round: int
@@ -224,9 +221,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Halt:
-    """Let the attempt that goes on end, unless its survivors are known already: then it is
-    finished.
-    """
+    """End the active attempt, unless its survivors are known already: then finish it."""
 
     round: int
 

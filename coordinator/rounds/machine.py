@@ -5,57 +5,55 @@ events gives the state.
 
 ::
 
-    stage      leaves when                                          goes to
-    queued     its turn has come (Began)                            admitting, or where it was
-               stopped: drawing, round
-    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted;
-               of a keyed job
-                                                                    all of them), else finishing
-    drawing    the cohort is drawn                                  round, or finishing (failed) if
-               it is too small
-    round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave),
-               else finishing
-               or a quorum gave, or the deadline
-    round      of a blind job: its sum is open                      folding;  finishing after too
-               many attempts
-    folding    the fold is done                                     drawing, or finishing after the
-               last one
-    folding    the fold failed                                      finishing
-    folding    the disk changed what silos gave (Damaged)           round: these give again, once;
-               else finishing
-    finishing  every admitted silo confirmed or was lost, or the    ended
-               deadline; who comes back later is still told
-    stopped    an operator resumes it (Resumed)                     queued
-    any        what it needs is damaged (Broken)                    finishing (failed), also from
-               there
-    any        of a keyed job: its key fits no more (Unkeyed)       finishing (failed), unless it is
-               there already
+    stage      leaves when                                    goes to
+    queued     its turn has come (Began)                      admitting, or where it was stopped:
+                                                              drawing, round
+    admitting  every silo answered, or the deadline           drawing (min_cohort accepted; of a
+                                                              keyed job all of them), else finishing
+    drawing    the cohort is drawn                            round, or finishing if it is too small
+    round      every member uploaded, failed or was lost;     folding (min_cohort uploaded),
+               or a quorum uploaded; or the deadline          else finishing
+    round      of a blind job: its sum is open                folding
+    round      of a blind job: too many attempts              finishing
+    folding    the fold is done                               drawing, or finishing after the last
+    folding    the fold failed                                finishing
+    folding    the disk changed uploads (Damaged)             round: their silos upload again, once;
+                                                              else finishing
+    finishing  every admitted silo confirmed or was lost,     ended; a silo that comes back later
+               or the deadline                                is still answered
+    stopped    an operator resumes it (Resumed)               queued
+    any        what it needs is damaged (Broken)              finishing (failed), also from there
+    any        of a keyed job: its key no longer fits         finishing (failed), unless it is there
+               (Unkeyed)                                      already
 
-An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when
-the fold is done; what was given in the open round stays given. A silo that did not answer in time
-may still do so: it is drawn from then on. A silo that is known to be lost when a round opens is not
-awaited in it (``Drawn``). In a blind job (``blind``) a round is one secure sum, which
-coordinator/blind/secure_sum.py makes: nobody gives alone; a silo that fails drops out of an attempt
-at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
-broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of
-one batch are asked together (``batches``): the next attempt is made without the batch of a silo
-that was lost, while enough others are left, and else with all of the cohort again. A silo that is
-``proven`` to have broken the rules leaves its batch alone, while ``least`` of it are left; the
+An operator's Stopped leads to stopped from queued, admitting, drawing and round, and from folding
+once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
+do so: it is drawn from then on. A silo that is known to be lost when a round opens is not awaited
+in it (``Drawn``).
+
+In a blind job (``blind``) a round is one secure sum, which coordinator/blind/secure_sum.py makes.
+A silo that fails drops out of an attempt at it, and may take part in the next unless its privacy
+budget is spent. A silo that is shown to have broken the rules (codes.GUILTY) is ``excluded`` from
+all later attempts and rounds.
+
+Silos of one batch are asked together (``batches``). The next attempt is made without the batch of a
+silo that was lost while enough others are left, and else with all of the cohort again. A silo that
+is ``proven`` to have broken the rules leaves its batch alone, while ``least`` of it are left; the
 others are shown the evidence (security/secagg/evidence.py). A sum that is none of values
-(``spoiled``: a silo gave what nobody may) is made again without each batch in turn. A batch whose
-own sum is spoiled is ``excluded`` as a whole, since nobody can tell which of its silos it was. All
-silos of a keyed job (``keyed``) have given to its key when they accepted, so without one of them it
-does not begin.
+(``spoiled``: a silo uploaded what nobody may) is made again without each batch in turn. A batch
+whose own sum is spoiled is ``excluded`` as a whole, since nobody can tell which of its silos it
+was. All silos of a keyed job (``keyed``) have a part in its key once they accepted, so the job does
+not begin without one of them.
 
-Events that come too late (an upload for a closed round) change nothing. What the silos should do
-meanwhile follows from the state: tasks.py.
+Events that come too late (an upload for a closed round) change nothing. The tasks of silos follow
+from the state: tasks.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ...algorithms.job.batches import Batches, unbroken, without
 from .events import (
@@ -100,6 +98,7 @@ MOST_ATTEMPTS = 30
 MOST_REFUSED = 3
 MOST_RESTARTED = 100  # other attempts: nearly all failed since silos began anew alone
 RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
+FINAL = (BUDGET, *GUILTY)  # why a silo is out of every attempt at a round
 AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
 
 
@@ -153,8 +152,13 @@ class JobState:
 
     @cached_property
     def open(self) -> tuple[str, ...]:
-        """Members of the cohort that have neither given nor failed."""
-        return tuple(s for s in self.cohort if s not in self.given and s not in self.failed)
+        """Members of the cohort that have neither uploaded nor failed."""
+        return _but(self.cohort, (*self.given, *self.failed))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Silos whose uploads the open round folds, in job order."""
+        return _among(self.cohort, self.given)
 
     @property
     def complete(self) -> bool:
@@ -163,17 +167,25 @@ class JobState:
         return not self.open or len(self.given) >= enough
 
     @property
+    def guilty(self) -> dict[str, str]:
+        """Silos that are out of the job."""
+        return {**self.excluded, **_with_codes(self.failed, GUILTY)}
+
+    @property
+    def exhausted(self) -> dict[str, str]:
+        """Silos that are out of every attempt at this round."""
+        return _with_codes(self.failed, FINAL)
+
+    @property
     def proven(self) -> frozenset[str]:
-        """Silos that evidence shows to have broken the rules: their batches may be summed without
-        them.
-        """
-        return frozenset(silo for silo, code in _guilty(self).items() if code == PROVEN)
+        """Silos that evidence shows to be guilty: their batches may be summed without them."""
+        return frozenset(_with_codes(self.guilty, (PROVEN,)))
 
     @property
     def expired(self) -> bool:
         """Whether no row goes down any more: the job has ended, or failed.
 
-        Who comes late gets what was summed.
+        A silo that comes late gets what was summed.
         """
         return self.stage == "ended" or (self.stage == "finishing" and self.outcome == "failed")
 
@@ -182,6 +194,22 @@ class JobState:
         waiting = self.stage in ("admitting", "drawing", "round", "folding")
         return waiting and silo in self.silos and silo not in self.answers
 
+    def failing(self, silos: Iterable[str], code: str) -> "JobState":
+        """The state in which these silos drop out of the round."""
+        return replace(self, failed={**self.failed, **dict.fromkeys(silos, code)})
+
+
+def _but(silos: Iterable[str], out: Collection[str]) -> tuple[str, ...]:
+    return tuple(silo for silo in silos if silo not in out)
+
+
+def _among(silos: Iterable[str], chosen: Collection[str]) -> tuple[str, ...]:
+    return tuple(silo for silo in silos if silo in chosen)
+
+
+def _with_codes(silos: Mapping[str, str], codes: Collection[str]) -> dict[str, str]:
+    return {silo: code for silo, code in silos.items() if code in codes}
+
 
 Step: TypeAlias = tuple[JobState, tuple[Effect, ...]]
 Follow: TypeAlias = Callable[[JobState], Step]
@@ -189,196 +217,315 @@ Follow: TypeAlias = Callable[[JobState], Step]
 
 def advance(state: JobState, event: Event) -> Step:
     """The next state and what has to be done; events that do not fit the state change nothing."""
-    match event:
-        case Began() if state.stage == "queued":
-            return _begin(state)
-        case Answered(silo, code) if state.may_answer(silo):
-            state = replace(state, answers={**state.answers, silo: code or "accepted"})
-            told = (
-                LogEvent("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
-            )
-            return _then(state, (told,), _admit_if_complete)
-        case OperatorStopped() | Resumed() | Unkeyed() | Broken():
-            return _operated(state, event)
-        case Drawn(round_, cohort, lost) if state.stage == "drawing" and round_ == state.round:
-            return _start_round(state, cohort, lost)
-        case UploadStored() | SiloFailed() if _expected(state, event):
-            return _heard(state, event)
-        case Summed(round_) | SumFailed(round_) if (
-            state.blind and round_ == state.round and state.cohort
-        ):
-            return _gathered(state, event)
-        case SiloLost(silo) if state.stage == "round":
-            return advance(state, SiloFailed(silo, state.round, "lost"))
-        case SiloLost(silo) if state.stage == "finishing" and silo in state.admitted:
-            return _then(
-                replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete
-            )
-        case Folded(round_) if state.stage == "folding" and round_ == state.round:
-            members = tuple(s for s in state.cohort if s in state.given)
-            told = LogEvent("round.closed", {"round": round_, "members": members})
-            # whoever may have signed a sum goes on from there
-            trained = state.signed.union(members, *state.spoiled)
-            state = replace(
-                state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)}
-            )
-            if round_ + 1 == state.rounds:
-                return _then(replace(state, round=state.rounds), (told,), _complete)
-            state = replace(_emptied(state), round=round_ + 1)
-            return _then(state, (told,), _stop if state.stopping else _open_round)
-        case FoldFailed(round_) | Damaged(round_) if (
-            state.stage == "folding" and round_ == state.round
-        ):
-            return _unfolded(state, event)
-        case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
-            return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
-        case RoundDeadline(stage, round_) if stage == state.stage and round_ == state.round:
-            return _deadline(state)
-        case _:
-            return state, ()
+    stages, follow = _STEPS[type(event)]
+    # An upload, a deadline or an attempt of a round that is over comes too late.
+    stale = getattr(event, "round", state.round) != state.round
+    if stale or state.stage not in stages:
+        return state, ()
+    return follow(state, event)
 
 
-def _operated(state: JobState, event: OperatorStopped | Resumed | Unkeyed | Broken) -> Step:
-    """What operators ask, what follows from their bringing another roster, and what their
-    disk did.
+# An operator, the roster, the disk.
+
+
+def _began(state: JobState, _: Began) -> Step:
+    """Offer the job, or go on where it was stopped."""
+    if state.cohort:
+        return _reopened(replace(state, stage="round"))
+    if state.opened:
+        return _open_round(state)
+    offered = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
+    return _then(
+        replace(state, stage="admitting"),
+        (offered, StartRoundTimer("admitting", 0)),
+        _admit_if_complete,
+    )
+
+
+def _reopened(state: JobState) -> Step:
+    """The round that was open when the job was stopped."""
+    opened = LogEvent("round.opened", {"round": state.round, "cohort": state.cohort})
+    if not state.blind:
+        return _then(state, (opened, _await_uploads(state)), _close_if_complete)
+    # Its sum may have been opened meanwhile: survivors had signed it before the stop.
+    if state.given:
+        return _then(state, (opened,), _close)
+    return state, (opened, _await_uploads(state))
+
+
+def _stopped(state: JobState, _: OperatorStopped) -> Step:
+    if state.stage == "folding":  # it is finished first
+        return replace(state, stopping=True), ()
+    effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round})]
+    if state.blind and state.stage == "round":
+        effects.append(Halt(state.round))
+    return replace(state, stage="stopped"), tuple(effects)
+
+
+def _resumed(state: JobState, _: Resumed) -> Step:
+    if state.stage != "stopped":
+        return replace(state, stopping=False), ()
+    state = replace(state, stage="queued", failed=state.guilty, lost=frozenset())
+    return state, (LogEvent("job.resumed", {"round": state.round}),)
+
+
+def _broken(state: JobState, event: Broken) -> Step:
+    return (state, ()) if state.outcome == "failed" else _fail(state, event.reason)
+
+
+def _unkeyed(state: JobState, event: Unkeyed) -> Step:
+    return _fail(state, event.reason) if state.keyed else (state, ())
+
+
+# Admission.
+
+
+def _answered(state: JobState, event: Answered) -> Step:
+    silo, code = event.silo, event.code
+    if not state.may_answer(silo):
+        return state, ()
+    state = replace(state, answers={**state.answers, silo: code or "accepted"})
+    said = LogEvent("job.accepted", {"silo": silo})
+    if code is not None:
+        said = LogEvent("job.declined", {"silo": silo, "code": code})
+    return _then(state, (said,), _admit_if_complete)
+
+
+def _admit_if_complete(state: JobState) -> Step:
+    answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
+    return _admit(state) if answered else (state, ())
+
+
+def _admit(state: JobState) -> Step:
+    admitted = state.admitted
+    answers = {silo: state.answers.get(silo, "no answer") for silo in state.silos}
+    refused = ", ".join(f"{s}: {answer}" for s, answer in answers.items() if s not in admitted)
+    if len(admitted) < state.min_cohort:
+        why = f"{len(admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
+        return _fail(state, why)
+    # Each silo has a part in the key that they share, which nobody else can take.
+    if state.keyed and refused:
+        why = (
+            f"{len(admitted)} of {len(state.silos)} silos accepted, and the key that its"
+            f" silos share takes all of them ({refused})"
+        )
+        return _fail(state, why)
+    return _open_round(state)
+
+
+# A round opens.
+
+
+def _open_round(state: JobState) -> Step:
+    return replace(state, stage="drawing", opened=True), (DrawCohort(state.round),)
+
+
+def _await_uploads(state: JobState) -> Effect:
+    """What an open round waits for: its secure sum, or single uploads until the deadline."""
+    return _gather(state) if state.blind else StartRoundTimer("round", state.round)
+
+
+def _drawn(state: JobState, event: Drawn) -> Step:
+    cohort = event.cohort
+    out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
+    left = _but(cohort, out)
+    whole = _whole(state, left)
+    if state.batches:
+        least, rule = state.fewest, f"{len(whole)} of them in whole batches, and it takes"
+    else:
+        least, rule = state.min_cohort, "min_cohort is"
+    if len(whole) < least:
+        drawn = f"round {state.round}: only {len(left)} of the drawn silos are admitted"
+        missing = "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
+        return _fail(state, f"{drawn}, {rule} {least}{missing}")
+    if state.batches:
+        cohort, out = whole, {}
+    state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
+    opened = LogEvent("round.opened", {"round": state.round, "cohort": cohort})
+    state, dropped = _without_away(state, _among(state.open, event.lost))
+    return state, (opened, *dropped, _await_uploads(state))
+
+
+def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[LogEvent, ...]]:
+    """A round that opens does not wait for silos that are away, unless too few are left.
+
+    Then they are asked like all others: some may be back before the next beat, and else they are
+    lost as they are in any round.
     """
-    match event:
-        case OperatorStopped() if state.stage in ("queued", "admitting", "drawing", "round"):
-            halted: tuple[Effect, ...] = (
-                (Halt(state.round),) if state.blind and state.stage == "round" else ()
-            )
-            return replace(state, stage="stopped"), (
-                LogEvent("job.stopped", {"round": state.round}),
-                *halted,
-            )
-        case OperatorStopped() if state.stage == "folding":
-            return replace(state, stopping=True), ()
-        case Resumed() if state.stage == "stopped":
-            state = replace(state, stage="queued", failed=_guilty(state), lost=frozenset())
-            return state, (LogEvent("job.resumed", {"round": state.round}),)
-        case Resumed():
-            return replace(state, stopping=False), ()
-        case Broken(reason) if state.stage != "ended" and state.outcome != "failed":
-            return _finish(state, "failed", reason)
-        case Unkeyed(reason) if state.keyed and state.stage not in ("finishing", "ended"):
-            return _finish(state, "failed", reason)
-        case _:
-            return state, ()
+    without = state.failing(away, "lost")
+    if state.batches:
+        without = replace(without, lost=frozenset(away))
+        enough = len(_asked(without)) >= state.fewest
+    else:
+        enough = len(without.open) >= state.min_cohort
+    return (without, _dropped(state, away, "lost")) if enough else (state, ())
 
 
-def _heard(state: JobState, event: UploadStored | SiloFailed) -> Step:
-    """A member of the cohort gave, or cannot give."""
-    match event:
-        case UploadStored() if state.blind:
-            return state, ()
-        case UploadStored(silo, round_, digest):
-            state = replace(state, given={**state.given, silo: digest})
-            return _then(
-                state,
-                (LogEvent("upload.accepted", {"silo": silo, "round": round_}),),
-                _close_if_complete,
-            )
-        # it had dropped out before
-        case SiloFailed(silo, _, code) if state.stage != "round" or silo in state.failed:
-            return replace(state, failed={**state.failed, silo: code}), ()
-        case SiloFailed(silo, round_, code):
-            state = replace(state, failed={**state.failed, silo: code})
-            told = LogEvent("silo.dropped", {"silo": silo, "round": round_, "code": code})
-            return (
-                (state, (told, Drop(silo, code)))
-                if state.blind
-                else _then(state, (told,), _close_if_complete)
-            )
+def _dropped(state: JobState, silos: Sequence[str], code: str) -> tuple[LogEvent, ...]:
+    return tuple(
+        LogEvent("silo.dropped", {"silo": silo, "round": state.round, "code": code})
+        for silo in silos
+    )
 
 
-def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
-    """What came of an attempt; one that was stopped meanwhile may have come to its end."""
-    if isinstance(event, SumFailed) and event.attempt == state.attempt and not state.given:
-        state = replace(state, signed=state.signed.union(event.signed))
-    match event:
-        case Summed(_, members) if state.stage in ("round", "stopped", "queued"):
-            state = replace(state, given=dict.fromkeys(members, ""))
-            return _then(state, (), _close if state.stage == "round" else None)
-        case SumFailed(_, attempt) if attempt != state.attempt or state.given:
-            return state, ()
-        case SumFailed() if event.spoiled and len(state.batches) > 1 and not event.final:
-            return _spoiled(state, event)
-        case SumFailed(round_, attempt, reason, final) if state.stage == "round":
-            told = LogEvent("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
-            guilty, exhausted = _guilty(state), _exhausted(state)
-            # not counted: there are only so many silos
-            if guilty.keys() > state.excluded.keys() and not final:
-                state = _without_lost(replace(state, excluded=guilty))
-                return state, (told, _gather(state))
-            others = [code for silo, code in state.failed.items() if silo not in exhausted]
-            away = bool(others) and all(code in AWAY for code in others)
-            # nobody is waited for
-            back = bool(others) and all(code == RESTARTED for code in others)
-            state = replace(
-                state, fruitless=state.fruitless + (not back), refused=state.refused + (not away)
-            )
-            restarted = state.attempt + 1 - state.fruitless
-            many = (
-                state.fruitless == MOST_ATTEMPTS
-                or state.refused == MOST_REFUSED
-                or restarted >= MOST_RESTARTED
-            )
-            if final or many:
-                return _then(
-                    state,
-                    (told,),
-                    lambda state: _finish(state, "failed", f"round {round_}: {reason}"),
-                )
-            state = _without_lost(state)
-            return state, (told, _gather(state, 0 if back else state.fruitless))
-        case SumFailed() if state.stage in ("stopped", "queued"):
-            return _without_lost(state), ()
-        case _:
-            return state, ()
+# Uploads.
+
+
+def _stored(state: JobState, event: UploadStored) -> Step:
+    silo = event.silo
+    # In a blind job no upload counts alone: the sum does (Summed).
+    if state.blind or silo not in state.open:
+        return state, ()
+    state = replace(state, given={**state.given, silo: event.digest})
+    accepted = LogEvent("upload.accepted", {"silo": silo, "round": event.round})
+    return _then(state, (accepted,), _close_if_complete)
+
+
+def _failed(state: JobState, event: SiloFailed) -> Step:
+    silo, code = event.silo, event.code
+    awaited = state.open if state.stage == "round" else ()
+    # Evidence that a silo broke the rules counts at any time, also after it has dropped out.
+    counts = state.cohort if code in GUILTY else awaited
+    if silo not in counts:
+        return state, ()
+    dropped_before = state.stage != "round" or silo in state.failed
+    state = state.failing((silo,), code)
+    if dropped_before:
+        return state, ()
+    dropped = _dropped(state, (silo,), code)
+    if state.blind:
+        return state, (*dropped, Drop(silo, code))
+    return _then(state, dropped, _close_if_complete)
+
+
+def _lost(state: JobState, event: SiloLost) -> Step:
+    silo = event.silo
+    if state.stage == "round":
+        return _failed(state, SiloFailed(silo, state.round, "lost"))
+    if silo not in state.admitted:
+        return state, ()
+    return _end_if_complete(state.failing((silo,), "lost"))
+
+
+def _deadline(state: JobState, event: RoundDeadline) -> Step:
+    if event.stage != state.stage:
+        return state, ()
+    if state.stage == "admitting":
+        return _admit(state)
+    if state.stage == "finishing":
+        return _end(state)
+    if state.blind:  # a sum has deadlines of its own (blind/secure_sum.py)
+        return state, ()
+    late = state.open
+    return _then(state.failing(late, "deadline"), _dropped(state, late, "deadline"), _close)
+
+
+# The sum of a blind round.
+
+
+def _summed(state: JobState, event: Summed) -> Step:
+    """The sum is open: also where an operator stopped the job after survivors had signed it."""
+    if not _gathers(state):
+        return state, ()
+    state = replace(state, given=dict.fromkeys(event.members, ""))
+    return _close(state) if state.stage == "round" else (state, ())
+
+
+def _gathers(state: JobState) -> bool:
+    return state.blind and bool(state.cohort)
+
+
+def _unsummed(state: JobState, event: SumFailed) -> Step:
+    """An attempt ended without a sum; one that was stopped may have come to its end meanwhile."""
+    stale = event.attempt != state.attempt or bool(state.given)
+    if stale or not _gathers(state):
+        return state, ()
+    state = replace(state, signed=state.signed.union(event.signed))
+    if event.spoiled and len(state.batches) > 1 and not event.final:
+        return _spoiled(state, event)
+    if state.stage == "round":
+        return _again(state, event)
+    return _without_lost(state), ()
+
+
+def _again(state: JobState, event: SumFailed) -> Step:
+    """The next attempt at the sum of an open round, while another one may succeed."""
+    told = LogEvent(
+        "sum.failed", {"round": event.round, "attempt": event.attempt, "why": event.reason}
+    )
+    # An attempt that showed who is guilty is not counted: there are only so many silos.
+    if state.guilty.keys() > state.excluded.keys() and not event.final:
+        state = _without_lost(replace(state, excluded=state.guilty))
+        return state, (told, _gather(state))
+
+    others = set(state.failed.values()).difference(FINAL)
+    away = bool(others) and others <= set(AWAY)
+    restarted = others == {RESTARTED}
+    # Silos whose processes began anew are back already: nobody is waited for.
+    if not restarted:
+        state = replace(state, fruitless=state.fruitless + 1)
+    # What a silo refuses, it refuses again; who was away may be back.
+    if not away:
+        state = replace(state, refused=state.refused + 1)
+    if event.final or _too_many(state):
+        why = f"round {event.round}: {event.reason}"
+        return _then(state, (told,), lambda state: _fail(state, why))
+    state = _without_lost(state)
+    return state, (told, _gather(state, 0 if restarted else state.fruitless))
+
+
+def _too_many(state: JobState) -> bool:
+    """Whether the attempts at the sum of this round are used up."""
+    restarted = state.attempt + 1 - state.fruitless
+    return (
+        state.fruitless == MOST_ATTEMPTS
+        or state.refused == MOST_REFUSED
+        or restarted >= MOST_RESTARTED
+    )
 
 
 def _spoiled(state: JobState, event: SumFailed) -> Step:
     """The sum over these silos is none of values: make it again without the next of its batches."""
-    told = [
-        LogEvent(
-            "sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled}
-        )
-    ]
-    alone = next((batch for batch in _left(state) if set(batch) == set(event.spoiled)), ())
-    # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to
-    # lie
+    number = {"round": event.round, "attempt": event.attempt}
+    effects: list[Effect] = [LogEvent("sum.spoiled", {**number, "silos": event.spoiled})]
+    suspects = set(event.spoiled)
+    alone = next((batch for batch in _left(state) if set(batch) == suspects), ())
+    # One of its own silos did it. That another sum is sound says nothing: a liar may stop to lie.
     if alone:
         state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
-        told.append(LogEvent("batch.excluded", {"round": event.round, "silos": alone}))
+        effects.append(LogEvent("batch.excluded", {"round": event.round, "silos": alone}))
     state = replace(
         state,
         attempt=state.attempt + 1,
-        failed=_exhausted(state),
+        failed=state.exhausted,
         spoiled=(*state.spoiled, event.spoiled),
     )
+
     if len(_asked(state)) < state.fewest:
         silos = ", ".join(state.spoiled[0])
         why = (
             f"round {event.round}: {event.reason}; no batch of {silos} could be found without which"
             " there is a sum"
         )
-        return _then(state, tuple(told), lambda state: _finish(state, "failed", why))
-    return state, (*told, _gather(state)) if state.stage == "round" else tuple(told)
+        return _then(state, tuple(effects), lambda state: _fail(state, why))
+    if state.stage == "round":
+        effects.append(_gather(state))
+    return state, tuple(effects)
 
 
 def _left_out(state: JobState) -> tuple[str, ...]:
     """The batch without which the next attempt is made since sums of this round were spoiled.
 
-    Empty for none.
-
-    Each round begins with another one, so that it is not always the same that pays. All that were
-    in the first such sum, once each of its batches was left out in vain.
+    Empty for none. Each round begins with another one, so that it is not always the same that pays.
+    All that were in the first such sum, once each of its batches was left out in vain.
     """
     if not state.spoiled:
         return ()
     first, turn = state.spoiled[0], len(state.spoiled) - 1
     batches = [batch for batch in _left(state) if set(batch) <= set(first)]
-    return batches[(state.round + turn) % len(batches)] if turn < len(batches) else first
+    if turn >= len(batches):
+        return first
+    return batches[(state.round + turn) % len(batches)]
 
 
 def _left(state: JobState) -> Batches:
@@ -386,26 +533,12 @@ def _left(state: JobState) -> Batches:
     return without(state.batches, state.proven, state.least)
 
 
-def _exhausted(state: JobState) -> dict[str, str]:
-    """Silos that are out of every attempt at this round."""
-    return {silo: code for silo, code in state.failed.items() if code == BUDGET or code in GUILTY}
-
-
-def _guilty(state: JobState) -> dict[str, str]:
-    """Silos that are out of the job."""
-    return {
-        **state.excluded,
-        **{silo: code for silo, code in state.failed.items() if code in GUILTY},
-    }
-
-
 def _without_lost(state: JobState) -> JobState:
-    """The next attempt: without the batches of silos that were lost in one, or with all again if
-    too few are left.
-    """
+    """The next attempt: without batches that lost a silo, or with all if too few are left."""
     lost = state.lost.union(state.failed)
-    state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), lost=lost)
-    return state if len(_asked(state)) >= state.fewest else replace(state, lost=frozenset())
+    state = replace(state, attempt=state.attempt + 1, failed=state.exhausted, lost=lost)
+    enough = len(_asked(state)) >= state.fewest
+    return state if enough else replace(state, lost=frozenset())
 
 
 def _asked(state: JobState) -> tuple[str, ...]:
@@ -413,7 +546,7 @@ def _asked(state: JobState) -> tuple[str, ...]:
     if not state.batches:
         return state.cohort
     out = state.proven.union(state.lost, _left_out(state))
-    return _whole(state, [silo for silo in state.cohort if silo not in out])
+    return _whole(state, _but(state.cohort, out))
 
 
 def _whole(state: JobState, silos: Sequence[str]) -> tuple[str, ...]:
@@ -425,117 +558,7 @@ def _gather(state: JobState, waited_for: int = 0) -> Gather:
     return Gather(state.round, _asked(state), state.attempt, waited_for)
 
 
-def _begin(state: JobState) -> Step:
-    """Offer the job, or go on where it was stopped."""
-    if state.cohort:
-        state = replace(state, stage="round")
-        told = LogEvent("round.opened", {"round": state.round, "cohort": state.cohort})
-        if state.blind:
-            return _then(state, (told,), _close) if state.given else (state, (told, _gather(state)))
-        return _then(state, (told, StartRoundTimer("round", state.round)), _close_if_complete)
-    if state.opened:
-        return _open_round(state)
-    told = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
-    return _then(
-        replace(state, stage="admitting"),
-        (told, StartRoundTimer("admitting", 0)),
-        _admit_if_complete,
-    )
-
-
-def _stop(state: JobState) -> Step:
-    return advance(replace(state, stopping=False, stage="drawing"), OperatorStopped())
-
-
-def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]) -> Step:
-    out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
-    left = [silo for silo in cohort if silo not in out]
-    whole, least = _whole(state, left), state.fewest if state.batches else state.min_cohort
-    if len(whole) < least:
-        of = (
-            f"{len(whole)} of them in whole batches, and it takes"
-            if state.batches
-            else "min_cohort is"
-        )
-        why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}"
-        why += "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
-        return _finish(state, "failed", why)
-    if state.batches:
-        cohort, out = whole, {}
-    state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
-    told = LogEvent("round.opened", {"round": state.round, "cohort": cohort})
-    state, dropped = _without_away(state, [silo for silo in state.open if silo in lost])
-    return state, (
-        told,
-        *dropped,
-        _gather(state) if state.blind else StartRoundTimer("round", state.round),
-    )
-
-
-def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[LogEvent, ...]]:
-    """A round that opens does not wait for silos that are known to be away, unless too few are left
-    without them.
-
-    Then they are asked like all others: some may be back before the next beat, and else they are
-    lost as they are in any round.
-    """
-    without = replace(state, failed={**state.failed, **dict.fromkeys(away, "lost")})
-    if state.batches:
-        without = replace(without, lost=frozenset(away))
-    left, least = (
-        (_asked(without), state.fewest) if state.batches else (without.open, state.min_cohort)
-    )
-    if len(left) < least:
-        return state, ()
-    return without, tuple(
-        LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away
-    )
-
-
-def _declined(silo: str, code: str) -> LogEvent:
-    return LogEvent("job.declined", {"silo": silo, "code": code})
-
-
-def _expected(state: JobState, event: UploadStored | SiloFailed) -> bool:
-    """Whether it is of an open member of the cohort.
-
-    That one broke the rules is heard at any time.
-    """
-    if isinstance(event, SiloFailed) and event.code in GUILTY and event.silo in state.cohort:
-        return event.round == state.round
-    return state.stage == "round" and event.round == state.round and event.silo in state.open
-
-
-def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow | None) -> Step:
-    if follow is None:
-        return state, effects
-    state, more = follow(state)
-    return state, (*effects, *more)
-
-
-def _admit_if_complete(state: JobState) -> Step:
-    answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
-    return _admit(state) if answered else (state, ())
-
-
-def _admit(state: JobState) -> Step:
-    refused = ", ".join(
-        f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted
-    )
-    if len(state.admitted) < state.min_cohort:
-        why = f"{len(state.admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
-        return _finish(state, "failed", why)
-    if state.keyed and refused:
-        why = (
-            f"{len(state.admitted)} of {len(state.silos)} silos accepted, and the key that its"
-            f" silos share takes all of them ({refused})"
-        )
-        return _finish(state, "failed", why)
-    return _open_round(state)
-
-
-def _open_round(state: JobState) -> Step:
-    return replace(state, stage="drawing", opened=True), (DrawCohort(state.round),)
+# A round closes, and is folded.
 
 
 def _close_if_complete(state: JobState) -> Step:
@@ -543,46 +566,66 @@ def _close_if_complete(state: JobState) -> Step:
 
 
 def _close(state: JobState) -> Step:
-    members = tuple(s for s in state.cohort if s in state.given)
+    members = state.members
     if len(members) < state.min_cohort:
         lost = ", ".join(f"{s}: {in_words(code)}" for s, code in state.failed.items())
         why = (
             f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort}"
             f" ({lost})"
         )
-        return _finish(state, "failed", why)
+        return _fail(state, why)
     return replace(state, stage="folding"), (Fold(state.round, members),)
 
 
-def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
-    """The round is open again for silos whose uploads the disk changed.
+def _folded(state: JobState, event: Folded) -> Step:
+    members, after = state.members, event.round + 1
+    closed = LogEvent("round.closed", {"round": event.round, "members": members})
+    # Whoever may have signed a sum goes on from there.
+    trained = state.signed.union(members, *state.spoiled)
+    state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), after)})
+    if after == state.rounds:
+        return _then(replace(state, round=after), (closed,), _complete)
+    state = replace(_emptied(state), round=after)
+    return _then(state, (closed,), _stop if state.stopping else _open_round)
 
-    Not for one whose second is changed, too.
-    """
-    if isinstance(event, FoldFailed):
-        return _finish(state, "failed", event.reason)
-    if state.again.intersection(event.silos):
-        return _finish(
-            state,
-            "failed",
-            f"{event.reason} a second time; have the job signed again under a new name",
-        )
-    if not state.given.keys() >= set(event.silos):
+
+def _stop(state: JobState) -> Step:
+    return _stopped(replace(state, stopping=False, stage="drawing"), OperatorStopped())
+
+
+def _unfolded(state: JobState, event: FoldFailed) -> Step:
+    return _fail(state, event.reason)
+
+
+def _damaged(state: JobState, event: Damaged) -> Step:
+    """The round is open again for silos whose uploads the disk changed, once for each of them."""
+    changed = set(event.silos)
+    if state.again.intersection(changed):
+        why = f"{event.reason} a second time; have the job signed again under a new name"
+        return _fail(state, why)
+    if not state.given.keys() >= changed:
         return state, ()
     told = LogEvent(
         "upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason}
     )
-    given = {silo: digest for silo, digest in state.given.items() if silo not in event.silos}
-    state = replace(state, stage="round", given=given, again=state.again.union(event.silos))
-    if state.stopping:
-        return _then(
-            replace(state, stopping=False), (told,), lambda state: advance(state, OperatorStopped())
-        )
-    return state, (told, StartRoundTimer("round", event.round))
+    given = {silo: digest for silo, digest in state.given.items() if silo not in changed}
+    state = replace(state, stage="round", given=given, again=state.again.union(changed))
+    if not state.stopping:
+        return state, (told, StartRoundTimer("round", event.round))
+    # An operator stopped the job while it was folded: it stops in the round that is open again.
+    halted, effects = _stopped(replace(state, stopping=False), OperatorStopped())
+    return halted, (told, *effects)
+
+
+# The end of the job.
 
 
 def _complete(state: JobState) -> Step:
     return _finish(state, "completed", "")
+
+
+def _fail(state: JobState, reason: str) -> Step:
+    return _finish(state, "failed", reason)
 
 
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
@@ -596,16 +639,20 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
     state = replace(
-        state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=()
+        state, cohort=(), given={}, failed={}, excluded=state.guilty, lost=frozenset(), spoiled=()
     )
     return replace(state, attempt=0, fruitless=0, refused=0, again=frozenset(), signed=frozenset())
 
 
+def _done(state: JobState, event: Done) -> Step:
+    if event.silo not in state.admitted:
+        return state, ()
+    return _end_if_complete(replace(state, done=state.done | {event.silo}))
+
+
 def _end_if_complete(state: JobState) -> Step:
-    complete = (
-        state.stage == "finishing" and set(state.admitted) <= state.done | state.failed.keys()
-    )
-    return _end(state) if complete else (state, ())
+    heard = set(state.admitted) <= state.done | state.failed.keys()
+    return _end(state) if heard and state.stage == "finishing" else (state, ())
 
 
 def _end(state: JobState) -> Step:
@@ -613,20 +660,35 @@ def _end(state: JobState) -> Step:
     return replace(state, stage="ended"), (told,)
 
 
-def _deadline(state: JobState) -> Step:
-    if state.stage == "admitting":
-        return _admit(state)
-    if state.stage == "round" and not state.blind:
-        late = state.open
-        state = replace(state, failed={**state.failed, **dict.fromkeys(late, "deadline")})
-        told = tuple(
-            LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"})
-            for s in late
-        )
-        return _then(state, told, _close)
-    if state.stage == "finishing":
-        return _end(state)
-    return state, ()
+def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow) -> Step:
+    state, more = follow(state)
+    return state, (*effects, *more)
+
+
+ANY: tuple[Stage, ...] = get_args(Stage)
+RUNNING: tuple[Stage, ...] = ("admitting", "drawing", "round", "folding")
+# an attempt ends by itself, whatever an operator does
+SUMMING: tuple[Stage, ...] = ("round", "stopped", "queued")
+# Which events count in which stages, for the round that the job stands in; and what follows.
+_STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]]] = {
+    Began: (("queued",), _began),
+    OperatorStopped: (("queued", *RUNNING), _stopped),
+    Resumed: (ANY, _resumed),
+    Broken: (("queued", "stopped", *RUNNING, "finishing"), _broken),
+    Unkeyed: (("queued", "stopped", *RUNNING), _unkeyed),
+    Answered: (RUNNING, _answered),
+    Drawn: (("drawing",), _drawn),
+    UploadStored: (("round",), _stored),
+    SiloFailed: (ANY, _failed),
+    SiloLost: (("round", "finishing"), _lost),
+    RoundDeadline: (("admitting", "round", "finishing"), _deadline),
+    Summed: (SUMMING, _summed),
+    SumFailed: (SUMMING, _unsummed),
+    Folded: (("folding",), _folded),
+    FoldFailed: (("folding",), _unfolded),
+    Damaged: (("folding",), _damaged),
+    Done: (("finishing", "ended"), _done),
+}
 
 
 def resumed(state: JobState) -> tuple[Effect, ...]:
@@ -638,10 +700,10 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
         case "drawing":
             return (DrawCohort(state.round),)
         case "folding":
-            return (Fold(state.round, tuple(s for s in state.cohort if s in state.given)),)
-        case "round" if state.blind:
-            return (_gather(state),)
-        case "admitting" | "round" | "finishing":
+            return (Fold(state.round, state.members),)
+        case "round":
+            return (_await_uploads(state),)
+        case "admitting" | "finishing":
             return (StartRoundTimer(state.stage, state.round),)
         case _:
             return ()

@@ -1,6 +1,6 @@
 """What a silo should do now, and whom a stage waits for: functions of a job's state alone.
 
-So a task that was lost on the way is simply told again.
+A task that was lost on the way is simply sent again.
 """
 
 from dataclasses import dataclass
@@ -50,9 +50,8 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
     """Silos that another task waits for than before.
 
-    Of a blind job all, where messages of its sum may wait, too.
-
-    While nothing of this moves on, tasks are only done: silos answer, give, fail or confirm.
+    In a blind job all of them, since messages of its sum may wait, too. While the stage stays,
+    tasks are only done: silos answer, upload, fail or confirm.
     """
     if _moved(before) == _moved(after):
         return ()

@@ -20,7 +20,7 @@ from ...security.identity.keys import Role
 from ...security.identity.roster import Roster
 from ...security.identity.signed_document import verify_document
 from ..daemon import Daemon
-from ..job_run import JobRun
+from ..jobs.job_run import JobRun
 from ..rounds.events import OperatorStopped, Resumed
 from .guard import Context, caller
 

@@ -3,14 +3,14 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
 
 from ... import log
-from ...algorithms.exchange.parts import delivered_items
+from ...algorithms.exchange.parts import Item, delivered_items
 from ...errors import RefusedError
 from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
@@ -18,9 +18,6 @@ from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
 from ...proto.convert.group_key import poll_from_wire as key_poll_from_wire
 from ...proto.convert.group_key import secagg_delivery_to_wire as key_reply_to_wire
-from ...proto.convert.mix import mixed_to_wire, words_to_wire
-from ...proto.convert.open_sum import sum_to_wire
-from ...proto.convert.secagg_messages import proofs_to_wire
 from ...proto.convert.secagg_received import secagg_delivery_to_wire
 from ...proto.convert.secagg_sent import poll_from_wire
 from ...proto.frames import ChunkFrame, Frame
@@ -28,9 +25,9 @@ from ...proto.stream import TOGETHER, Digester, chunks, recut
 from ...proto.wire import tensor_bytes, to_wire
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
-from ..blind.mix_rows import PlannedRow, mixed, prekey_word
 from ..daemon import Daemon
-from ..job_run import JobRun
+from ..jobs.collector import Beside
+from ..jobs.job_run import JobRun, SiloDelivery
 from ..rounds.events import Answered, Done, SiloFailed
 from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from ..storage.key_contributions import relayed
@@ -171,22 +168,12 @@ class Service:
                 f"job {run.job.name!r}: round {request.round} is not open to it",
             )
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
-        rows = self._daemon.rows(run, request.round, silo)
-        prekeys = self._daemon.prekeys(run, request.round, silo)
+        beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
-            sums, directed = run.sums(request.round, silo), run.directed_rows(request.round, silo)
-            # a job has rows of the one kind or of the other
-            kept = [*sums, *(each.kept for each in directed)]
-            await run.check_words(kept, [planned for planned, _ in rows])
             delivery = await run.delivery(request.round, silo)
-        items = delivered_items(
-            [part for part in run.job.down(request.round) if part.name in delivery.tensors]
-        )
-        words = [
-            *(each.nbytes for each in kept),
-            *(run.keyed.nbytes(planned) for planned, _ in rows),
-        ]
-        sizes = [*(item.spec.nbytes for item in items), *words]
+        down = [part for part in run.job.down(request.round) if part.name in delivery.tensors]
+        items = delivered_items(down)
+        sizes = [*(item.spec.nbytes for item in items), *(each.nbytes for each in beside.words)]
         size = sum(sizes)
         manifest = tensor.Manifest(
             job=run.job.name,
@@ -194,55 +181,34 @@ class Service:
             round=request.round,
             size=size,
             tensors=to_wire(items),
-            rows=(
-                await asyncio.to_thread(_wired, rows)
-                if rows
-                else [mixed_to_wire(each.mixed()) for each in directed]
-            ),
-            prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
-            sums=[sum_to_wire(each.part, each.claim) for each in sums],
-            proofs=proofs_to_wire(self._daemon.proofs(run)) if sums or directed else (),
+            rows=beside.rows,
+            prekeys=beside.prekeys,
+            sums=beside.sums,
+            proofs=beside.proofs,
         )
+
+        digester = Digester(sizes, _known(items, delivery, beside))
+        tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
+        words = [each.pieces for each in beside.words]
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
-                places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
-                known = {
-                    place: delivery.digests[key]
-                    for place, key in places.items()
-                    if key in delivery.digests
-                }
-                known |= {len(items) + place: each.sha256 for place, each in enumerate(kept)}
-                digester = Digester(sizes, known)
-                tensors = [delivery.tensors[part][name] for part, name in places.values()]
-                behind = [
-                    *(each.words(silo) for each in kept),
-                    *(run.keyed.words(planned) for planned, _ in rows),
-                ]
-                async for chunk in _chunks(tensors, behind):
+                async for chunk in _chunks(tensors, words):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
                 if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
-                await context.write(
-                    tensor.Frame(
-                        end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
-                    )
-                )
-            told = {
-                name: len(each)
-                for name, each in (("sums", sums), ("rows", rows or directed))
-                if each
-            }
-            log.event(
-                "delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told
-            )
+                end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
+                await context.write(tensor.Frame(end=end))
         except TimeoutError:
             raise RefusedError(
                 silo, "LIMIT", "the delivery was read slower than its size allows"
             ) from None
+        counts = {"sums": len(beside.sums), "rows": len(beside.rows)}
+        some = {name: count for name, count in counts.items() if count}
+        log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **some)
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Take what a silo gives."""
@@ -259,17 +225,16 @@ class Service:
     ) -> secure.SecureTaken:
         """Take a silo's word on its upload of a Mix."""
         silo = self._silo(request.session, context)
-        given = received(silo, request)
-        self._daemon.padded(
-            self._run(silo, given.job, given.job_digest), silo, given, dumped(request)
-        )
+        word = received(silo, request)
+        run = self._run(silo, word.job, word.job_digest)
+        run.collector.padded(silo, word, dumped(request))
         return secure.SecureTaken()
 
     async def Secure(self, request: secure.SecureUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take a message into a round's secure sum."""
         silo = self._silo(request.session, context)
         run = self._run(silo, request.attempt.job, request.attempt.job_digest)
-        run.sum_of(silo, request.attempt.round).give(silo, request)
+        run.collector.sum_of(silo, request.attempt.round).give(silo, request)
         return secure.SecureTaken()
 
     async def SecureNext(  # noqa: N802
@@ -283,7 +248,7 @@ class Service:
         while True:
             changed = self._daemon.changed_for(silo)
             self._check_session(silo, asked.session)
-            if (told := run.told(silo, asked.round, asked.had)) is not None:
+            if (told := run.collector.message(silo, asked.round, asked.had)) is not None:
                 return secagg_delivery_to_wire(told)
             if not await self._daemon.woken(silo, changed, until):
                 return secagg_delivery_to_wire(None)
@@ -362,12 +327,13 @@ class Service:
                 return pb.Task(finish=over)
 
 
-def _wired(rows: list[tuple[PlannedRow, dict[str, bytes]]]) -> list[secure.MixedRow]:
-    return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
-
-
-def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.DeliveredPrekey]:
-    return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
+def _known(items: Sequence[Item], delivery: SiloDelivery, beside: Beside) -> dict[int, bytes]:
+    """Digests that are known already, by place: published tensors and words hash but once."""
+    digests = [
+        *(delivery.digests.get((item.part, item.spec.name)) for item in items),
+        *(each.sha256 for each in beside.words),
+    ]
+    return {place: sha256 for place, sha256 in enumerate(digests) if sha256 is not None}
 
 
 async def _chunks(

@@ -11,9 +11,8 @@ stays of an upload that was refused or took too long.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
-from ...algorithms.exchange.parts import Item, Mix, Part, upload_items
+from ...algorithms.exchange.parts import Item, Part
 from ...errors import RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto import federation_pb2 as pb
@@ -21,10 +20,8 @@ from ...proto import tensor_pb2 as tensor
 from ...proto.channel import transfer_seconds
 from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import Inbound
-from ...proto.wire import check_manifest
-from ..blind.hidden_uploads import HiddenUploadStore
 from ..daemon import Daemon, PartialUpload
-from ..job_run import JobRun
+from ..jobs.job_run import JobRun
 from ..rounds.events import SiloFailed
 from ..storage.spool import Spool
 
@@ -43,8 +40,9 @@ Admit = Callable[[str, tensor.Manifest], JobRun]
 
 @dataclass
 class Arriving:
-    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the
-    first byte.
+    """One stream as it comes.
+
+    ``run`` is set once it may count against the silo, ``spool`` with the first byte.
     """
 
     run: JobRun | None = None
@@ -120,7 +118,7 @@ class Uploads:
         inbound = Inbound(
             silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write
         )
-        largest = max((run.largest_upload for run in self._daemon.runs), default=0)
+        largest = max((run.collector.largest_upload for run in self._daemon.runs), default=0)
         try:
             async with asyncio.timeout(transfer_seconds(largest)):
                 async for frame in frames:
@@ -133,7 +131,14 @@ class Uploads:
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
             head = self._daemon.receiving.heads.check(silo, end)
-            file = await self._accepted(silo, run, arriving)
+            file = await run.accept(
+                silo,
+                arriving.round,
+                arriving.spool,
+                arriving.items,
+                arriving.context,
+                arriving.part,
+            )
         except asyncio.CancelledError:
             self._keep(silo, arriving)
             raise
@@ -149,16 +154,7 @@ class Uploads:
             ) from None
         finally:
             arriving.discard()
-        if arriving.part is not None:
-            return self._daemon.conclude_part(run, silo, arriving, file, end, digests, head)
-        return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
-
-    async def _accepted(self, silo: str, run: JobRun, arriving: Arriving) -> str:
-        spool, round_, part = arriving.spool, arriving.round, arriving.part
-        if part is None:
-            return await run.accept(silo, round_, spool, arriving.items, arriving.context)
-        forget = partial(self._daemon.forget, run)
-        return await run.accept_part(silo, round_, spool, part, arriving.context, forget)
+        return self._daemon.conclude(run, silo, arriving, file, end, digests, head)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
         """Sizes of what a manifest declares.
@@ -166,33 +162,15 @@ class Uploads:
         It is open, fits job and disk, and goes on where the bytes here end.
         """
         run = self._admit(silo, manifest)
-        if bool(manifest.context) != run.state.blind or (manifest.part and run.mixing is None):
-            gives = (
-                "masked words, the job is in the clear"
-                if manifest.context
-                else "tensors, the job's sums are blind"
-            )
-            gives = (
-                f"a part {manifest.part[:64]!r} by itself, nothing of the job does"
-                if manifest.part
-                else gives
-            )
-            raise RefusedError(
-                silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for"
-            )
+        run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
-        if manifest.offset:
-            held = self._daemon.held.get(silo)
-            fits = held is not None and held.fits(run, manifest.round, manifest.part)
-            have = (
-                held.size if held is not None and fits and held.context == manifest.context else 0
+        # before `run` is set: the silo may start over
+        if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
+            why = (
+                f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
+                " send all of it"
             )
-            if manifest.offset != have:  # before `run` is set: the silo may start over
-                why = (
-                    f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
-                    " send all of it"
-                )
-                raise RefusedError(silo, "MANIFEST", why)
+            raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
         if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
             brought = (
@@ -200,26 +178,23 @@ class Uploads:
                 f" prekeys and {len(manifest.proofs)} proofs"
             )
             raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
-        if manifest.part and run.mixing is not None:
-            arriving.part, sizes = _part(silo, run, run.mixing.hidden, manifest)
-        elif manifest.context:
-            sizes = [_words(silo, manifest, run.upload_bytes(manifest.round), "masked")]
-        else:
-            arriving.items = upload_items(run.job.up(manifest.round))
-            check_manifest(silo, manifest, arriving.items)
-            sizes = [item.spec.nbytes for item in arriving.items]
+        expected = run.collector.expected(silo, manifest)
+        arriving.items, arriving.part = expected.items, expected.part
         run.store.check_space(silo, manifest.size - manifest.offset)
         self._daemon.held.pop(silo, None)
-        arriving.spool, arriving.spooled = (
-            self._daemon.spool(silo, going_on=manifest.offset > 0),
-            True,
-        )
-        return sizes
+        arriving.spool = self._daemon.spool(silo, going_on=manifest.offset > 0)
+        arriving.spooled = True
+        return expected.sizes
+
+    def _held(self, silo: str, run: JobRun, manifest: tensor.Manifest) -> int:
+        """How many bytes are here of the upload that a manifest goes on with."""
+        held = self._daemon.held.get(silo)
+        if held is None or not held.fits(run, manifest.round, manifest.part):
+            return 0
+        return held.size if held.context == manifest.context else 0
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
-        """Leave the bytes that arrived for the rest of their upload, if its round still
-        awaits it.
-        """
+        """Keep the bytes that arrived for the rest of their upload, if that is still awaited."""
         run = arriving.run
         if (
             run is not None
@@ -232,30 +207,3 @@ class Uploads:
                 run, arriving.round, arriving.spool, size, arriving.context, arriving.name
             )
             self._daemon.held[silo] = held
-
-
-def _part(
-    silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Manifest
-) -> tuple[Part, list[int]]:
-    """The part of an upload, and the sizes of what is hashed.
-
-    RefusedError MANIFEST where it is declared otherwise.
-    """
-    part = hidden.part(silo, manifest.round, manifest.part)
-    hidden.check_context(silo, manifest.round, part, manifest.context)
-    if isinstance(part.exchange, Mix):
-        return part, [_words(silo, manifest, run.upload_bytes(manifest.round, part.name), "padded")]
-    items = upload_items([part])
-    check_manifest(silo, manifest, items)
-    return part, [item.spec.nbytes for item in items]
-
-
-def _words(silo: str, manifest: tensor.Manifest, due: int, form: str) -> int:
-    """How many words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
-    if manifest.tensors or manifest.size != due:
-        why = (
-            f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors,"
-            f" due are {due} bytes"
-        )
-        raise RefusedError(silo, "MANIFEST", why)
-    return due

@@ -350,7 +350,7 @@ def test_over_tls_a_row_that_leans_on_one_silo_is_refused_and_nothing_leaves(wor
             ):
                 await each.take_part(1)
 
-    monkeypatch.setattr("staddle.coordinator.secure_sum_runner.specify", leaning)
+    monkeypatch.setattr("staddle.coordinator.jobs.secure_sum_runner.specify", leaning)
     monkeypatch.setattr("staddle.security.secagg.coordinator.check_cohort", lambda *_: None)
     with coordinator(world.config) as here:
         here.run(rounds(here), 120)

@@ -21,7 +21,8 @@ from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import job_run, server
+from staddle.coordinator import server
+from staddle.coordinator.jobs import job_run
 from staddle.coordinator.rpc import guard, limits, service
 from staddle.files import tensor_file
 from staddle.proto import tensor_pb2 as tensor

@@ -10,9 +10,9 @@ from support.secure_sums import attempt
 
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
+from staddle.coordinator.jobs.secure_sum_runner import SecureSumRunner, SumResources
 from staddle.coordinator.rounds.events import Gather
 from staddle.coordinator.rounds.machine import JobState
-from staddle.coordinator.secure_sum_runner import SecureSumRunner, SumResources
 from staddle.coordinator.storage.database import Database
 from staddle.files.documents import validate
 from staddle.security.blind.plan import JobPlan

@@ -45,7 +45,8 @@ import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
-from staddle.coordinator import secure_sum_runner, server  # noqa: E402
+from staddle.coordinator import server  # noqa: E402
+from staddle.coordinator.jobs import secure_sum_runner  # noqa: E402
 from staddle.coordinator.storage import database, spool, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402

@@ -20,9 +20,9 @@ from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import job_run as jobruns
-from staddle.coordinator import secure_sum_runner
 from staddle.coordinator.blind import unmask
+from staddle.coordinator.jobs import job_run as jobruns
+from staddle.coordinator.jobs import secure_sum_runner
 from staddle.coordinator.rounds.events import OperatorStopped
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -394,7 +394,7 @@ def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world
         ]
         (run,) = here.daemon.runs
         async with asyncio.timeout(SECONDS):
-            while run.summing.stage != "opening":
+            while run.collector.summing.stage != "opening":
                 await here.daemon.changed.wait()
         for task in finishing:
             task.cancel()

@@ -11,8 +11,8 @@ from federation.keyed import SECURITY, check_ledgers, check_result, even
 from federation.test_network import Network, impatient
 
 from staddle.commands.federation import local_federation
-from staddle.coordinator import daemon as daemons
 from staddle.coordinator.blind import mixing
+from staddle.coordinator.jobs.blind_collector import BlindCollector
 from staddle.coordinator.rpc import uploads
 from staddle.proto import stream
 from staddle.proto.frames import ChunkFrame
@@ -113,24 +113,24 @@ def test_receipts_and_answers_that_were_lost_are_settled(network, monkeypatch):
     """
     lost = []
 
-    def cut(run, silo, place):
+    def cut(silo, place):
         if silo == "north" and place not in lost:
             lost.append(place)
             network.lines["north"].cut()
 
-    conclude, signed = daemons.Daemon.conclude_part, daemons.Daemon.padded
+    take, signed = BlindCollector.take, BlindCollector.padded
 
-    def concluded(daemon, run, silo, given, *rest):
-        receipt = conclude(daemon, run, silo, given, *rest)
-        cut(run, silo, (given.round, given.name))
-        return receipt
+    def taken(collector, silo, upload, *rest):
+        take(collector, silo, upload, *rest)
+        if upload.name:
+            cut(silo, (upload.round, upload.name))
 
-    def word(daemon, run, silo, given, body):
-        signed(daemon, run, silo, given, body)
-        cut(run, silo, (given.upload.version.round, "word"))
+    def word(collector, silo, given, body):
+        signed(collector, silo, given, body)
+        cut(silo, (given.upload.version.round, "word"))
 
-    monkeypatch.setattr(daemons.Daemon, "conclude_part", concluded)
-    monkeypatch.setattr(daemons.Daemon, "padded", word)
+    monkeypatch.setattr(BlindCollector, "take", taken)
+    monkeypatch.setattr(BlindCollector, "padded", word)
     finish(network)
     assert lost == [(round_, what) for round_ in (1, 2) for what in ("extractor", "word", "rows")]
     found = uploads_of(network)

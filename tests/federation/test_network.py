@@ -216,10 +216,10 @@ def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
     """The line is cut after the coordinator has taken the upload, before its receipt is through."""
     net, real, lost = network(), daemons.Daemon.conclude, []
 
-    def conclude(self, run, silo, round_, *args):
-        receipt = real(self, run, silo, round_, *args)
+    def conclude(self, run, silo, upload, *args):
+        receipt = real(self, run, silo, upload, *args)
         if silo == "north":
-            lost.append((round_, receipt.signature.hex()))
+            lost.append((upload.round, receipt.signature.hex()))
             net.lines["north"].cut()
         return receipt
 

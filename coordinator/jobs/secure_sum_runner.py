@@ -1,67 +1,43 @@
-"""Makes the sum of one blind round: what coordinator/blind/secure_sum.py asks for, on disk, clock
-and threads.
+"""Makes the sum of one blind round: runs what blind/secure_sum.py asks for.
+
+It does so on disk, clock and threads.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..algorithms.exchange.parts import Item, delivered_items
-from ..errors import LocalError, RefusedError
-from ..proto.wire import tensor_bytes
-from ..security.identity import roster as rosters
-from ..security.identity.domains import SECAGG_SPEC
-from ..security.identity.keys import Keys
-from ..security.identity.signers import Signers
-from ..security.secagg.coordinator_events import Open
-from ..security.secagg.evidence import Misdealing
-from ..security.secagg.gram_pieces import SealedShare, place_of, sealed_bytes
-from ..security.secagg.spec import RoundSpec, specify
-from .blind import settled
-from .blind.secure_sum import SecureSum
-from .blind.secure_sum_shell import SumSetting
-from .blind.unmask import Keeping, open_sum
-from .config import Timing
-from .job_run import JobRun, SiloDelivery
-from .rounds.events import Event, Gather, SiloFailed, SumFailed, Summed
-from .storage.database import Database
-from .storage.key_contributions import KeyContributions
-from .storage.replay_log import Entry, dumped
+from ...algorithms.exchange.parts import Item, delivered_items
+from ...errors import LocalError, RefusedError
+from ...proto.wire import tensor_bytes
+from ...security.identity import roster as rosters
+from ...security.identity.domains import SECAGG_SPEC
+from ...security.identity.keys import Keys
+from ...security.identity.signers import Signers
+from ...security.secagg.coordinator_events import Open
+from ...security.secagg.evidence import Misdealing
+from ...security.secagg.gram_pieces import SealedShare, place_of, sealed_bytes
+from ...security.secagg.spec import RoundSpec, specify
+from ..blind import settled
+from ..blind.secure_sum import SecureSum
+from ..blind.secure_sum_shell import SumSetting
+from ..blind.unmask import Keeping, open_sum
+from ..config import Timing
+from ..rounds.events import Gather, SiloFailed, SumFailed, Summed
+from ..storage.database import Database
+from ..storage.key_contributions import KeyContributions
+from ..storage.replay_log import Entry, dumped
+from .job_run import DaemonCalls, JobRun, SiloDelivery
 
 # seconds before an attempt, after so many in vain
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 
 Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
-
-
-class DaemonCalls(Protocol):
-    """What it asks of the daemon."""
-
-    def apply(self, run: JobRun, event: Event) -> None:
-        """One event into one job."""
-
-    def writing(self) -> AbstractContextManager[None]:
-        """One transaction."""
-
-    def tidy(self) -> None:
-        """Let go what no round awaits any more; wake all who wait."""
-
-    def in_turn(
-        self, run: JobRun, round_: int, work: Callable[[], bytes]
-    ) -> Coroutine[Any, Any, bytes]:
-        """Run it where folds run; an exhausted disk is waited for."""
-
-    def start(
-        self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]
-    ) -> None:
-        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +143,7 @@ class SecureSumRunner:
         also: Callable[[], None],
         proofs: Sequence[Misdealing] = (),
     ) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes, and with new
-        evidence.
-        """
+        """Write an entry durably, in one transaction with ``also`` and new evidence."""
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
             for proof in proofs:

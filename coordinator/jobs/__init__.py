@@ -1,0 +1,1 @@
+"""One job at the coordinator, and the two ways in which its rounds are collected."""

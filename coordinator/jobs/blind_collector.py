@@ -1,0 +1,437 @@
+"""Rounds whose uploads the coordinator cannot read: secure sums, padded and rotated uploads.
+
+The counterpart of plain_collector.py. A round is one secure sum (secure_sum_runner.py); parts that
+cross on their own come before its masked words (blind/mixing.py). Every step is in the database
+before anybody hears of it, so that a coordinator that is killed goes on from there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ...algorithms.exchange.parts import Gram, Mix, Part, upload_items
+from ...errors import LateError, RefusedError
+from ...proto import secure_pb2 as secure
+from ...proto import tensor_pb2 as tensor
+from ...proto.convert.mix import PaddedWord, mixed_to_wire, words_to_wire
+from ...proto.convert.open_sum import sum_to_wire
+from ...proto.convert.secagg_messages import proofs_to_wire
+from ...proto.convert.secagg_received import SecaggDelivery
+from ...proto.wire import check_manifest
+from ...security.blind.mix_row import RowMemory
+from ...security.secagg.gram_pieces import payload_bytes
+from ..blind import settled
+from ..blind.directed_rows import row_words
+from ..blind.mix_rows import PlannedRow, mixed, prekey_word
+from ..blind.mixing import Mixing, name_of, part_bytes
+from ..blind.secure_sum import SecureSum
+from ..blind.unmask import OpenedSums, masked_bytes
+from ..rounds.events import Drop, Event, Folded, Gather, Halt
+from ..rounds.machine import JobState
+from ..storage.database import StoredHidden, StoredJob
+from ..storage.store import masked_words, opened_sum, summed_words
+from .collector import (
+    Beside,
+    Collector,
+    DeliveredWords,
+    ExpectedUpload,
+    FoldInputs,
+    HiddenLeft,
+    StoredUploadFile,
+    Upload,
+    misfit,
+    not_awaited,
+)
+from .job_run import DaemonCalls, JobRun
+from .secure_sum_runner import SecureSumRunner, SumResources
+
+SignedRow = tuple[PlannedRow, dict[str, bytes]]  # a row, and the words of silos on what it is of
+
+
+class BlindCollector(Collector):
+    """The sum of the open round, the one of the round before, and what is mixed."""
+
+    def __init__(
+        self, means: SumResources, host: DaemonCalls, run: JobRun, stored: StoredJob
+    ) -> None:
+        super().__init__(run.job)
+        self._host, self._means, self._run = host, means, run
+        self._database = means.database
+        self._mixing = Mixing(run.plan, means.roster, means.keys.sign, stored, run.store)
+        self._hidden = self._mixing.hidden
+        self._runner: SecureSumRunner | None = None  # of the open round, once it was begun
+        self._before: SecureSum | None = None  # silos may still ask what came of it
+        self.exchanges = OpenedSums(run.store, lambda: run.state.round, run.plan.bounds)
+        self.effects = {
+            Gather: self._gather,
+            Drop: self._drop,
+            Halt: self._halt,
+        }
+        self.kept_files = _kept_files(run, stored)
+        self.largest_upload = max(
+            self.upload_bytes(round_, part)
+            for round_ in run.job.phase_starts
+            for part in ("", *self._parts(round_))
+        )
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Words that the rows are of which are put aside."""
+        return self._mixing.needed
+
+    @property
+    def summing(self) -> SecureSum | None:
+        """The sum of the open round, once it was begun."""
+        return None if self._runner is None else self._runner.summing
+
+    @property
+    def _opened(self) -> SecureSumRunner:
+        """The runner of the open round, made when it is first needed."""
+        if self._runner is None:
+            self._runner = SecureSumRunner(self._host, self._means, self._run)
+        return self._runner
+
+    # After a restart.
+
+    def recover(self) -> None:
+        """Expire what a job left that ended without us; read what is kept of the open sum."""
+        run = self._run
+        if run.state.expired:
+            with self._host.writing():
+                self._database.expire_hidden(run.job.name)
+            self.expire()
+        if run.state.cohort:
+            _ = self._opened
+
+    def resume(self) -> None:
+        """Resume the open sum; where an operator stopped the job, only what was signed."""
+        state = self._run.state
+        if state.stage not in ("queued", "round", "stopped") or not state.cohort:
+            return
+        self._opened.summing.resume()
+        if state.stage == "stopped":
+            self._opened.summing.halt()
+
+    # What the state asks for.
+
+    def _gather(self, effect: Gather) -> None:
+        self._opened.gather(effect)
+
+    def _drop(self, effect: Drop) -> None:
+        self._opened.summing.drop(effect.silo, effect.code)
+
+    def _halt(self, effect: Halt) -> None:
+        self._opened.summing.halt()
+
+    # What silos upload.
+
+    def upload_bytes(self, round_: int, part: str = "") -> int:
+        """Length of a silo's masked words in a round, or of its upload of this part."""
+        if part:
+            return self._parts(round_)[part]
+        summing = self.summing
+        if summing is not None and summing.round == round_ and summing.attempt >= 0:
+            # its cohort may have fewer silos than the job draws
+            return payload_bytes(summing.spec)
+        return masked_bytes(self._run.plan.round(round_))
+
+    def _parts(self, round_: int) -> dict[str, int]:
+        return {part.name: part_bytes(part) for part in self._run.plan.round(round_).uploads}
+
+    def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
+        """Masked words are awaited once all parts are here, and signed where they are padded."""
+        if part:
+            return self._hidden.awaits(silo, round_, part, context)
+        if self.summing is None or self._hidden.lacks(silo, round_):
+            return False
+        return self.summing.awaits(silo, context)
+
+    def missing(self, silo: str, round_: int) -> list[str]:
+        """Parts that have to be here, and signed where they are padded, before masked words."""
+        return self._hidden.lacks(silo, round_) if self._run.opens(silo, round_) else []
+
+    def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
+        """RefusedError MANIFEST for tensors, and for a part where none crosses on its own."""
+        if not manifest.context or (manifest.part and not self._job.keyed):
+            raise misfit(silo, manifest, "tensors, the job's sums are blind")
+
+    def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
+        """Masked words, or the words or vectors of a part."""
+        round_ = manifest.round
+        if not manifest.part:
+            return ExpectedUpload([_due(silo, manifest, self.upload_bytes(round_), "masked")])
+        part = self._hidden.part(silo, round_, manifest.part)
+        self._hidden.check_context(silo, round_, part, manifest.context)
+        if isinstance(part.exchange, Mix):
+            due = _due(silo, manifest, self.upload_bytes(round_, part.name), "padded")
+            return ExpectedUpload([due], part=part)
+        items = upload_items([part])
+        check_manifest(silo, manifest, items)
+        return ExpectedUpload([item.spec.nbytes for item in items], items, part)
+
+    def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
+        """Name a checked upload, durably.
+
+        The file of an older version, which nobody signed, first ceases to count: else a crash in
+        between would leave its row with the bytes of the new one.
+        """
+        store = self._run.store
+        if part is None:
+            return store.keep(silo, round_, path, masked=True)
+        name = name_of(part, round_, silo)
+        if self._hidden.has(round_, part.name, silo):
+            with self._host.writing():
+                self._database.drop_hidden(self._job.name, [name])
+            self._hidden.let_go([name])
+        return store.keep_as(name, path)
+
+    def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
+        """Masked words go into the sum of the round; a part waits for the fold, or for rows."""
+        again, sha256 = partial(stored.record, again=True), stored.digests.tensors[0]
+        if not upload.name:
+            self._opened.summing.spooled(silo, stored.size, sha256, again)
+            stored.committed()
+            return
+        hidden = StoredHidden(
+            upload.round, upload.name, silo, upload.context, stored.file, stored.size, sha256
+        )
+        with self._host.writing():
+            again()
+            self._database.add_hidden(self._job.name, hidden)
+        self._hidden.take(hidden)
+        stored.committed()
+        self._host.let_go()
+
+    def counts(self, silo: str, round_: int, part: str) -> bool:
+        """In the open round, whether it is of the attempt that is active."""
+        state = self._run.state
+        if not state.cohort or state.round != round_:
+            return True
+        if part:
+            return self._hidden.has(round_, part, silo)
+        return self._opened.summing.has_words(silo)
+
+    # The messages of silos and coordinator.
+
+    def padded(self, silo: str, word: PaddedWord, body: bytes) -> None:
+        """Take a silo's word on its upload of a part; RefusedError says why not."""
+        version, job = word.upload.version, self._job
+        if self._hidden.is_signed(version.round, word.part, silo):
+            # its answer was lost on the way
+            if self._database.signed(job.name, version.round, word.part, silo) == body:
+                return
+            raise RefusedError(
+                silo, "SECURE", f"EQUIVOCATION: signs another upload of part {word.part!r}"
+            )
+        if not job.keyed or not self._run.opens(silo, version.round):
+            raise not_awaited(silo, job, version.round)
+        self._hidden.check(silo, word)
+        with self._host.writing():
+            self._database.sign_hidden(job.name, version.round, word.part, silo, body)
+        self._hidden.sign(word)
+
+    def sum_of(self, silo: str, round_: int) -> SecureSum:
+        """The sum of the open round; RefusedError ROUND_CLOSED where there is none.
+
+        LateError for the round that closed last: t silos open its sum, and a slower one uploads in
+        vain.
+        """
+        if self.summing is not None and self._run.state.round == round_:
+            return self.summing
+        if self._closed(round_) is not None:
+            raise LateError(
+                silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} sums nothing now"
+            )
+        return super().sum_of(silo, round_)
+
+    def _closed(self, round_: int) -> SecureSum | None:
+        """The sum of the round that closed last, if it is this one."""
+        return self._before if self._before is not None and self._before.round == round_ else None
+
+    def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
+        """The next message of a round's sum for a silo that has had so many; None: not yet.
+
+        Of the round that closed last, too. RefusedError ROUND_CLOSED for any other round, and where
+        an operator has stopped the job and the silo has had all: nobody waits in a round that may
+        not go on for days.
+        """
+        before = self._closed(round_)
+        if before is not None and (found := before.told(silo, had)) is not None:
+            return found
+        summing, stage = self.sum_of(silo, round_), self._run.state.stage
+        found = summing.told(silo, had)
+        if found is None and stage in ("stopped", "queued") and not summing.goes_on:
+            raise RefusedError(
+                silo, "ROUND_CLOSED", f"job {self._job.name!r} is stopped in round {round_}"
+            )
+        return found
+
+    # What goes down.
+
+    async def beside(self, round_: int, silo: str) -> Beside:
+        """Sums and rows in words, and prekeys to seal to."""
+        run, host = self._run, self._host
+        rows = self._rows(round_, silo)
+        prekeys = self._prekeys(round_, silo)
+        with host.reading(run, silo):
+            sums = run.sums(round_, silo)
+            deliveries = run.deliveries(round_, silo)
+            directed = self._mixing.directed.rows(deliveries, run.job.down(round_), silo)
+            kept = [*sums, *(each.kept for each in directed)]
+            # Each file is looked at once a round, before any of its words goes down.
+            async with run.reading:
+                for each in kept:
+                    await asyncio.to_thread(run.store.check_once, each.path.name, each.check)
+                planned = [row for row, _ in rows]
+                await asyncio.to_thread(self._mixing.check_words, planned)
+
+        # a job has rows of the one kind or of the other
+        wired = [mixed_to_wire(each.mixed()) for each in directed]
+        if rows:
+            wired = await asyncio.to_thread(_wired, rows)
+        return Beside(
+            rows=wired,
+            prekeys=await asyncio.to_thread(_prekeys, silo, prekeys) if prekeys else (),
+            sums=[sum_to_wire(each.part, each.claim) for each in sums],
+            proofs=proofs_to_wire(self._database.misdealings(run.job.name)) if kept else (),
+            words=[
+                *(DeliveredWords(each.nbytes, each.words(silo), each.sha256) for each in kept),
+                *(
+                    DeliveredWords(self._mixing.nbytes(row), self._mixing.words(row))
+                    for row in planned
+                ),
+            ],
+        )
+
+    def _rows(self, round_: int, silo: str) -> list[SignedRow]:
+        """The rows that go down; what a recipient's rows were made of is durable before."""
+        run = self._run
+        with self._host.reading(run, silo):
+            planned, memories = self._mixing.rows(
+                run.deliveries(round_, silo), run.job.down(round_), silo
+            )
+        if memories:
+            with self._host.writing():
+                self._database.save_memories(run.job.name, memories)
+            self._mixing.remember(memories)
+        words = partial(self._database.signed, run.job.name)
+        return [
+            (row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions})
+            for row in planned
+        ]
+
+    def _prekeys(self, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
+        """The other silos' words, by part and silo, whose prekeys a silo seals to in a round."""
+        run = self._run
+        if round_ == run.job.length:
+            return []
+        found = self._mixing.prekeys(run.job.down(round_), silo)
+        words = partial(self._database.signed, run.job.name)
+        return [(part, v.silo, words(v.round, part, v.silo)) for part, v in found]
+
+    # The end of a round.
+
+    def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
+        """LocalError where the disk changed vectors: the sum is open, nobody can upload again."""
+        run, memories = self._run, dict[tuple[str, str], RowMemory]()
+        plan = run.plan.round(round_)
+        compared = [part for part in plan.uploads if isinstance(part.exchange, Gram)]
+        self._mixing.check_rotated(round_, members, compared)
+        posting = self._mixing.posting(round_, memories)
+        archive = run.store.folding(round_, posting, plan.published)
+
+        def left() -> HiddenLeft:
+            of_rows = self._mixing.mixed(archive.changes)
+            needed = {
+                *run.store.after(archive.changes).values(),
+                *frozenset[str]().union(*of_rows.values()),
+            }
+            return HiddenLeft(memories, of_rows, frozenset(self._hidden.files() - needed))
+
+        return FoldInputs(run.store.rotated(members, round_, compared), archive, left)
+
+    def committed(self, left: HiddenLeft) -> None:
+        """The database has what a fold left."""
+        self._mixing.committed(left.memories, left.mixed, left.gone)
+
+    def record(self, event: Event, state: JobState) -> None:
+        """Forget the sum of a round that is over, and uploads that no fold will read."""
+        before = self._run.state
+        if _over(before, state):
+            self._settle(state)
+            if not isinstance(event, Folded):
+                self._database.drop_hidden(state.job, self._hidden.files(before.round))
+        if state.expired and not before.expired:
+            self._database.expire_hidden(state.job)
+
+    def _settle(self, state: JobState) -> None:
+        """Forget the sum of a round that is over.
+
+        What silos are brought that were away stays for as long as one of them needs it
+        (blind/settled.py).
+        """
+        job, round_, database = state.job, self._run.state.round, self._database
+        rounds = {}
+        if state.outcome == "running":
+            rounds = {number: settled.loaded(row) for number, row in database.settled_rows(job)}
+            if (found := self._opened.summing.settled) is not None:
+                database.add_secure(job, round_, settled.dumped(found))
+                rounds[round_] = found
+        database.drop_secure(
+            job,
+            (number for number, kept in rounds.items() if kept.is_needed(state.counted, number)),
+        )
+
+    def moved(self, event: Event, before: JobState) -> None:
+        """Turn from the sum of a round that is over; its files go where it was not folded."""
+        if not _over(before, self._run.state):
+            return
+        self._before, self._runner = self.summing, None
+        if not isinstance(event, Folded):
+            self._hidden.let_go(self._hidden.files(before.round))
+            self._run.store.discard_hidden(before.round)
+
+    def expire(self) -> None:
+        """The job is over: nothing padded is in the database any more (SECURITY.md rule 10)."""
+        self._mixing.expire()
+        self._run.store.expire()
+
+
+def _over(before: JobState, state: JobState) -> bool:
+    """Whether a step ended a round."""
+    return bool(before.cohort) and not state.cohort
+
+
+def _kept_files(run: JobRun, stored: StoredJob) -> list[str]:
+    """Files that the open round may need: its sum, its uploads, and words that it may leave."""
+    state = stored.state
+    uploads = (masked_words(state.round, silo) for silo in state.cohort)
+    parts = (each.file for each in stored.hidden if each.round == state.round)
+    found = [opened_sum(state.round), *uploads, *parts]
+    if state.round < run.job.length:
+        plan = run.plan.round(state.round)
+        found += (summed_words(state.round, part) for part in plan.published)
+        found += row_words(plan)
+    return found
+
+
+def _due(silo: str, manifest: tensor.Manifest, due: int, form: str) -> int:
+    """Length of the words that are due; RefusedError MANIFEST where another one is declared."""
+    if manifest.tensors or manifest.size != due:
+        why = (
+            f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors,"
+            f" due are {due} bytes"
+        )
+        raise RefusedError(silo, "MANIFEST", why)
+    return due
+
+
+def _wired(rows: Sequence[SignedRow]) -> list[secure.MixedRow]:
+    return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
+
+
+def _prekeys(
+    recipient: str, signed: Sequence[tuple[str, str, bytes]]
+) -> list[secure.DeliveredPrekey]:
+    return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])

@@ -1,0 +1,218 @@
+"""How the rounds of one job are collected, chosen once when the job is admitted.
+
+In a plain job silos upload tensors (plain_collector.py), in a blind one they take part in a secure
+sum (blind_collector.py). Nobody else asks which of the two a job is.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...algorithms.exchange.parts import Exchanges, Item, Part
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto import secure_pb2 as secure
+from ...proto import tensor_pb2 as tensor
+from ...proto.convert.mix import PaddedWord
+from ...proto.convert.secagg_received import SecaggDelivery
+from ...proto.stream import Digests
+from ..blind.mix_rows import Memories
+from ..blind.secure_sum import SecureSum
+from ..rounds.events import Effect, Event
+from ..rounds.machine import JobState
+from ..storage.store import Folding
+
+
+class Upload(Protocol):
+    """One upload that arrived whole."""
+
+    round: int
+    context: bytes  # what it is bound to in a blind job, else empty
+
+    @property
+    def name(self) -> str:
+        """Its part, where that crosses on its own; else empty."""
+
+
+@dataclass(frozen=True)
+class StoredUploadFile:
+    """The file of an accepted upload, and what remains to be written of it.
+
+    ``record`` writes the ledger's record and the database's row, in an open transaction; called
+    with ``again`` where the silo may have uploaded for this round before. Then ``committed``.
+    """
+
+    file: str
+    size: int
+    digests: Digests
+    record: Callable[..., None]
+    committed: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ExpectedUpload:
+    """What a manifest has to declare: sizes of all that is hashed, and the tensors among them."""
+
+    sizes: list[int]  # in bytes
+    items: tuple[Item, ...] = ()  # none of words, which have no values to check
+    part: Part | None = None  # where it crosses on its own
+
+
+@dataclass(frozen=True)
+class DeliveredWords:
+    """The words of one sum or row, as they go down."""
+
+    nbytes: int
+    pieces: Iterator[memoryview]  # each valid until the next
+    sha256: bytes | None = None  # None of a row, which is added up while it is sent
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What goes down to a silo next to tensors."""
+
+    rows: Sequence[secure.MixedRow] = ()
+    prekeys: Sequence[secure.DeliveredPrekey] = ()
+    sums: Sequence[secure.OpenSum] = ()
+    proofs: Sequence[secure.Misdealing] = ()
+    words: Sequence[DeliveredWords] = ()  # of the sums, then of the rows
+
+
+@dataclass(frozen=True)
+class HiddenLeft:
+    """What a fold leaves of uploads that the coordinator cannot read."""
+
+    memories: Memories = field(default_factory=dict)  # of the rows that were put aside
+    # by part and silo: files that these rows are of
+    mixed: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # files of uploads that nothing needs any more
+
+
+@dataclass(frozen=True)
+class FoldInputs:
+    """What a fold reads and where it writes; ``left`` is asked once it is done."""
+
+    read: Callable[[str, str, str], Tensor]  # by part, silo and name
+    archive: Folding
+    left: Callable[[], HiddenLeft] = HiddenLeft
+
+
+class Collector(ABC):
+    """Collects the rounds of one job; what it does not say is nothing to do in a plain job."""
+
+    exchanges: Exchanges
+    largest_upload: int  # bytes
+    kept_files: Collection[str]  # that the open round may need after a restart
+    effects: Mapping[type[Effect], Callable[[Any], None]] = MappingProxyType({})  # of its own
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @property
+    def needed(self) -> Collection[str]:
+        """Files of uploads that rows are of which were put aside."""
+        return ()
+
+    # After a restart.
+
+    def recover(self) -> None:  # noqa: B027 nothing to do
+        """Take up the open round, for all jobs before any of them resumes."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Do again what may not have been done before this process began."""
+
+    # What silos upload.
+
+    @abstractmethod
+    def upload_bytes(self, round_: int, part: str = "") -> int:
+        """Length of a silo's upload in a round, or of this part of it."""
+
+    @abstractmethod
+    def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
+        """Whether an upload of the round, which is open to the silo, is still to come."""
+
+    def missing(self, silo: str, round_: int) -> Sequence[str]:
+        """Parts that a silo has to upload, and sign, before all else in the open round."""
+        return ()
+
+    @abstractmethod
+    def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
+        """RefusedError MANIFEST for an upload such as silos send in the other kind of job."""
+
+    @abstractmethod
+    def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
+        """RefusedError MANIFEST where a manifest declares something else than is due."""
+
+    @abstractmethod
+    def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
+        """Name a checked upload, durably."""
+
+    @abstractmethod
+    def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
+        """Count an accepted upload, in one transaction with what ``stored`` records."""
+
+    def counts(self, silo: str, round_: int, part: str) -> bool:
+        """Whether an upload still counts of which the database has a receipt."""
+        return True
+
+    # The messages of a secure sum.
+
+    def padded(self, silo: str, word: PaddedWord, body: bytes) -> None:
+        """Take a silo's word on its upload of a part; ``body`` is what is kept of it.
+
+        RefusedError says why not.
+        """
+        raise not_awaited(silo, self._job, word.upload.version.round)
+
+    def sum_of(self, silo: str, round_: int) -> SecureSum:
+        """The sum of the open round; RefusedError ROUND_CLOSED where there is none."""
+        raise RefusedError(
+            silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} sums nothing now"
+        )
+
+    def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
+        """The next message of a round's sum for a silo that has had so many; None: not yet."""
+        return self.sum_of(silo, round_).told(silo, had)
+
+    # What goes down.
+
+    async def beside(self, round_: int, silo: str) -> Beside:
+        """What goes down next to tensors; all that has to be durable before is written."""
+        return Beside()
+
+    # The end of a round.
+
+    @abstractmethod
+    def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
+        """What the fold over these members works on; LocalError where the disk changed it."""
+
+    def committed(self, left: HiddenLeft) -> None:  # noqa: B027
+        """The database has what a fold left."""
+
+    def record(self, event: Event, state: JobState) -> None:  # noqa: B027
+        """Write, in the event's transaction, what goes with the step to this state."""
+
+    def moved(self, event: Event, before: JobState) -> None:  # noqa: B027
+        """The job has made a step, and the database has it."""
+
+    def expire(self) -> None:  # noqa: B027
+        """The job is over: remove what nobody may open any more (SECURITY.md rule 10)."""
+
+
+def not_awaited(silo: str, job: Job, round_: int) -> RefusedError:
+    """ROUND_CLOSED: a round awaits nothing of this silo."""
+    return RefusedError(silo, "ROUND_CLOSED", f"job {job.name!r}: round {round_} does not await it")
+
+
+def misfit(silo: str, manifest: tensor.Manifest, upload: str) -> RefusedError:
+    """The refusal of an upload of the other kind of job."""
+    if manifest.part:
+        upload = f"a part {manifest.part[:64]!r} by itself, nothing of the job does"
+    return RefusedError(
+        silo, "MANIFEST", f"gives {upload}; run the release of Staddle that the job asks for"
+    )

@@ -1,0 +1,221 @@
+"""One job at the coordinator: its state, its method's state, its files."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from ...algorithms.delivery import CoordinatorState, Delivery, Latest
+from ...algorithms.engines import aggregation
+from ...algorithms.exchange.parts import Item, Part, upload_items
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...security.blind.plan import JobPlan
+from ...security.blind.sum import group
+from .. import heap
+from ..blind.unmask import KeptSum, kept_sum
+from ..rounds.events import Event
+from ..storage.database import Place, StoredJob
+from ..storage.spool import Spool, SpooledUpload
+from ..storage.store import JobStore
+from .collector import Collector, HiddenLeft, not_awaited
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What a fold gave, to be committed."""
+
+    metrics: dict[str, int]
+    method: CoordinatorState
+    files: Mapping[Place, str | None]
+    digests: Mapping[str, dict[str, bytes]]  # of published tensors, by part
+    left: HiddenLeft
+
+
+@dataclass(frozen=True)
+class SiloDelivery:
+    """What one silo gets: tensors by part, and digests that are known, by (part, name)."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    digests: Mapping[tuple[str, str], bytes]
+
+
+Collecting: TypeAlias = Callable[["JobRun", StoredJob], Collector]
+
+
+def nothing() -> None:
+    """What an event records beside the state, unless it says otherwise."""
+
+
+class DaemonCalls(Protocol):
+    """What a job's collector asks of the daemon."""
+
+    def apply(
+        self,
+        run: "JobRun",
+        event: Event,
+        record: Callable[[], None] = nothing,
+        committed: Callable[[], None] = nothing,
+    ) -> None:
+        """One event into one job, in one transaction with what ``record`` writes."""
+
+    def writing(self) -> AbstractContextManager[None]:
+        """One transaction."""
+
+    def reading(self, run: "JobRun", silo: str) -> AbstractContextManager[None]:
+        """Where what goes down is damaged the job ends; RefusedError ROUND_CLOSED for the silo."""
+
+    def let_go(self) -> None:
+        """Drop what was held for a round that does not await it any more."""
+
+    def tidy(self) -> None:
+        """Let go, and wake all who wait."""
+
+    def in_turn(
+        self, run: "JobRun", round_: int, work: Callable[[], bytes]
+    ) -> Coroutine[Any, Any, bytes]:
+        """Run it where folds run; an exhausted disk is waited for."""
+
+    def start(
+        self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]
+    ) -> None:
+        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
+
+
+class JobRun:
+    """One job: its state, its method's state, its files, and who collects its rounds."""
+
+    def __init__(self, job: Job, stored: StoredJob, folder: Path, collecting: Collecting) -> None:
+        self.job = job
+        self.plan = JobPlan(job)
+        self.signed = stored.signed
+        self.state = stored.state
+        self.store = JobStore(
+            folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given
+        )
+        self.reading = asyncio.Semaphore(2)  # deliveries in memory at a time
+        self._method = job.method()
+        self._method_state: CoordinatorState = stored.method
+        self.collector = collecting(self, stored)
+        self.store.clean(self.collector.kept_files, self.collector.needed)
+
+    # Uploads.
+
+    def check_open(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> None:
+        """RefusedError ROUND_CLOSED unless this upload, bound to this context, is awaited."""
+        if self.awaits(silo, round_, context, part):
+            return
+        why = not_awaited(silo, self.job, round_).why
+        if part:
+            why += f", or has all of part {part[:64]!r}"
+        elif missing := self.collector.missing(silo, round_):
+            why += f": {', '.join(missing)} come first"
+        elif context:
+            why += " with these masks"
+        raise RefusedError(silo, "ROUND_CLOSED", why)
+
+    def awaits(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> bool:
+        """Whether this silo's upload of this round, bound to this context, is still to come."""
+        return self.opens(silo, round_) and self.collector.awaits(silo, round_, context, part)
+
+    def opens(self, silo: str, round_: int) -> bool:
+        """Whether a round is open for this silo."""
+        return (
+            self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
+        )
+
+    async def accept(
+        self,
+        silo: str,
+        round_: int,
+        spool: Spool,
+        items: Sequence[Item],
+        context: bytes = b"",
+        part: Part | None = None,
+    ) -> str:
+        """Check what was spooled, keep it, name it.
+
+        RefusedError for a bad value, or if the round closed meanwhile. Masked and padded words have
+        no values of their own; the canaries of a sum are checked when it is opened.
+        """
+        path = await asyncio.to_thread(spool.finished)
+        await asyncio.to_thread(SpooledUpload(path, items).check_values, silo)
+        self.check_open(silo, round_, context, "" if part is None else part.name)
+        return self.collector.keep(silo, round_, path, part)
+
+    # Deliveries.
+
+    async def delivery(self, round_: int, silo: str) -> SiloDelivery:
+        """What this silo gets at the start of this round."""
+        async with self.reading:
+            tensors = await asyncio.to_thread(
+                aggregation.deliver,
+                self._method,
+                self.collector.exchanges,
+                self._method_state,
+                round_,
+                silo,
+                self.store,
+            )
+        return SiloDelivery(tensors, self.store.digests(tensors))
+
+    def deliveries(self, round_: int, silo: str) -> Sequence[Delivery]:
+        """What the method delivers to a silo at the start of a round."""
+        return self._method.deliveries(self._method_state, round_, silo)
+
+    def sums(self, round_: int, silo: str) -> list[KeptSum]:
+        """The open sums that a silo gets in words, in wire order."""
+        down = self.plan.round(round_).sums_down
+        if not down:
+            return []
+        deliveries = self.deliveries(round_, silo)
+        latest = {delivery.part for delivery in deliveries if isinstance(delivery, Latest)}
+        found = []
+        for each in down:
+            name = each.part.name
+            path = self.store.words(name)
+            if path is not None and name in latest:
+                found.append(kept_sum(name, path, group(each.part, self.plan.bounds).nbytes))
+        return found
+
+    def member_weights(self, silo: str) -> Mapping[str, float]:
+        """Weights by which the open round is mixed for one of its members."""
+        return self._method.member_weights(self._method_state, silo)
+
+    # The end of a round.
+
+    def make_room(self) -> None:
+        """Let memory go that what is summed or folded next can take."""
+        self.store.forget_loaded()
+        if self.collector.largest_upload > heap.WORTH_BYTES:
+            heap.trim()
+
+    def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
+        """Fold the round's uploads; nothing changes before ``commit``."""
+        self.make_room()
+        inputs = self.collector.inputs(round_, members)
+        archive = inputs.archive
+        method, metrics = aggregation.close_round(
+            self._method,
+            self.collector.exchanges,
+            self._method_state,
+            round_,
+            members,
+            self.plan.round(round_).up,
+            inputs.read,
+            archive,
+        )
+        if round_ + 1 == self.job.length:
+            self.store.keep_result(method, self.job.silos)
+        counted = {name: int(value) for name, value in metrics.items()}
+        return FoldResult(counted, method, archive.changes, archive.digests, inputs.left())
+
+    def commit(self, round_: int, result: FoldResult) -> None:
+        """Turn to what the database has committed."""
+        self._method_state = result.method
+        self.collector.committed(result.left)
+        self.store.commit(round_, result.files, result.digests, self.collector.needed)

@@ -1,0 +1,62 @@
+"""Rounds whose uploads arrive in the clear: each counts once it is checked and stored.
+
+The counterpart of blind_collector.py.
+"""
+
+from pathlib import Path
+
+from ...algorithms.exchange.parts import Part, upload_items
+from ...algorithms.exchange.plain import PLAIN
+from ...proto import tensor_pb2 as tensor
+from ...proto.wire import check_manifest
+from ..rounds.events import UploadStored
+from ..storage.database import StoredJob
+from .collector import Collector, ExpectedUpload, FoldInputs, StoredUploadFile, Upload, misfit
+from .job_run import DaemonCalls, JobRun
+
+
+class PlainCollector(Collector):
+    """All that it has to remember is in the job's state and in the database."""
+
+    def __init__(self, host: DaemonCalls, run: JobRun, stored: StoredJob) -> None:
+        super().__init__(run.job)
+        self._host, self._run = host, run
+        self.exchanges = PLAIN
+        self.largest_upload = max(map(self.upload_bytes, run.job.phase_starts))
+        state = stored.state
+        self.kept_files = [f"{state.round}.{silo}.upload" for silo in state.given]
+
+    def upload_bytes(self, round_: int, part: str = "") -> int:
+        """Length of all tensors that a silo uploads in a round."""
+        return sum(item.spec.nbytes for item in upload_items(self._job.up(round_)))
+
+    def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
+        """While the round is open to the silo; no part crosses on its own."""
+        return not part
+
+    def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
+        """RefusedError MANIFEST for words, and for a part on its own."""
+        if manifest.context or manifest.part:
+            raise misfit(silo, manifest, "masked words, the job is in the clear")
+
+    def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
+        """The tensors of the round's parts."""
+        items = upload_items(self._job.up(manifest.round))
+        check_manifest(silo, manifest, items)
+        return ExpectedUpload([item.spec.nbytes for item in items], items)
+
+    def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
+        """Name a checked upload, durably."""
+        return self._run.store.keep(silo, round_, path)
+
+    def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
+        """The upload counts as an event of the job."""
+        event = UploadStored(silo, upload.round, stored.digests.total.hex())
+        self._host.apply(self._run, event, stored.record, stored.committed)
+
+    def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
+        """DamagedError where the disk changed an upload: its silo may be asked for it again."""
+        store, given = self._run.store, self._run.state.given
+        # none any more where the job was ended meanwhile: this fold then counts for nothing
+        store.check_uploads({silo: given[silo] for silo in members if silo in given}, round_)
+        return FoldInputs(store.reader(members, round_), store.folding(round_))
