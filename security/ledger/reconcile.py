@@ -239,7 +239,7 @@ def _earlier(
     """Records of the coordinator's that are of a ledger under a log key that this one never had."""
     if roster is None:
         return set()
-    suspects = (*matches.strange, *theirs.refused)
+    suspects: list[tuple[int, Received | HeadRefused]] = [*matches.strange, *theirs.refused]
     return {seq for seq, record in suspects if _under_another_key(ours, record.checkpoint, roster)}
 
 
