@@ -119,18 +119,14 @@ def verify(
         raise LocalError(
             "a checkpoint that another party holds says nothing without the silo's log key; give it"
         )
-    walk = _Walk(known or {}, checkpoints.owner(key.name)[1] if key else "")
+    whose = checkpoints.owner(key.name)[1] if key else ""
+    walk = _Walk(known or {}, whose)
     # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
-    own, held = _own(folder, key, walk.problems), []
-    if own:
-        held.append(HeldHead("the folder itself", own))
+    own = _own(folder, key, walk.problems)
+    held = [HeldHead("the folder itself", own)] if own else []
     for holder, note in (witnessed or {}).items():
         try:
-            held.append(
-                HeldHead(
-                    holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)
-                )
-            )
+            held.append(HeldHead(holder, _opened(note, key)))
         except ProofError as error:
             walk.problems.append(f"checkpoint that {holder} holds: {error}")
     # (2) The chain and the rules hold.
@@ -147,10 +143,9 @@ def verify(
         # (3) The records are those of the checkpoints.
         walk.problems += agreement.problems()
     walk.close()
-    if key and (strangers := walk.silos - {checkpoints.owner(key.name)[1]}):
-        walk.problems.append(
-            f"records of silo {', '.join(sorted(strangers))}, and the key is of {key.name}"
-        )
+    strangers = ", ".join(sorted(walk.silos - {whose}))
+    if key and strangers:
+        walk.problems.append(f"records of silo {strangers}, and the key is of {key.name}")
     rules = walk.rules
     return AuditResult(
         records=reading.count,
@@ -185,7 +180,7 @@ def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> TreeHead
             found = stored_by(folder, key)
         else:
             note = stored(folder)
-            found = _unsigned(note) if note else None
+            found = _opened(note, None) if note else None
     except (LocalError, ProofError) as error:
         problems.append(str(error))
         return None
@@ -196,9 +191,12 @@ def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> TreeHead
     return found
 
 
-def _unsigned(note: Note) -> TreeHead:
-    """What a checkpoint says, whoever signed it: good against accidents only."""
-    return TreeHead.parse(note.text)
+def _opened(note: Note, key: VerifierKey | None) -> TreeHead:
+    """What a checkpoint says.
+
+    Without a key it may be signed by anybody: good against accidents only.
+    """
+    return checkpoints.verify(note, key).checkpoint if key else TreeHead.parse(note.text)
 
 
 def ledger_folder(path: Path) -> Path:

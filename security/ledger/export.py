@@ -15,7 +15,7 @@ only an export without a job shows. What a data set's privacy budget came to is 
 together, and no part of one's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,36 +50,53 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     checkpoint.
     """
     note = _stored(folder)
-    tree = Tree()
-    kept: list[VerifiedLine] = []
-    ours: set[int] = set()  # seq of the job's intents
-    policies: list[VerifiedLine] = []  # that no record of the job has followed yet
+    tree, chosen = Tree(), _Chosen(job)
     for line in lines(folder):
         tree.append(line.hash)
-        record = line.record
-        if job is None or record.get("job") == job or record.get("ref") in ours:
-            kept += [*policies, line]
-            policies = []
-            if record["type"] == "egress.intent":
-                ours.add(line.seq)
-        # before the job's first record the newest alone was in force
-        elif record["type"] == "policy.change":
-            policies = [*policies, line] if kept else [line]
+        chosen.take(line)
     size = TreeHead.parse(note.text).size
     head = {"v": 1, "checkpoint": bytes(note).decode(), "job": job, "redacted": redact}
     yield canonical_json(head) + b"\n"
-    for line in kept:
-        if line.seq < size:
-            proof = proofs.prove(tree, line.seq, note)
-            document: dict[str, Any] = {
-                "seq": line.seq,
-                "type": line.record["type"],
-                "leaf": line.leaf,
-                "proof": [base64_text(value) for value in proof.hashes],
-            }
-            yield (
-                canonical_json(document if redact else {**document, "record": line.record}) + b"\n"
-            )
+    for line in chosen.lines:
+        if line.seq >= size:  # nobody signed it yet
+            break
+        proof = proofs.prove(tree, line.seq, note)
+        document: dict[str, Any] = {
+            "seq": line.seq,
+            "type": line.record["type"],
+            "leaf": line.leaf,
+            "proof": [base64_text(value) for value in proof.hashes],
+        }
+        if not redact:
+            document["record"] = line.record
+        yield canonical_json(document) + b"\n"
+
+
+class _Chosen:
+    """The lines of one job, and each policy that was in force for it; of all without a job."""
+
+    def __init__(self, job: str | None) -> None:
+        self.lines: list[VerifiedLine] = []
+        self._job = job
+        self._intents: set[int] = set()  # by seq: what follows up on them is of the job
+        self._policies: list[VerifiedLine] = []  # that no record of the job has followed yet
+
+    def take(self, line: VerifiedLine) -> None:
+        record = line.record
+        if self._is_ours(record):
+            self.lines += [*self._policies, line]
+            self._policies = []
+            if record["type"] == "egress.intent":
+                self._intents.add(line.seq)
+        elif record["type"] == "policy.change":
+            # Before the job's first record the newest policy alone was in force.
+            earlier = self._policies if self.lines else []
+            self._policies = [*earlier, line]
+
+    def _is_ours(self, record: Mapping[str, Any]) -> bool:
+        if self._job is None or record.get("job") == self._job:
+            return True
+        return record.get("ref") in self._intents
 
 
 def _stored(folder: Path) -> Note:

@@ -8,6 +8,8 @@ The view is a pure function of what ``verify`` found and of the records. It adds
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TypeAlias, TypeVar
 
 from ...errors import LocalError
 from ..log.chain import VerifiedLine
@@ -30,6 +32,18 @@ from .records import (
     SumOpened,
     WitnessRecord,
 )
+
+# what is of one job
+OfJob: TypeAlias = (
+    LedgerMessage
+    | At[JobAccept]
+    | At[JobDecline]
+    | At[Deny]
+    | At[ProtocolMessage]
+    | At[SumEnd]
+    | At[SumOpened]
+)
+OfJobT = TypeVar("OfJobT", bound=OfJob)
 
 
 @dataclass(slots=True)
@@ -70,26 +84,38 @@ class LedgerOverview:
     @property
     def jobs(self) -> tuple[str, ...]:
         """Names of all jobs that any record is of."""
-        said = [at.record.job for at in (*self.decisions, *self.denials)]
-        gave = [message.intent.job for message in self.messages]
-        summed = [at.record.job for at in (*self.protocol, *self.sums)]
-        return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
+        entries = (
+            *self.decisions,
+            *self.denials,
+            *self.messages,
+            *self.protocol,
+            *self.sums,
+        )
+        return tuple(dict.fromkeys([*map(_job, entries), *self.received]))
 
     def of(self, job: str) -> "LedgerOverview":
         """What the records say of one job.
 
         Starts, sessions and budgets are of all jobs, and stay.
         """
-        messages = [message for message in self.messages if message.intent.job == job]
+        received = self.received.get(job)
         return replace(
             self,
-            decisions=[decision for decision in self.decisions if decision.record.job == job],
-            denials=[denial for denial in self.denials if denial.record.job == job],
-            messages=messages,
-            protocol=[sent for sent in self.protocol if sent.record.job == job],
-            sums=[end for end in self.sums if end.record.job == job],
-            received={name: rounds for name, rounds in self.received.items() if name == job},
+            decisions=_of_job(job, self.decisions),
+            denials=_of_job(job, self.denials),
+            messages=_of_job(job, self.messages),
+            protocol=_of_job(job, self.protocol),
+            sums=_of_job(job, self.sums),
+            received={} if received is None else {job: received},
         )
+
+
+def _job(entry: OfJob) -> str:
+    return entry.intent.job if isinstance(entry, LedgerMessage) else entry.record.job
+
+
+def _of_job(job: str, entries: Iterable[OfJobT]) -> list[OfJobT]:
+    return [entry for entry in entries if _job(entry) == job]
 
 
 def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) -> LedgerOverview:
@@ -161,41 +187,55 @@ class Flow:
 def flows(view: LedgerOverview) -> dict[Flow, Totals]:
     """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
     found: dict[Flow, Totals] = {}
-    for message in view.messages:
-        intent = message.intent
-        for (part, kind, readers), totals in _pieces(message):
-            flow = Flow(
-                intent.job, part, kind, intent.recipient.id, readers, intent.form, message.status
-            )
-            found.setdefault(flow, Totals()).add(totals)
-    for sent in view.protocol:
-        record = sent.record
-        peer = record.recipient.id
-        flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
-        found.setdefault(flow, Totals()).add(Totals(messages=1, bytes=record.message.bytes))
-    for session in view.sessions:
-        peer = session.opened.recipient.id
-        flow = Flow(
-            CONTROL, CONTROL, "", peer, (peer,), "plain", "sent" if session.closed else "no outcome"
-        )
-        found.setdefault(flow, Totals()).add(session.totals)
+    flowing = chain(
+        chain.from_iterable(map(_of_message, view.messages)),
+        map(_of_protocol, view.protocol),
+        map(_of_session, view.sessions),
+    )
+    for flow, totals in flowing:
+        found.setdefault(flow, Totals()).add(totals)
     return found
+
+
+def _of_message(message: LedgerMessage) -> Iterator[tuple[Flow, Totals]]:
+    intent = message.intent
+    for (part, kind, readers), totals in _pieces(message):
+        peer, status = intent.recipient.id, message.status
+        yield Flow(intent.job, part, kind, peer, readers, intent.form, status), totals
+
+
+def _of_protocol(sent: At[ProtocolMessage]) -> tuple[Flow, Totals]:
+    record = sent.record
+    peer = record.recipient.id
+    flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
+    return flow, Totals(messages=1, bytes=record.message.bytes)
+
+
+def _of_session(session: Session) -> tuple[Flow, Totals]:
+    peer = session.opened.recipient.id
+    status = "sent" if session.closed else "no outcome"
+    return Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", status), session.totals
 
 
 def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
     """A message by part, kind and readers; what is of no tensor under ``(message)``."""
+    intent = message.intent
     pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
-    whole = message.intent.readers
-    for tensor, size in message.intent.leaving:
-        piece = pieces.setdefault(
-            (tensor.part, tensor.kind, tensor.readers or whole), Totals(messages=1)
-        )
+    for tensor, size in intent.leaving:
+        key = (tensor.part, tensor.kind, tensor.readers or intent.readers)
+        piece = pieces.setdefault(key, Totals(messages=1))
         piece.add(Totals(0, 1, tensor.elements, size))
-    rest = message.intent.message.bytes - sum(piece.bytes for piece in pieces.values())
-    if rest or not message.intent.tensors:
-        pieces.setdefault((MESSAGE, "", whole), Totals(messages=1)).add(Totals(bytes=rest))
-    for piece in pieces.values():
-        piece.assumed = 0 if message.digest else piece.bytes
+
+    # Bytes of a masked message that are of no tensor are canaries.
+    rest = intent.message.bytes - sum(piece.bytes for piece in pieces.values())
+    if rest or not intent.tensors:
+        key = (MESSAGE, "", intent.readers)
+        pieces.setdefault(key, Totals(messages=1)).add(Totals(bytes=rest))
+
+    # Nothing proves how far a message without digest came: it counts as left (rule 27).
+    if not message.digested:
+        for piece in pieces.values():
+            piece.assumed = piece.bytes
     yield from pieces.items()
 
 

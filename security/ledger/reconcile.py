@@ -178,74 +178,69 @@ def reconcile(
             f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's"
             " state"
         )
-    earlier = _earlier(ours, theirs, roster)
-    both = [
-        (seq, record, ours.uploads[record.ledger_seq])
-        for seq, record in theirs.received
-        if _same(ours, record)
-    ]
-    matched = {record.ledger_seq for _, record, _ in both}
+    matches = Matches(ours, theirs)
+    earlier = _earlier(ours, theirs, matches, roster)
     differences = [
-        *_strange(ours, theirs, earlier),
+        *_strange(ours, matches, earlier),
         *_refused(ours, theirs, coordinator, roster, earlier),
-        *_altered(ours, both, roster),
-        *(
-            f"record {seq}: the silo has a receipt, and the coordinator received no such upload"
-            f" ({_of(upload)})"
-            for seq, upload in ours.uploads.items()
-            if seq not in matched and before.has_receipt(seq)
-        ),
-        *(
-            f"the coordinator's ledger: {problem}"
-            for head in held
-            if (problem := disagreement(theirs.tree, HeldHead(ours.name, head)))
-        ),
+        *_altered(ours, matches, roster),
+        *_unreceived(before, ours, matches),
+        *_lost(ours, theirs, held),
     ]
     return Reconciled(
         silo=ours.name,
         coordinator=theirs.name,
-        uploads=len(matched),
-        bytes=sum(ours.uploads[seq].digest.message.bytes for seq in matched),
+        uploads=len(matches.uploads),
+        bytes=sum(upload.digest.message.bytes for upload in matches.uploads.values()),
         deliveries=sum((ours.deliveries & theirs.deliveries).values()),
-        unchecked=_unchecked(both, roster),
-        gaps=tuple(_gaps(ours, theirs, both, earlier, roster)),
+        unchecked=_unchecked(matches, roster),
+        gaps=tuple(_gaps(ours, theirs, matches, earlier, roster)),
         differences=tuple(differences),
     )
 
 
-def _unchecked(both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None) -> int:
+class Matches:
+    """What the coordinator received, and the silo's ledger has in that place or has not."""
+
+    def __init__(self, ours: SiloSide, theirs: CoordinatorSide) -> None:
+        self.both: list[tuple[Received, LedgerUpload]] = []
+        self.strange: list[tuple[int, Received]] = []
+        for seq, record in theirs.received:
+            upload = ours.uploads.get(record.ledger_seq)
+            if upload is not None and _same(upload, record):
+                self.both.append((record, upload))
+            else:
+                self.strange.append((seq, record))
+        self.uploads = {upload.digest.seq: upload for _, upload in self.both}
+
+
+def _unchecked(matches: Matches, roster: Roster | None) -> int:
     """How many uploads have a receipt under another roster than this one."""
     if roster is None:
         return 0
     digest = rosters.digest(roster)
-    return sum(upload.digest.roster != digest for _, _, upload in both)
+    return sum(upload.digest.roster != digest for _, upload in matches.both)
 
 
-def _same(ours: SiloSide, record: Received) -> bool:
+def _same(upload: LedgerUpload, record: Received) -> bool:
     """Whether the silo's ledger has this upload in the place that it was received under."""
-    upload = ours.uploads.get(record.ledger_seq)
-    return upload is not None and (
+    ours = (
         upload.digest.leaf,
         upload.intent.job_digest,
         upload.intent.round,
         upload.digest.message,
-    ) == (
-        record.ledger_leaf,
-        record.job_digest,
-        record.round,
-        record.message,
     )
+    return ours == (record.ledger_leaf, record.job_digest, record.round, record.message)
 
 
-def _earlier(ours: SiloSide, theirs: CoordinatorSide, roster: Roster | None) -> set[int]:
+def _earlier(
+    ours: SiloSide, theirs: CoordinatorSide, matches: Matches, roster: Roster | None
+) -> set[int]:
     """Records of the coordinator's that are of a ledger under a log key that this one never had."""
     if roster is None:
         return set()
-    strange = [
-        (seq, record.checkpoint) for seq, record in theirs.received if not _same(ours, record)
-    ]
-    refused = [(seq, record.checkpoint) for seq, record in theirs.refused]
-    return {seq for seq, text in strange + refused if _under_another_key(ours, text, roster)}
+    suspects: list[tuple[int, Received | HeadRefused]] = [*matches.strange, *theirs.refused]
+    return {seq for seq, record in suspects if _under_another_key(ours, record.checkpoint, roster)}
 
 
 def _under_another_key(ours: SiloSide, text: str, roster: Roster) -> bool:
@@ -259,23 +254,40 @@ def _key_ids(text: str) -> set[bytes]:
     return {signature.key_id for signature in notes.parse(text.encode()).signatures}
 
 
-def _strange(ours: SiloSide, theirs: CoordinatorSide, earlier: set[int]) -> Iterator[str]:
-    for seq, record in theirs.received:
-        if not _same(ours, record) and seq not in earlier:
-            at = ours.uploads.get(record.ledger_seq)
-            here = f"has there {_of(at)}" if at else "has no such record"
-            what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
-            yield (
-                f"the coordinator received {what}, from record {record.ledger_seq} of the silo's"
-                f" ledger (its own record {seq}), which {here}"
-            )
-    for at_ours, times in Counter(
-        record.ledger_seq for _, record in theirs.received if _same(ours, record)
-    ).items():
+def _strange(ours: SiloSide, matches: Matches, earlier: set[int]) -> Iterator[str]:
+    for seq, record in matches.strange:
+        if seq in earlier:
+            continue
+        at = ours.uploads.get(record.ledger_seq)
+        here = f"has there {_of(at)}" if at else "has no such record"
+        what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
+        yield (
+            f"the coordinator received {what}, from record {record.ledger_seq} of the silo's"
+            f" ledger (its own record {seq}), which {here}"
+        )
+
+    # Each attempt has a DIGEST record of its own: nothing honest is received twice from one.
+    received = Counter(record.ledger_seq for record, _ in matches.both)
+    for seq, times in received.items():
         if times > 1:
+            yield f"record {seq}: the coordinator's ledger has {times} times that it received it"
+
+
+def _unreceived(before: SiloSide, ours: SiloSide, matches: Matches) -> Iterator[str]:
+    """Receipts for nothing: the coordinator's record is durable before its receipt leaves."""
+    for seq, upload in ours.uploads.items():
+        if seq not in matches.uploads and before.has_receipt(seq):
             yield (
-                f"record {at_ours}: the coordinator's ledger has {times} times that it received it"
+                f"record {seq}: the silo has a receipt, and the coordinator received no such upload"
+                f" ({_of(upload)})"
             )
+
+
+def _lost(ours: SiloSide, theirs: CoordinatorSide, held: Sequence[TreeHead]) -> Iterator[str]:
+    """Heads that the coordinator signed and that are not of its ledger."""
+    for head in held:
+        if problem := disagreement(theirs.tree, HeldHead(ours.name, head)):
+            yield f"the coordinator's ledger: {problem}"
 
 
 def _refused(
@@ -299,10 +311,8 @@ def _not_of(
     return ""
 
 
-def _altered(
-    ours: SiloSide, both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None
-) -> Iterator[str]:
-    for _, record, upload in both:
+def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterator[str]:
+    for record, upload in matches.both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)
         if fault := _head_fault(ours, record, root, roster):
@@ -312,9 +322,9 @@ def _altered(
                 f"{where}: the receipt in the silo's ledger is not the one that the coordinator"
                 " recorded"
             )
-        if roster is not None and (
-            fault := _receipt_fault(ours.name, record, upload, root, roster)
-        ):
+        if roster is None:
+            continue
+        if fault := _receipt_fault(ours.name, record, upload, root, roster):
             yield f"{where}: {fault}"
 
 
@@ -368,7 +378,7 @@ def _receipt_fault(
 def _gaps(
     ours: SiloSide,
     theirs: CoordinatorSide,
-    both: list[tuple[int, Received, LedgerUpload]],
+    matches: Matches,
     earlier: set[int],
     roster: Roster | None,
 ) -> Iterator[str]:
@@ -377,28 +387,32 @@ def _gaps(
             f"{len(earlier)} records of the coordinator are of a ledger under another log key;"
             " compare that one too"
         )
-    matched = {record.ledger_seq: upload for _, record, upload in both}
     for seq, refused in theirs.refused:
         if seq not in earlier and not _not_of(ours, theirs, refused, roster):
             yield f"a head of this ledger was refused: {refused.why}"
-    for seq, upload in matched.items():
+    yield from _unsettled(ours, matches)
+    unnoted, unsent = theirs.deliveries - ours.deliveries, ours.deliveries - theirs.deliveries
+    for what, count in unnoted.items():
+        yield f"{_deliveries(what, count)}: delivered, and the silo has not noted it"
+    for what, count in unsent.items():
+        yield f"{_deliveries(what, count)}: noted by the silo, not by the coordinator"
+
+
+def _unsettled(ours: SiloSide, matches: Matches) -> Iterator[str]:
+    """Uploads that a crash or a broken connection left somewhere on their way."""
+    for seq, upload in matches.uploads.items():
         if upload.receipt is None:
             yield f"record {seq}: received, and the silo has no receipt ({_of(upload)})"
     for seq, upload in ours.uploads.items():
-        if seq not in matched and upload.receipt is None:
+        if seq not in matches.uploads and upload.receipt is None:
             yield f"record {seq}: not received ({_of(upload)})"
     for seq, intent in ours.undigested.items():
         yield f"record {seq}: cut short, counts as left ({_place(intent)})"
-    for (job, round_, size, _), count in (theirs.deliveries - ours.deliveries).items():
-        yield (
-            f"{count} × {size} bytes of job {job!r}, round {round_}: delivered, and the silo has"
-            " not noted it"
-        )
-    for (job, round_, size, _), count in (ours.deliveries - theirs.deliveries).items():
-        yield (
-            f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the"
-            " coordinator"
-        )
+
+
+def _deliveries(what: tuple[str, int, int, str], count: int) -> str:
+    job, round_, size, _ = what
+    return f"{count} × {size} bytes of job {job!r}, round {round_}"
 
 
 def _of(upload: LedgerUpload) -> str:

@@ -1,11 +1,8 @@
 """The records of a silo's egress ledger, each with a literal example.
 
 The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each
-(security/log/chain.py); ``ref`` is the ``seq`` of an earlier record. Those of secure sums are in
-records.py, how any is read in fast_decoder.py, and what may follow what in rules.py.
-
-The records of secure sums and mixes beside the uploads themselves (records.py), each with an
-example.
+(security/log/chain.py); ``ref`` is the ``seq`` of an earlier record. fast_decoder.py says how a
+record is read, rules.py what may follow what.
 
 ``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of
 security/secagg/spec.py. That of a contribution is of its epoch (security/blind/group_key.py), that

@@ -53,7 +53,7 @@ any other    none of them
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -97,9 +97,7 @@ def strays(absent: Sequence[str], survivors: Sequence[str]) -> bool:
 def _masked_fault(record: Mapping[str, Any]) -> str:
     secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
     if (secagg is not None) != (form == MASKED):
-        return (
-            f"intent has form {form!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
-        )
+        return f"intent has form {form!r} and names {_a(secagg, 'an')} attempt at a secure sum"
     if secagg is None:
         return ""
     members, threshold = secagg["members"], secagg["threshold"]
@@ -120,10 +118,8 @@ def _masked_fault(record: Mapping[str, Any]) -> str:
 def _hidden_fault(record: Mapping[str, Any]) -> str:
     hidden, form = record.get("hidden"), record["form"]
     if (hidden is not None) != (form in _HIDDEN):
-        return (
-            f"intent has form {form!r} and names {'a' if hidden else 'no'} version of a part or use"
-            " of a rotation"
-        )
+        named = f"{_a(hidden)} version of a part or use of a rotation"
+        return f"intent has form {form!r} and names {named}"
     if hidden is None:
         return ""
     if len(parts := dict.fromkeys(tensor["part"] for tensor in record["tensors"])) != 1:
@@ -172,6 +168,9 @@ class _Read(NamedTuple):
     dp: bool  # whether one is
 
 
+Rule = Callable[[Mapping[str, Any]], str]  # why a record must not come next, or nothing
+
+
 class Rules:
     """Follows a ledger record by record; ``check`` before ``accept``.
 
@@ -192,67 +191,82 @@ class Rules:
         # data set → the last head of its privacy budget
         self.heads: dict[str, Mapping[str, Any]] = {}
         self._tensors: tuple[object, _Read] = (None, _Read([], "", 0, set(), False))
+        self._rules: Mapping[str, Rule] = {
+            "egress.intent": self._check_intent,
+            "policy.change": self._check_change,
+            "policy.deny": self._check_deny,
+            "egress.digest": self._check_digest,
+            "egress.outcome": self._check_outcome,
+            "control.open": self._check_open,
+            "control.close": self._check_close,
+            "privacy.head": self._check_head,
+            "secagg.sum": self._check_sum,
+            "secagg.signed": self._check_signed,
+        }
+        self._rules_of_intents: Sequence[Rule] = (
+            self._check_decider,
+            self._check_tensors,
+            self._check_readers,
+            self._check_cohort,
+            form_fault,
+            self._check_version,
+            self._check_paid,
+            self._check_offset,
+        )
+        self._notes: Mapping[str, Callable[[int, Mapping[str, Any]], None]] = {
+            "start": self._note_start,
+            "policy.change": self._note_change,
+            "egress.intent": self._note_intent,
+            "egress.digest": self._note_digest,
+            "egress.outcome": self._note_outcome,
+            "control.open": self._note_open,
+            "control.close": self._note_close,
+            "privacy.head": self._note_head,
+        }
 
     def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may."""
-        match record["type"]:
-            case "egress.intent":
-                return self._check_intent(record)
-            case "policy.change":
-                return self._check_change(record)
-            case "policy.deny":
-                return self._check_policy(record["policy"])
-            case "egress.digest":
-                return self._check_digest(record)
-            case "egress.outcome":
-                return self._check_outcome(record)
-            case "control.open" if self.control:
-                return (
-                    f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is"
-                    " still open"
-                )
-            case "control.close":
-                return self._check_close(record)
-            case "privacy.head":
-                return self._check_head(record)
-            case "secagg.sum" | "secagg.signed" if astray(record["survivors"], self.silo):
-                return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
-            case "secagg.signed" if strays(record["absent"], record["survivors"]):
-                return (
-                    f"sum has absent {', '.join(record['absent'])}, which is not sorted, or has a"
-                    " survivor"
-                )
-        return ""
+        rule = self._rules.get(record["type"])
+        return rule(record) if rule else ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
         """Take note of a record that ``check`` lets pass."""
-        match record["type"]:
-            case "start":
-                self.silo = self.silo or record["silo"]
-                self.control = None
-            case "policy.change":
-                self.policy = record["after"]
-            case "egress.intent":
-                offset, size = record.get("offset", 0), record["message"]["bytes"]
-                named = (
-                    self._read(record["tensors"]).names if record["form"] not in UNHASHED else []
-                )
-                self.intents[seq] = OpenIntent(named, size, offset)
-                declared, own = self.declared[record["job_digest"]], stream(record)
-                declared[own] = max(offset + size, declared.get(own, 0))
-                if record["form"] == PADDED:
-                    self.versions[_part(record)] = _version(record)
-                self.silo = self.silo or record["silo"]
-            case "privacy.head":
-                self.heads[record["dataset"]] = record
-            case "egress.digest":
-                self.intents[record["ref"]].digested = True
-            case "egress.outcome":
-                del self.intents[record["ref"]]
-            case "control.open":
-                self.control = (seq, record)
-            case "control.close":
-                self.control = None
+        if note := self._notes.get(record["type"]):
+            note(seq, record)
+
+    def _note_start(self, _: int, record: Mapping[str, Any]) -> None:
+        self.silo = self.silo or record["silo"]
+        # Whoever died with a session open does not close it any more.
+        self.control = None
+
+    def _note_change(self, _: int, record: Mapping[str, Any]) -> None:
+        self.policy = record["after"]
+
+    def _note_intent(self, seq: int, record: Mapping[str, Any]) -> None:
+        offset, size = record.get("offset", 0), record["message"]["bytes"]
+        hashed = record["form"] not in UNHASHED
+        named = self._read(record["tensors"]).names if hashed else []
+        self.intents[seq] = OpenIntent(named, size, offset)
+        declared, own = self.declared[record["job_digest"]], stream(record)
+        declared[own] = max(offset + size, declared.get(own, 0))
+        if record["form"] == PADDED:
+            self.versions[_part(record)] = _version(record)
+        self.silo = self.silo or record["silo"]
+
+    def _note_digest(self, _: int, record: Mapping[str, Any]) -> None:
+        self.intents[record["ref"]].digested = True
+
+    def _note_outcome(self, _: int, record: Mapping[str, Any]) -> None:
+        del self.intents[record["ref"]]
+
+    def _note_open(self, seq: int, record: Mapping[str, Any]) -> None:
+        self.control = (seq, record)
+
+    def _note_close(self, _: int, __: Mapping[str, Any]) -> None:
+        self.control = None
+
+    def _note_head(self, _: int, record: Mapping[str, Any]) -> None:
+        self.heads[record["dataset"]] = record
 
     def _check_change(self, record: Mapping[str, Any]) -> str:
         if record["before"] != self.policy:
@@ -264,39 +278,53 @@ class Rules:
             return f"policy.change has a text of digest {digest}, and names {record['after']}"
         return ""
 
+    def _check_deny(self, record: Mapping[str, Any]) -> str:
+        return self._check_policy(record["policy"])
+
     def _check_policy(self, digest: str) -> str:
         if self.policy in (None, digest):
             return ""
         return f"decided by policy {digest}, in force is {self.policy}"
 
     def _check_intent(self, record: Mapping[str, Any]) -> str:
-        if why := self._check_policy(record["policy"]["file"]):
-            return why
-        read = self._read(record["tensors"])
-        if read.twice:
-            return f"intent names a tensor twice: {read.twice}"
+        faults = (rule(record) for rule in self._rules_of_intents)
+        return next(filter(None, faults), "")
+
+    def _check_decider(self, record: Mapping[str, Any]) -> str:
+        return self._check_policy(record["policy"]["file"])
+
+    def _check_tensors(self, record: Mapping[str, Any]) -> str:
+        tensors = self._read(record["tensors"])
+        if tensors.twice:
+            return f"intent names a tensor twice: {tensors.twice}"
         offset, size = record.get("offset", 0), record["message"]["bytes"]
-        if read.bytes > offset + size:
+        if tensors.bytes > offset + size:
             behind = f" behind {offset}" if offset else ""
             return (
-                f"tensors of {read.bytes} bytes do not fit into the intent's message of {size}"
+                f"tensors of {tensors.bytes} bytes do not fit into the intent's message of {size}"
                 f" bytes{behind}"
             )
-        if not record["readers"]:
+        return ""
+
+    def _check_readers(self, record: Mapping[str, Any]) -> str:
+        readers = record["readers"]
+        if not readers:
             return "intent names no reader; name at least its recipient"
-        if strange := sorted(read.readers - set(record["readers"])):
+        if strange := sorted(self._read(record["tensors"]).readers - set(readers)):
             return (
-                f"intent has readers {', '.join(record['readers'])}, and a tensor of it also"
+                f"intent has readers {', '.join(readers)}, and a tensor of it also"
                 f" {', '.join(strange)}"
             )
-        if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
+        return ""
+
+    def _check_cohort(self, record: Mapping[str, Any]) -> str:
+        cohort = record.get("cohort")
+        if cohort and astray(cohort, record["silo"]):
             return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
-        if (
-            why := form_fault(record)
-            or self._check_version(record)
-            or self._check_paid(record, read.dp)
-        ):
-            return why
+        return ""
+
+    def _check_offset(self, record: Mapping[str, Any]) -> str:
+        offset = record.get("offset", 0)
         before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
             return (
@@ -319,16 +347,14 @@ class Rules:
             f" {before}"
         )
 
-    def _check_paid(self, record: Mapping[str, Any], dp: bool) -> str:
+    def _check_paid(self, record: Mapping[str, Any]) -> str:
         """What is differentially private was paid for before, out of a budget whose head stands
         here.
         """
-        paid = record.get("dp")
+        paid, dp = record.get("dp"), self._read(record["tensors"]).dp
         if (paid is not None) != dp:
             named = "what" if paid else "nothing that"
-            return (
-                f"intent has {'a' if dp else 'no'} tensor that is dp, and names {named} paid for it"
-            )
+            return f"intent has {_a(dp)} tensor that is dp, and names {named} paid for it"
         if paid is None:
             return ""
         ids, head = paid["ids"], self.heads.get(paid["dataset"])
@@ -400,6 +426,12 @@ class Rules:
             return f"outcome of intent {ref} is 'sent' with {sent} of {intent.bytes} bytes"
         return ""
 
+    def _check_open(self, _: Mapping[str, Any]) -> str:
+        if self.control is None:
+            return ""
+        seq, opened = self.control
+        return f"control session {opened['session']!r} (seq {seq}) is still open"
+
     def _check_close(self, record: Mapping[str, Any]) -> str:
         if self.control is None or self.control[0] != record["ref"]:
             return (
@@ -412,6 +444,23 @@ class Rules:
                 f" {record['bytes']} bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
             )
         return ""
+
+    def _check_sum(self, record: Mapping[str, Any]) -> str:
+        if astray(record["survivors"], self.silo):
+            return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
+        return ""
+
+    def _check_signed(self, record: Mapping[str, Any]) -> str:
+        if fault := self._check_sum(record):
+            return fault
+        if strays(record["absent"], record["survivors"]):
+            absent = ", ".join(record["absent"])
+            return f"sum has absent {absent}, which is not sorted, or has a survivor"
+        return ""
+
+
+def _a(named: object, article: str = "a") -> str:
+    return article if named else "no"
 
 
 def _part(record: Mapping[str, Any]) -> tuple[str, str]:

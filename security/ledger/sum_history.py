@@ -26,7 +26,7 @@ append-only.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 
 from .records import SumSigned
@@ -59,19 +59,27 @@ def signed_sets(records: Iterable[SumSigned], dataset: str) -> tuple[SignedSet, 
     """The sets of sums over a data set in which something stands that is the same in every job,
     oldest first.
     """
-    found = []
+    found: dict[SignedSet, None] = {}  # in order, each once
     for record in records:
-        if record.dataset == dataset and record.values == "fixed":
-            members = frozenset((*record.survivors, *record.absent))
-            sets = (record.survivors, *(batch.split(",") for batch in record.batches))
-            found += [SignedSet(record.job, frozenset(each), members) for each in sets]
-    return tuple(dict.fromkeys(found))
+        if record.dataset != dataset or record.values != "fixed":
+            continue
+        members = frozenset((*record.survivors, *record.absent))
+        # Any batch may have been summed without the others: all of them count.
+        batches = (batch.split(",") for batch in record.batches)
+        for silos in (record.survivors, *batches):
+            found[SignedSet(record.job, frozenset(silos), members)] = None
+    return tuple(found)
+
+
+def _distinct(history: Iterable[SignedSet]) -> list[frozenset[str]]:
+    """The sets of silos, each once, oldest first."""
+    return list(dict.fromkeys(each.silos for each in history))
 
 
 def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) -> int:
     """How many combinations ``told`` looks at, at most."""
-    groups = _alike([*dict.fromkeys(each.silos for each in history), frozenset(silos)])
-    small = sum(len(each) < least for each in groups.values())
+    groups = _alike([*_distinct(history), frozenset(silos)])
+    small = len(_smaller(groups, least))
     return sum(comb(small, count) for count in range(1, least))
 
 
@@ -85,21 +93,25 @@ def told(
     ``members`` are the silos of the federation now. The work grows with the number of ways to
     choose fewer than ``least`` silos among those that some set tells apart.
     """
-    new, before = frozenset(silos), list(dict.fromkeys(each.silos for each in history))
+    new, before = frozenset(silos), _distinct(history)
     if new in before or not before:
         return None
     groups = _alike([*before, new])
     old, now = _reduced(_rows(before, groups)), _reduced(_rows([*before, new], groups))
+
+    # Founders sign who joins and who leaves: neither a coordinator nor an operator brings it about.
     joined = new.difference(*(each.members for each in history))
-    excused = joined | {silo for each in before for silo in each}.difference(members)
+    left = frozenset().union(*before).difference(members)
+    excused = joined | left
+
     settled = [new]  # one sum by itself is judged by its size (security/secagg/spec.py)
     for chosen in _unions(groups, least):
-        of = frozenset(silo for name in chosen for silo in groups[name])
-        if any(known <= of for known in settled) or not _tells(now, chosen):
+        implied = frozenset(chain.from_iterable(groups[name] for name in chosen))
+        if any(known <= implied for known in settled) or not _tells(now, chosen):
             continue
-        if not _tells(old, chosen) and not of <= excused:
-            return ImpliedSum(tuple(sorted(of)), _by(history, new, chosen, groups))
-        settled.append(of)
+        if not _tells(old, chosen) and not implied <= excused:
+            return ImpliedSum(tuple(sorted(implied)), _by(history, new, chosen, groups))
+        settled.append(implied)
     return None
 
 
@@ -110,12 +122,14 @@ def _by(
     groups: Mapping[str, Sequence[str]],
 ) -> tuple[SignedSet, ...]:
     """Sums without which the new one would not tell it, the newest where several would do."""
-    needed = list({each.silos: each for each in history}.values())
-    for each in tuple(needed):
-        fewer = [kept for kept in needed if kept != each]
-        if _tells(_reduced(_rows([*(kept.silos for kept in fewer), new], groups)), chosen):
+    needed = {each.silos: each for each in history}
+    for silos in tuple(needed):
+        fewer = needed.copy()
+        del fewer[silos]
+        basis = _reduced(_rows([*fewer, new], groups))
+        if _tells(basis, chosen):
             needed = fewer
-    return tuple(needed)
+    return tuple(needed.values())
 
 
 def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
@@ -131,10 +145,20 @@ def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
 
 def _unions(groups: Mapping[str, Sequence[str]], least: int) -> Iterator[tuple[str, ...]]:
     """Groups that have fewer than ``least`` silos together, the fewest silos first."""
-    small = [name for name, silos in groups.items() if len(silos) < least]
-    every = (chosen for count in range(1, least) for chosen in combinations(small, count))
-    sized = ((sum(len(groups[name]) for name in chosen), chosen) for chosen in every)
-    return (chosen for size, chosen in sorted(each for each in sized if each[0] < least))
+    small = _smaller(groups, least)
+    sized = []
+    for count in range(1, least):
+        for chosen in combinations(small, count):
+            size = sum(len(groups[name]) for name in chosen)
+            sized.append((size, chosen))
+    for size, chosen in sorted(sized):
+        if size < least:
+            yield chosen
+
+
+def _smaller(groups: Mapping[str, Sequence[str]], least: int) -> list[str]:
+    """Groups of fewer than ``least`` silos."""
+    return [name for name, silos in groups.items() if len(silos) < least]
 
 
 def _rows(sets: Iterable[frozenset[str]], groups: Iterable[str]) -> Iterator[Row]:
@@ -146,24 +170,41 @@ def _tells(basis: Basis, chosen: Collection[str]) -> bool:
 
     Such a combination takes only rows whose pivots are chosen, and these cancel elsewhere.
     """
-    rows = [row for pivot, row in basis.items() if pivot in chosen]
-    elsewhere = ({name: value for name, value in row.items() if name not in chosen} for row in rows)
+    rows = _only(basis, chosen)
+    elsewhere = [_except(row, chosen) for row in rows.values()]
     return len(_reduced(elsewhere)) < len(rows)
+
+
+def _only(basis: Basis, pivots: Collection[str]) -> Basis:
+    return {pivot: row for pivot, row in basis.items() if pivot in pivots}
+
+
+def _except(row: Row, names: Collection[str]) -> Row:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def _reduced(rows: Iterable[Row]) -> Basis:
     """The reduced row echelon form, exactly."""
     basis: dict[str, Row] = {}
     for each in rows:
+        # What the rows before tell already is taken off; if nothing is left, this one adds nothing.
         row = each
         for pivot, known in basis.items():
             row = _without(row, known, pivot)
         if not row:
             continue
         pivot = min(row)
-        row = {name: value / row[pivot] for name, value in row.items()}
-        basis = {name: _without(known, row, pivot) for name, known in basis.items()} | {pivot: row}
+        scaled = _scaled(row, 1 / row[pivot])
+
+        # And the rows before become zero at its pivot.
+        for name, known in basis.items():
+            basis[name] = _without(known, scaled, pivot)
+        basis[pivot] = scaled
     return basis
+
+
+def _scaled(row: Row, factor: Fraction) -> Row:
+    return {name: factor * value for name, value in row.items()}
 
 
 def _without(row: Row, other: Row, pivot: str) -> Row:
@@ -171,8 +212,9 @@ def _without(row: Row, other: Row, pivot: str) -> Row:
     factor = row.get(pivot)
     if not factor:
         return row
-    names = dict.fromkeys((*row, *other))
-    found = {
-        name: row.get(name, Fraction(0)) - factor * other.get(name, Fraction(0)) for name in names
-    }
-    return {name: value for name, value in found.items() if value}
+    found = dict(row)
+    for name, value in other.items():
+        rest = found.pop(name, Fraction(0)) - factor * value
+        if rest:
+            found[name] = rest
+    return found

@@ -155,10 +155,9 @@ def verify_inclusion(
     # (2) The way up from the leaf has as many siblings as the proof.
     computed = leaf
     for on_left, sibling in _siblings(index, size - 1, proof, what):
-        computed = node_hash(sibling, computed) if on_left else node_hash(computed, sibling)
+        computed = _parent(computed, sibling, on_left=on_left)
     # (3) It ends at the root.
-    if computed != root:
-        raise ProofError(f"{what} leads to {computed.hex()}, the root is {root.hex()}")
+    _check_end(what, computed, root, "root")
 
 
 def verify_consistency(
@@ -175,12 +174,7 @@ def verify_consistency(
         raise ProofError(f"a tree of {size} leaves cannot extend one of {old_size}")
     _check_hashes(old_root, root, *proof)
     # (2) An empty tree has one root, and so has each size.
-    if old_size == 0 and old_root != EMPTY_ROOT:
-        raise ProofError(f"root {old_root.hex()} is not that of an empty tree")
-    if old_size == size and old_root != root:
-        raise ProofError(
-            f"two roots of one size, {size}: {old_root.hex()} and {root.hex()}; the log was forked"
-        )
+    _check_roots(old_size, old_root, size, root)
     if old_size in (0, size):
         if proof:
             raise ProofError(f"{what} is too long: {len(proof)} hashes, none are needed")
@@ -198,12 +192,28 @@ def verify_consistency(
     for on_left, sibling in _siblings(at, last, path, what):
         if on_left:
             old_computed = node_hash(sibling, old_computed)
-        computed = node_hash(sibling, computed) if on_left else node_hash(computed, sibling)
+        computed = _parent(computed, sibling, on_left=on_left)
     # (5) It ends at both roots.
-    if old_computed != old_root:
-        raise ProofError(f"{what} leads to {old_computed.hex()}, the old root is {old_root.hex()}")
+    _check_end(what, old_computed, old_root, "old root")
+    _check_end(what, computed, root, "root")
+
+
+def _check_roots(old_size: int, old_root: bytes, size: int, root: bytes) -> None:
+    if old_size == 0 and old_root != EMPTY_ROOT:
+        raise ProofError(f"root {old_root.hex()} is not that of an empty tree")
+    if old_size == size and old_root != root:
+        raise ProofError(
+            f"two roots of one size, {size}: {old_root.hex()} and {root.hex()}; the log was forked"
+        )
+
+
+def _parent(node: bytes, sibling: bytes, *, on_left: bool) -> bytes:
+    return node_hash(sibling, node) if on_left else node_hash(node, sibling)
+
+
+def _check_end(what: str, computed: bytes, root: bytes, name: str) -> None:
     if computed != root:
-        raise ProofError(f"{what} leads to {computed.hex()}, the root is {root.hex()}")
+        raise ProofError(f"{what} leads to {computed.hex()}, the {name} is {root.hex()}")
 
 
 def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[tuple[bool, bytes]]:
