@@ -100,24 +100,29 @@ def _read(
     needed: tuple[str, ...],
     optional: tuple[str, ...],
 ) -> dict[str, NDArray[Any]]:
-    there = [name.removesuffix(".npy") for name in archive.namelist()]
+    found = [name.removesuffix(".npy") for name in archive.namelist()]
     for name in needed:
-        if name not in there:
+        if name not in found:
             raise LocalError(
-                f"{path}: has no array {name!r}, only {sorted(there)}; save {_listed(needed)}"
+                f"{path}: has no array {name!r}, only {sorted(found)}; save {_listed(needed)}"
             )
-    wanted = [*needed, *(name for name in optional if name in there)]
-    total = 0
-    for name in wanted:
-        try:
-            claim = _claim(path, archive, name, size)
-        except _NotPlainError as error:
-            if name not in FIXES:
-                raise
-            raise LocalError(f"{path}: {name} is not a plain array; {FIXES[name]}") from error
-        total += claim.nbytes + claim.count * (TEXT_BYTES if name in FIXES else NUMBER_BYTES)
-    check_fits(path, total, f"{_listed(tuple(wanted))} of what its headers claim")
+    wanted = (*needed, *filter(found.__contains__, optional))
+    total = sum(_memory(path, archive, name, size) for name in wanted)
+    # (4) Nothing is read before all of it is known to fit.
+    check_fits(path, total, f"{_listed(wanted)} of what its headers claim")
     return {name: _array(archive, name) for name in wanted}
+
+
+def _memory(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> int:
+    """Bytes of memory that one array and what is made of it take; LocalError if it is not plain."""
+    if name not in FIXES:
+        claim = _claim(path, archive, name, size)
+        return claim.nbytes + claim.count * NUMBER_BYTES
+    try:
+        claim = _claim(path, archive, name, size)
+    except _NotPlainError as error:
+        raise LocalError(f"{path}: {name} is not a plain array; {FIXES[name]}") from error
+    return claim.nbytes + claim.count * TEXT_BYTES
 
 
 def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim:
@@ -126,12 +131,9 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     # (1) How it is packed.
     if member.compress_type not in METHODS or member.flag_bits & 1:
         raise _NotPlainError
-    packed = min(member.compress_size, size)
-    most = (
-        packed * MOST_INFLATED + SLACK_BYTES
-        if member.compress_type == zipfile.ZIP_DEFLATED
-        else packed
-    )
+    packed = most = min(member.compress_size, size)
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        most = packed * MOST_INFLATED + SLACK_BYTES
     if member.file_size > most:
         raise LocalError(
             f"{path}, holds {size:,} bytes: array {name!r} claims to unpack {packed:,} bytes to"
@@ -147,12 +149,14 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     if dtype.hasobject or any(not 0 <= side < LARGEST_SIDE for side in shape):
         raise _NotPlainError
     # (3) That much is there.
-    claim = _Claim(math.prod(shape) * dtype.itemsize, math.prod(shape))
-    if claim.nbytes > member.file_size - start.tell():
+    count = math.prod(shape)
+    claim = _Claim(count * dtype.itemsize, count)
+    follow = member.file_size - start.tell()
+    if claim.nbytes > follow:
         raise LocalError(
             f"{path}, holds {size:,} bytes: the header of array {name!r} claims {dtype}"
             f" {list(shape)}, which are {claim.nbytes:,} bytes, and"
-            f" {member.file_size - start.tell():,} follow; write the file again"
+            f" {follow:,} follow; write the file again"
         )
     return claim
 

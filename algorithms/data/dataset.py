@@ -1,10 +1,8 @@
-"""A silo's records: loading, checking, and a split into training and test records that
-never moves.
-"""
+"""A silo's records: loading, checking, and a lasting split into training and test records."""
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from .arrays import FIXES, read_arrays
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 FEWEST_RECORDS = 2  # one to train on, one to test on
-BY_RECORD = ("ids", "sources", "groups")  # texts of a data set, one per record
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +47,18 @@ class Dataset:
                 f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a"
                 " record"
             )
-        for column in BY_RECORD:
-            texts, name = getattr(self, column), column.removesuffix("s")
-            if texts is not None and len(texts) != len(self.y):
+        for key, texts in self.by_record().items():
+            if len(texts) != len(self.y):
+                name = key.removesuffix("s")
                 raise LocalError(
-                    f"data set: {len(texts)} {name}s for {len(self.y)} records; give one {name} a"
+                    f"data set: {len(texts)} {key} for {len(self.y)} records; give one {name} a"
                     " record"
                 )
+
+    def by_record(self) -> dict[str, tuple[str, ...]]:
+        """The ids, sources and groups that are known, one text per record each."""
+        texts = {"ids": self.ids, "sources": self.sources, "groups": self.groups}
+        return {key: known for key, known in texts.items() if known is not None}
 
     def __len__(self) -> int:
         return len(self.y)
@@ -64,24 +66,18 @@ class Dataset:
     def to(self, device: torch.device) -> "Dataset":
         """The same records, held by a device; themselves where they are there."""
         x, y = self.x.to(device), self.y.to(device)
-        return self if x is self.x and y is self.y else replace(self, x=x, y=y)
+        if x is self.x and y is self.y:
+            return self
+        return replace(self, x=x, y=y)
 
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         places = index.tolist()
-
-        def taken(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-            return None if texts is None else tuple(texts[place] for place in places)
-
-        return Dataset(
-            self.x[index],
-            self.y[index],
-            self.class_names,
-            taken(self.ids),
-            taken(self.sources),
-            taken(self.groups),
-        )
+        texts: dict[str, tuple[str, ...]] = {}
+        for key, known in self.by_record().items():
+            texts[key] = tuple(known[place] for place in places)
+        return Dataset(self.x[index], self.y[index], self.class_names, **texts)
 
 
 def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -93,16 +89,17 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
 
 
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Records x [N, …] and labels y [N] in calls of ``rows`` each, and how many of them are
-    records.
+    """Records x [N, …] and labels y [N] in calls of ``rows``, each with its number of records.
 
-    Zeros fill up the last one.
+    Zeros fill up the last call.
     """
     for start in range(0, len(x), rows):
         xs, ys = x[start : start + rows], y[start : start + rows]
-        records, lack = len(xs), rows - len(xs)
+        records = len(xs)
+        lack = rows - records
         if lack:
-            xs, ys = (torch.cat([t, t.new_zeros(lack, *t.shape[1:])]) for t in (xs, ys))
+            xs = torch.cat([xs, xs.new_zeros(lack, *xs.shape[1:])])
+            ys = torch.cat([ys, ys.new_zeros(lack)])
         yield xs, ys, records
 
 
@@ -112,20 +109,20 @@ def load_npz(path: Path) -> Dataset:
     Never unpickles.
 
     LocalError, before anything is read, for a file that asks for more memory than is available.
-    Whether the records fit a job is for ``fit.check_records`` to say.
+    Whether the records fit a job is for ``record_checks.check_records`` to say.
     """
     arrays = read_arrays(path, ("x", "y"))
-    x, y, names = arrays["x"], arrays["y"], arrays.get("class_names")
+    x, y = arrays["x"], arrays["y"]
     _check_records(path, x, y)
-    _check_texts(path, arrays, y)
+    texts: dict[str, tuple[str, ...]] = {}
+    for name in ("class_names", "ids", "sources", "groups"):
+        if name in arrays:
+            _check_texts(path, name, arrays[name], len(y))
+            texts[name] = tuple(map(str, arrays[name].tolist()))
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         x = x.astype(np.float32)
-    by_record = {name: arrays[name] for name in BY_RECORD if name in arrays}
     return Dataset(
-        torch.from_numpy(np.ascontiguousarray(x)),
-        torch.from_numpy(y.astype(np.int64)),
-        None if names is None else tuple(names.tolist()),
-        **{name: tuple(map(str, texts.tolist())) for name, texts in by_record.items()},
+        torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)), **texts
     )
 
 
@@ -145,21 +142,15 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         )
 
 
-def _check_texts(path: Path, arrays: Mapping[str, NDArray[Any]], y: NDArray[Any]) -> None:
-    names = arrays.get("class_names")
-    if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
-        raise LocalError(
-            f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}"
-        )
-    for name in BY_RECORD:
-        texts = arrays.get(name)
-        if texts is None:
-            continue
-        if texts.dtype.kind not in "Uiu" or texts.shape != y.shape:
-            raise LocalError(
-                f"{path}: {name} is {texts.dtype} {list(texts.shape)} for {len(y)} records;"
-                f" {FIXES[name]}"
-            )
+def _check_texts(path: Path, name: str, texts: NDArray[Any], records: int) -> None:
+    """LocalError unless these are names of classes, or one text or whole number per record."""
+    found = f"{path}: {name} is {texts.dtype} {list(texts.shape)}"
+    if name == "class_names":
+        if texts.dtype.kind != "U" or texts.ndim != 1:
+            raise LocalError(f"{found}; {FIXES[name]}")
+        return
+    if texts.dtype.kind not in "Uiu" or texts.shape != (records,):
+        raise LocalError(f"{found} for {records} records; {FIXES[name]}")
 
 
 def save_npz(path: Path, data: Dataset) -> None:
@@ -167,9 +158,8 @@ def save_npz(path: Path, data: Dataset) -> None:
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
-    for name in BY_RECORD:
-        if (texts := getattr(data, name)) is not None:
-            arrays[name] = np.array(texts, dtype=np.str_)
+    for name, texts in data.by_record().items():
+        arrays[name] = np.array(texts, dtype=np.str_)
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -178,9 +168,7 @@ def save_npz(path: Path, data: Dataset) -> None:
 
 
 def digits() -> Dataset:
-    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, ten
-    classes.
-    """
+    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, y 0…9."""
     from sklearn.datasets import (  # noqa: PLC0415 - two seconds of import that only the demo needs
         load_digits,
     )
@@ -191,14 +179,14 @@ def digits() -> Dataset:
 
 
 def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
-    """Training and test records, each record's side drawn by a keyed hash of its id alone, or of
-    its index without ids.
+    """Training and test records: a keyed hash of its id draws each record's side.
 
-    Records that have groups are drawn by those in place of their ids: a group is on one side.
+    Records without ids are drawn by their index. Records that have groups are drawn by those in
+    place of their ids: a group is on one side.
 
-    With ids a record keeps its side whatever happens to the others, and two records of one id are
-    on one side. Without, only records appended at the end leave the sides as they are. Who lacks
-    the key cannot tell a side.
+    With ids, a record keeps its side whatever happens to the others, and two records of one id are
+    on one side. Without ids, only records appended at the end leave the sides as they are. Nobody
+    can tell a record's side without the key.
     """
     if not 0 < test_fraction < 1:
         raise LocalError(
@@ -209,12 +197,16 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     threshold = int(test_fraction * 2**64)
     drawn = data.groups or data.ids or range(len(data))
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
-    for empty, side, fix in ((tested.all(), "training", "lower"), (~tested.any(), "test", "raise")):
-        if empty:
-            raise LocalError(
-                f"test_fraction = {test_fraction} leaves no {side} record of {len(data)}; "
-                f"{fix} it or add records"
-            )
+    if tested.all():
+        raise LocalError(
+            f"test_fraction = {test_fraction} leaves no training record of {len(data)}; "
+            "lower it or add records"
+        )
+    if not tested.any():
+        raise LocalError(
+            f"test_fraction = {test_fraction} leaves no test record of {len(data)}; "
+            "raise it or add records"
+        )
     return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))
 
 

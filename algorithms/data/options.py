@@ -43,13 +43,19 @@ class SourceTable(Strict):
     @property
     def path(self) -> Path | None:
         """The file or folder that holds the records; None where they come with the software."""
-        found: Path | None = getattr(self, "file", None) or getattr(self, "folder", None)
-        return found
+        for key in ("file", "folder"):
+            path: Path | None = getattr(self, key, None)
+            if path is not None:
+                return path
+        return None
 
     @property
     def title(self) -> str:
         """The name of the records in a partition's file, which is compared: it must not change."""
-        return getattr(self, "name", "") or (self.path.name if self.path else "") or self.kind
+        name: str = getattr(self, "name", "")
+        if not name and self.path is not None:
+            name = self.path.name
+        return name or self.kind
 
     @property
     def long_title(self) -> str:
@@ -59,25 +65,26 @@ class SourceTable(Strict):
     @property
     def where(self) -> str:
         """The records as errors name them."""
-        return f"{self.kind} {self.title}" if self.path is None else str(self.path)
+        if self.path is None:
+            return f"{self.kind} {self.title}"
+        return str(self.path)
 
     def below(self, base: Path) -> Self:
         """The same table with its path relative to a folder."""
-        keys = {"file", "folder"} & type(self).model_fields.keys()
-        return self.model_copy(update={key: base / getattr(self, key) for key in keys})
+        moved: dict[str, Path] = {}
+        for key in {"file", "folder"} & type(self).model_fields.keys():
+            moved[key] = base / getattr(self, key)
+        return self.model_copy(update=moved)
 
     def check_present(self) -> None:
         """LocalError if the file or folder is missing or is a FIFO or the like.
 
         A silo asks when it starts, before any job.
         """
-        file, folder = getattr(self, "file", None), getattr(self, "folder", None)
-        if file is not None and not file.is_file():
-            if file.exists() and not file.is_dir():
-                check_regular(file)
-            raise LocalError(
-                f"{file}: no such file; data.file in the configuration names the silo's records"
-            )
+        file: Path | None = getattr(self, "file", None)
+        folder: Path | None = getattr(self, "folder", None)
+        if file is not None:
+            _check_file(file)
         if folder is not None and not folder.is_dir():
             raise LocalError(
                 f"{folder}: no such folder; data.folder in the configuration holds the records"
@@ -88,7 +95,20 @@ class SourceTable(Strict):
 
         Whether the records can be read shows only when they are.
         """
-        return None if self.path is None or self.path.exists() else str(self.path)
+        if self.path is None or self.path.exists():
+            return None
+        return str(self.path)
+
+
+def _check_file(file: Path) -> None:
+    if file.is_file():
+        return
+    # Reading from a FIFO or a device would wait for ever: that error says what the path is.
+    if file.exists() and not file.is_dir():
+        check_regular(file)
+    raise LocalError(
+        f"{file}: no such file; data.file in the configuration names the silo's records"
+    )
 
 
 class DataTable(SourceTable):
@@ -101,9 +121,7 @@ class DataTable(SourceTable):
 
     @property
     def has_official_parts(self) -> bool:
-        """Whether official training records, whose ids start with ``train/``, precede test
-        records.
-        """
+        """Whether official training records, with ids ``train/…``, precede test records."""
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
@@ -113,7 +131,9 @@ class DataTable(SourceTable):
         one.
         """
         try:
-            return self.read() if model is None else self.read_at(input_shape(model))
+            if model is None:
+                return self.read()
+            return self.read_at(input_shape(model))
         # another process took what was available when it was asked for
         except MemoryError as error:
             raise LocalError(
@@ -133,11 +153,10 @@ class DataTable(SourceTable):
 
 
 class Pixels(DataTable):
-    """Public constants, one a channel or one for all: a pixel of 0 … 1 becomes (pixel - mean) /
-    std.
+    """Images whose pixels of 0 … 1 become (pixel - mean) / std, constants per channel or for all.
 
-    They are declared, never computed from a silo's records: those would be one more thing that the
-    model tells of them.
+    They are public and declared, never computed from a silo's records: those would be one more
+    thing that the model tells of them.
     """
 
     mean: tuple[Number, ...] = Field(default=(0.0,), min_length=1)
@@ -145,9 +164,8 @@ class Pixels(DataTable):
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
         """Records [N, channels, height, width] from pixels of 0 … 255."""
-        return self.normalised(
-            torch.from_numpy(np.ascontiguousarray(x)).to(torch.float32).div_(255), where
-        )
+        pixels = torch.from_numpy(np.ascontiguousarray(x))
+        return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
         """The same records, changed in place."""
@@ -158,9 +176,9 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
-        return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(
-            torch.tensor(self.std)[:, None, None]
-        )
+        mean = torch.tensor(self.mean)[:, None, None]
+        std = torch.tensor(self.std)[:, None, None]
+        return x.sub_(mean).div_(std)
 
 
 class ImageFiles(Pixels):
@@ -179,9 +197,7 @@ class ImageFiles(Pixels):
 
 
 class Shared(DataTable):
-    """The k-th of n disjoint random shares of a public set, so that trials can deal it out among
-    silos.
-    """
+    """The k-th of n disjoint random shares of a public set, for trials that deal it out."""
 
     share: tuple[Count, Count] | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] | None = None
@@ -189,12 +205,17 @@ class Shared(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _one_of_n(self) -> "Shared":
-        if self.share is not None and self.share[0] > self.share[1]:
+        if self.share is None:
+            if self.seed is not None:
+                raise ValueError(
+                    "seed deals out shares; give share = [k, n] too, or leave seed out"
+                )
+            return self
+        own, shares = self.share
+        if own > shares:
             raise ValueError(
-                f"share = {list(self.share)}: give [k, n], the k-th of n shares, k from 1 to n"
+                f"share = [{own}, {shares}]: give [k, n], the k-th of n shares, k from 1 to n"
             )
-        if self.share is None and self.seed is not None:
-            raise ValueError("seed deals out shares; give share = [k, n] too, or leave seed out")
         return self
 
     def indices(self, total: int) -> NDArray[np.int64]:
@@ -202,6 +223,5 @@ class Shared(DataTable):
         if self.share is None:
             return np.arange(total)
         own, shares = self.share
-        return np.sort(
-            permutation(stream(self.seed or 0, "", 0, "share"), total)[own - 1 :: shares]
-        )
+        drawn = permutation(stream(self.seed or 0, "", 0, "share"), total)
+        return np.sort(drawn[own - 1 :: shares])

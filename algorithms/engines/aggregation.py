@@ -7,6 +7,7 @@ blind).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol, TypeAlias
 
 import torch
@@ -28,9 +29,7 @@ Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class Shelf(Protocol):
-    """What earlier rounds left: the last published parts, the last version of a Mix that each silo
-    gave, mail.
-    """
+    """What earlier rounds left: published parts, each silo's last version of a Mix, and mail."""
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""
@@ -57,9 +56,7 @@ class Archive(Shelf, Protocol):
         ...
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix
-        part.
-        """
+        """Let a silo's contribution, which ``read`` reads, be its version of a Mix part."""
         ...
 
     def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
@@ -76,9 +73,7 @@ class Archive(Shelf, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shelved:
-    """All that an archive holds: by part what is published, by part and silo the versions of a Mix,
-    and mail.
-    """
+    """All that an archive holds: what is published by part, versions and mail by part and silo."""
 
     published: Mapping[str, Tensors]
     versions: Mapping[tuple[str, str], Tensors]
@@ -93,12 +88,13 @@ class MemoryArchive:
 
     def __init__(self, shelved: Shelved | None = None, device: torch.device = CPU) -> None:
         self._device = device
-        self._published: dict[str, Tensors] = dict(shelved.published) if shelved else {}
-        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions) if shelved else {}
+        shelved = shelved or Shelved({}, {}, {})
+        self._published: dict[str, Tensors] = dict(shelved.published)
+        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions)
         if device != CPU:
-            for key, held in self._versions.items():
+            for key, held in shelved.versions.items():
                 self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
-        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail) if shelved else {}
+        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
 
     def shelved(self) -> Shelved:
         """All that is here now; no later change of the archive reaches it."""
@@ -138,7 +134,9 @@ class MemoryArchive:
 
     def clear_mail(self, silo: str) -> None:
         """Remove all that is put aside for a silo."""
-        self._mail = {key: tensors for key, tensors in self._mail.items() if key[1] != silo}
+        for part, recipient in tuple(self._mail):
+            if recipient == silo:
+                del self._mail[part, recipient]
 
 
 def close_round(
@@ -162,35 +160,38 @@ def close_round(
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
     metrics = results.pop(METRICS.name, {})
     combined = method.combine(state, round_, ordered, results)
-    _check_published(round_, combined.published)
-    posted = [
-        (
-            post,
-            _posted(method, exchanges, post, up_parts, read, archive, cleared=post.silo in ordered),
-        )
-        for post in combined.posts
-    ]
+    for name, tensors in combined.published.items():
+        _check_finite(round_, name, tensors)
+    posted: list[tuple[Post, dict[str, Tensor] | None]] = []
+    for post in combined.posts:
+        cleared = post.silo in ordered
+        mailed = _posted(method, exchanges, post, up_parts, read, archive, cleared=cleared)
+        posted.append((post, mailed))
 
-    # Nothing above changed the archive: a fault up to here leaves it as the last round did.
-    versioned = [part for part in up_parts if part.exchange == Mix()]  # a directed one keeps none
-    for part in versioned:
-        for silo in ordered:
-            archive.store(part, silo, _reader(read, part.name))
+    # The archive changes only now, as every exchange and the method have succeeded.
+    stored = [part for part in up_parts if part.exchange == Mix()]  # a directed one is not kept
+    for part, silo in product(stored, ordered):
+        archive.store(part, silo, _reader(read, part.name))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
+
+    # A member's mail was delivered at the start of the round to which it contributed now.
     for silo in ordered:
-        archive.clear_mail(silo)  # it was delivered at the start of the round that now closes
-    unposted = tuple(post.silo for post, mailed in posted if not archive.put_mail(post, mailed))
-    return method.unposted(combined.state, unposted), metrics
+        archive.clear_mail(silo)
+    unposted = []
+    for post, mailed in posted:
+        if not archive.put_mail(post, mailed):
+            unposted.append(post.silo)
+    return method.unposted(combined.state, tuple(unposted)), metrics
 
 
-def _check_published(round_: int, published: Mapping[str, Tensors]) -> None:
-    for name, tensors in published.items():
-        if not all(all_finite(tensor) for tensor in tensors.values()):
-            raise LocalError(
-                f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not"
-                " published"
-            )
+def _check_finite(round_: int, part: str, tensors: Tensors) -> None:
+    """LocalError if a result holds NaN or infinity: every silo would train from it."""
+    if not all(map(all_finite, tensors.values())):
+        raise LocalError(
+            f"round {round_}: the result of part {part!r} holds NaN or infinity; it is not"
+            " published"
+        )
 
 
 def deliver(
@@ -219,34 +220,35 @@ def deliver(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
                 " own, and does not say so in addressed"
             )
-        tensors = _delivered(exchanges, delivery, part, silo, archive)
+        tensors = _delivered(exchanges, part, silo, delivery, archive)
         if tensors is not None:
             delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
     return delivered
 
 
 def _delivered(
-    exchanges: Exchanges, delivery: Delivery, part: Part, silo: str, archive: Shelf
+    exchanges: Exchanges, part: Part, silo: str, delivery: Delivery, archive: Shelf
 ) -> Tensors | None:
     match delivery:
         case Latest():
             return archive.latest(part.name)
-        case Row(weights=weights):
-            return _row(exchanges, part, silo, weights, archive)
+        case Row():
+            return _row(exchanges, part, silo, delivery.weights, archive)
         case Mail():
             return archive.mail(part.name, silo)
-        case Value(tensors=tensors):
-            return tensors
+        case Value():
+            return delivery.tensors
 
 
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     """The members in the order of every fold; LocalError for strangers and duplicates."""
-    strangers = sorted(set(members) - set(method.setting.silos))
-    if strangers or len(set(members)) != len(members):
+    distinct = set(members)
+    strangers = sorted(distinct.difference(method.setting.silos))
+    if strangers or len(distinct) != len(members):
         raise LocalError(
             f"members {list(members)} are not distinct silos of the job; strangers: {strangers}"
         )
-    return tuple(silo for silo in method.setting.silos if silo in members)
+    return tuple(filter(distinct.__contains__, method.setting.silos))
 
 
 def _row(
@@ -280,8 +282,8 @@ def _posted(
 
     ``cleared``: the silo has given in this round, and so m is nothing any more.
     """
-    mixed = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
-    part = mixed.get(post.part)
+    mixes = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
+    part = mixes.get(post.part)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
@@ -289,14 +291,15 @@ def _posted(
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
     if row is None:
         return None  # as if nobody were alike
+
+    shares = {spec.name: row[spec.name].double() * (1 - post.keep) for spec in part.tensors}
+    kept = 1.0
     before = None if cleared else archive.mail(post.part, post.silo)
-    mailed: dict[str, Tensor] = {}
-    for spec in part.tensors:
-        share = row[spec.name].double() * (1 - post.keep)
-        if before is not None:
-            share += before[spec.name].double() * post.keep
-        mailed[spec.name] = share.to(DTYPES[spec.dtype])
-    kept = 1.0 if before is None else float(before[KEEP.name])
+    if before is not None:
+        kept = float(before[KEEP.name])
+        for name, share in shares.items():
+            share.add_(before[name].double() * post.keep)
+    mailed = {spec.name: shares[spec.name].to(DTYPES[spec.dtype]) for spec in part.tensors}
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 

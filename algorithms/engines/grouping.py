@@ -1,5 +1,4 @@
-"""Which silos can be trained at once: those whose modules are alike but for their values, and whose
-stages are.
+"""Which silos can be trained at once: those whose modules and stages differ only in values.
 
 What cannot be told to be the same counts as different: such a silo is trained on its own.
 """
@@ -36,17 +35,14 @@ class _Itself:
 
 
 def architecture(modules: Modules) -> Key:
-    """Equal where the modules of all parts compute the same from the same parameters and
-    buffers.
-    """
+    """Equal where all parts' modules compute the same from the same parameters and buffers."""
     return tuple(
         (part, specs(module.state_dict()), _layers(module)) for part, module in modules.items()
     )
 
 
 def course(steps: Course) -> Key:
-    """Equal where silos of one architecture go through the same stages but for the values of their
-    contexts.
+    """Equal where silos of one architecture have stages that differ only in their contexts' values.
 
     Surveys must be the same; a change is made silo by silo.
 
@@ -58,9 +54,7 @@ def course(steps: Course) -> Key:
 
 
 def paced_alike(stage: Stage) -> Key:
-    """Equal for stages that are the same but for the values of their contexts and the learning
-    rate.
-    """
+    """Equal for stages that differ only in their contexts' values and the learning rate."""
     return _step(replace(stage, optimiser=replace(stage.optimiser, lr=0.0)))
 
 
@@ -80,27 +74,29 @@ def specs(tensors: Tensors) -> Key:
 
 
 def _layers(module: nn.Module) -> Key:
-    layers = module.named_modules(remove_duplicate=False)
-    return tuple((name, type(layer), _same(_static(layer))) for name, layer in layers)
-
-
-def _static(layer: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(layer).items() if name not in OTHERWISE}
+    keys: list[Key] = []
+    for name, layer in module.named_modules(remove_duplicate=False):
+        static = {key: value for key, value in vars(layer).items() if key not in OTHERWISE}
+        keys.append((name, type(layer), _same(static)))
+    return tuple(keys)
 
 
 def _same(value: object) -> Key:
     """Equal for two values exactly where they are known to be the same."""
+    kind = type(value)
     match value:
         case None | bool() | int() | float() | str():
-            return type(value), repr(value)
+            return kind, repr(value)
         case tuple() | list():
-            return type(value), tuple(map(_same, value))
+            return kind, tuple(map(_same, value))
         case dict():
-            return type(value), tuple((_same(key), _same(held)) for key, held in value.items())
+            keys, values = map(_same, value), map(_same, value.values())
+            return kind, tuple(zip(keys, values, strict=True))
         case partial():
-            return type(value), _same(value.func), _same(value.args), _same(value.keywords)
+            return kind, _same(value.func), _same(value.args), _same(value.keywords)
         case MethodType():
-            return type(value), _Itself(value.__self__), _Itself(value.__func__)
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), tuple(_same(getattr(value, field.name)) for field in fields(value))
+            return kind, _Itself(value.__self__), _Itself(value.__func__)
+    if is_dataclass(kind):
+        held = (getattr(value, field.name) for field in fields(kind))
+        return kind, tuple(map(_same, held))
     return _Itself(value)

@@ -6,6 +6,7 @@ A simulation goes round by round, and between two rounds all that it is can be t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ..delivery import CoordinatorState
 from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, PlainExchange
 from ..job.job import Job
-from ..method import initial_state
+from ..method import Method, initial_state
 from ..numerics.devices import CPU, in_memory, room
 from ..training.accountant import PrivateSilo
 from ..training.loop import silent
@@ -48,9 +49,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What one round gave: a report of each silo of its cohort, and the sums that the coordinator
-    sees.
-    """
+    """The outcome of one round: a report per silo of its cohort, and the coordinator's sums."""
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
@@ -73,28 +72,19 @@ class Simulation:
         begun: Snapshot | None = None,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
-        place = (
-            engine.device
-            if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device)
-            else CPU
-        )
-        self._exchanges, self._place = exchanges if place == CPU else PlainExchange(place), place
-        if begun is None:
-            own, public = weights or {}, None if job.privacy is None else ()
-            states = {
-                silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos
-            }
-            begun = Snapshot(
-                0, states, frozenset(), self._method.begin(), MemoryArchive().shelved()
-            )
-        self._round, self._states, self._trained = (
-            begun.round,
-            dict(begun.states),
-            set(begun.trained),
-        )
+        # A Mix is folded where all silos' versions have room.
+        self._exchanges, self._device = exchanges, CPU
+        if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device):
+            self._device = engine.device
+        if self._device != CPU:
+            self._exchanges = PlainExchange(self._device)
+        begun = begun or _beginning(job, self._method, weights or {})
+        self._round = begun.round
+        self._states = dict(begun.states)
+        self._trained = set(begun.trained)
         self._coordinator = begun.coordinator
         with in_memory():
-            self._archive = MemoryArchive(begun.shelved, place)
+            self._archive = MemoryArchive(begun.shelved, self._device)
 
     @property
     def round(self) -> int:
@@ -124,14 +114,11 @@ class Simulation:
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
-        outcomes = self._engine.train(round_, [self._work(silo) for silo in cohort], done)
-        spool = {
-            (part.name, silo): self._spooled(
-                part, exchanges.give(part, outcomes[silo].contributions[part.name])
-            )
-            for silo in cohort
-            for part in up
-        }
+        outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
+        spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
+        for silo, part in product(cohort, up):
+            contribution = exchanges.give(part, outcomes[silo].contributions[part.name])
+            spool[part.name, silo] = self._spooled(part, contribution)
 
         def read(part: str, silo: str, name: str) -> Tensor:
             return spool[part, silo][name]
@@ -151,7 +138,7 @@ class Simulation:
 
         Nothing changes.
         """
-        return self._engine.look(self._round, [self._work(silo) for silo in self._job.silos], done)
+        return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, of a look after the last round."""
@@ -163,11 +150,11 @@ class Simulation:
         for silo, seen in last.items():
             self._states[silo] = kept(self._method, self._states[silo], seen, silo in self._trained)
 
-    def _spooled(self, part: Part, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _spooled(self, part: Part, contribution: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What a Mix folds lies where it is folded, before anything changes."""
         if part.exchange != Mix():
-            return given
-        return {name: tensor.to(self._place) for name, tensor in given.items()}
+            return contribution
+        return {name: tensor.to(self._device) for name, tensor in contribution.items()}
 
     def _work(self, silo: str) -> SiloWork:
         down = deliver(
@@ -176,12 +163,22 @@ class Simulation:
         return SiloWork(silo, self._states[silo], down)
 
 
+def _beginning(job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]]) -> Snapshot:
+    """Before the first round. In a private job, records may show in the silos' own weights."""
+    public = None if job.privacy is None else ()
+    states: dict[str, SiloState] = {}
+    for silo in job.silos:
+        states[silo] = initial_state(method, silo, weights.get(silo), public)
+    return Snapshot(0, states, frozenset(), method.begin(), MemoryArchive().shelved())
+
+
 def versions_bytes(job: Job) -> int:
-    """Of the versions of all silos that a Mix keeps, by the last round."""
-    parts = [part for part in job.up(job.length - 1) if part.exchange == Mix()]
-    return len(job.silos) * sum(
-        s.elements * DTYPES[s.dtype].itemsize for part in parts for s in part.tensors
-    )
+    """Bytes of all silos' versions that a Mix keeps by the last round."""
+    per_silo = 0
+    for part in job.up(job.length - 1):
+        if part.exchange == Mix():
+            per_silo += sum(spec.elements * DTYPES[spec.dtype].itemsize for spec in part.tensors)
+    return len(job.silos) * per_silo
 
 
 @dataclass(frozen=True)
@@ -195,14 +192,12 @@ class SimulationResult:
     coordinator: CoordinatorState
 
     def accuracy(self, product: str) -> dict[str, float]:
-        """Test accuracy by silo after the last round, of the model "delivered" last or "trained"
-        last.
-        """
-        last = {silo: reports[-1] for silo, reports in self.history.items()}
-        return {
-            silo: getattr(report, f"correct_{product}") / report.tested
-            for silo, report in last.items()
-        }
+        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained"."""
+        accuracy: dict[str, float] = {}
+        for silo, reports in self.history.items():
+            last = reports[-1]
+            accuracy[silo] = getattr(last, f"correct_{product}") / last.tested
+        return accuracy
 
 
 def simulate(
@@ -221,11 +216,14 @@ def simulate(
     if job.privacy is None and private is not None:
         raise LocalError(f"job {job.name!r} has no [privacy] table; give it no accounts")
     if job.privacy is not None and private is None:
-        fix = "give simulate() the accounts of its silos"
-        raise LocalError(f"job {job.name!r} has a [privacy] table; {fix}")
+        raise LocalError(
+            f"job {job.name!r} has a [privacy] table; give simulate() the accounts of its silos"
+        )
     records = {silo: Records(*sides) for silo, sides in shards.items()}
     check_population(job, records)
-    paying = None if private is None else {silo: private(silo) for silo in job.silos}
+    paying = None
+    if private is not None:
+        paying = {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
     history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
     metrics: list[Mapping[str, Tensor]] = []
@@ -235,6 +233,8 @@ def simulate(
             history[silo].append(report)
         metrics.append(round_.metrics)
         progress(simulation.round, job.length)
+
+    # The last evaluation is of what one more delivery would bring, as a silo keeps its model.
     last = simulation.look()
     simulation.finish(last)
     for silo, seen in last.items():
@@ -251,11 +251,8 @@ def check_population(job: Job, records: Mapping[str, Records]) -> None:
         )
     for silo in job.silos:
         own = records[silo]
-        for side, data in (
-            ("training", own.train),
-            ("test", own.test),
-            ("validation", own.validation),
-        ):
-            if data is not None:
-                check_records(job, data, f"{side} records of silo {silo!r}")
+        check_records(job, own.train, f"training records of silo {silo!r}")
+        check_records(job, own.test, f"test records of silo {silo!r}")
+        if own.validation is not None:
+            check_records(job, own.validation, f"validation records of silo {silo!r}")
         check_training(job, own.train, silo, f"silo {silo!r}")

@@ -38,7 +38,9 @@ class Batch:
     @property
     def counts(self) -> Tensor | None:
         """Which of the records count [m, L]; None where all do."""
-        return None if self.lengths is None else counting(self.lengths, self.places.shape[1])
+        if self.lengths is None:
+            return None
+        return counting(self.lengths, self.places.shape[1])
 
 
 def counting(lengths: Tensor, most: int) -> Tensor:
@@ -47,41 +49,52 @@ def counting(lengths: Tensor, most: int) -> Tensor:
 
 
 def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> list[Batch]:
-    """The calls that go through the pieces of all silos.
-
-    Where it is ``exact``, of equally long pieces each.
+    """The calls that go through the pieces of all silos; each of equal lengths if ``exact``.
 
     All that they need goes to the device at once, before the first.
     """
-    calls = list(_calls(pieces, exact))
-    own = [[pieces[silo][step] for silo in silos] for step, silos in calls]
-    filled = [_filled(each) for each in own]
-    places = torch.split(
-        _on(device, [each.ravel() for each in filled]), [each.size for each in filled]
-    )
-    sizes = [np.array([len(piece) for piece in each]) for each in own]
-    many = [len(silos) for _, silos in calls]
-    lengths = torch.split(_on(device, sizes), many)
-    rows = torch.split(_on(device, [np.array(silos) for _, silos in calls]), many)
-    return [
-        Batch(
-            step,
-            slice(0, len(silos)) if silos == list(range(len(silos))) else rows[call],
-            places[call].view(filled[call].shape),
-            lengths[call] if sizes[call].min() < sizes[call].max() else None,
-            (int(sizes[call].argmin()), int(sizes[call].min())),
+    steps: list[int] = []
+    silos: list[NDArray[np.int64]] = []
+    filled: list[NDArray[np.int64]] = []
+    sizes: list[NDArray[np.int64]] = []
+    for step, members in _calls(pieces, exact):
+        own = [pieces[silo][step] for silo in members]
+        steps.append(step)
+        silos.append(np.array(members))
+        filled.append(_filled(own))
+        sizes.append(np.array([len(piece) for piece in own]))
+
+    # One copy to the device for all calls: a copy per call would wait for the device.
+    places = _split_on(device, filled)
+    lengths = _split_on(device, sizes)
+    rows = _split_on(device, silos)
+    batches = []
+    for call, step in enumerate(steps):
+        fewest, most = int(sizes[call].min()), int(sizes[call].max())
+        first = np.arange(len(silos[call]))
+        batches.append(
+            Batch(
+                step,
+                slice(0, len(first)) if np.array_equal(silos[call], first) else rows[call],
+                places[call].view(filled[call].shape),
+                lengths[call] if fewest < most else None,
+                (int(sizes[call].argmin()), fewest),
+            )
         )
-        for call, (step, silos) in enumerate(calls)
-    ]
+    return batches
 
 
 def _calls(pieces: Sequence[Pieces], exact: bool) -> Iterator[tuple[int, list[int]]]:
     """Step and silos of each call."""
     for step in range(max(map(len, pieces), default=0)):
-        alive = [silo for silo, own in enumerate(pieces) if len(own) > step]
-        lengths = sorted({len(pieces[silo][step]) for silo in alive}) if exact else [None]
-        for length in lengths:
-            yield step, [silo for silo in alive if length in (None, len(pieces[silo][step]))]
+        by_length: dict[int, list[int]] = {}
+        for silo, own in enumerate(pieces):
+            if len(own) <= step:
+                continue
+            length = len(own[step]) if exact else 0
+            by_length.setdefault(length, []).append(silo)
+        for length in sorted(by_length):
+            yield step, by_length[length]
 
 
 def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -92,14 +105,15 @@ def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return filled
 
 
-def _on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *arrays])).to(device)
+def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tuple[Tensor, ...]:
+    """The arrays on the device, flat; they go there in one copy."""
+    flat = [array.ravel() for array in arrays]
+    joined = np.concatenate([np.empty(0, np.int64), *flat])
+    return torch.split(torch.from_numpy(joined).to(device), list(map(len, flat)))
 
 
 class Resident:
-    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides, one after another on a
-    device.
-    """
+    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides on one device."""
 
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
         sides = [data for own in records.values() for data in own.sides]
@@ -124,4 +138,6 @@ class Resident:
 
     def places(self, data: Dataset | None) -> range:
         """Where a silo's records of one side lie; nowhere where it has none."""
-        return range(0) if data is None else self._places[id(data)]
+        if data is None:
+            return range(0)
+        return self._places[id(data)]

@@ -1,17 +1,19 @@
-"""The engine that trains silos at once: ``local_round`` of each, with its values along a first axis
-(vmap_training.py).
+"""The engine that trains silos at once: ``local_round`` of each, along a first axis of values.
 
-States and contributions lie on the host, where the method's own functions work on them silo by
-silo. Records lie on the device, and for the time of a call the values of as many silos as go at
-once.
+vmap_training.py has the local loop. States and contributions lie on the host, where the method's
+own functions work on them silo by silo. Records lie on the device, and for the time of a call the
+values of as many silos as go at once.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import LocalError
@@ -112,30 +114,30 @@ class Stacked:
         """``local_round`` of each."""
         method = self._method
         facts, states = self._delivered(round_, work)
+
+        # Each silo's facts must be whole before its method chooses stages by them.
         before: dict[str, int] = {}
         for group in self._groups(states, {}):
             silos = self._silos(group, states)
             before |= self._correct(group, silos, "test")
             facts |= self._surveyed(Survey(method.measure), group, silos, facts)
-        courses = {
-            silo: self._job.paced(method.stages(s, facts[silo]), round_)
-            for silo, s in states.items()
-        }
+        courses: dict[str, Course] = {}
+        for silo, state in states.items():
+            courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
+
         outcomes: dict[str, RoundOutcome] = {}
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
                 match first:
                     case Stage():
-                        loss = self._train(
-                            round_, number, silos, _steps(Stage, group, courses, number)
-                        )
+                        stages = _steps(Stage, group, courses, number)
+                        loss = self._train(round_, number, silos, stages)
                     case Survey():
                         facts |= self._surveyed(first, group, silos, facts)
                     case Change():
-                        states |= _changed(
-                            _steps(Change, group, courses, number), silos, states, facts
-                        )
+                        changes = _steps(Change, group, courses, number)
+                        states |= _changed(changes, silos, states, facts)
                         silos = self._silos(group, states)
             after = self._correct(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
@@ -156,10 +158,8 @@ class Stacked:
         looks: dict[str, Evaluation] = {}
         for group in self._groups(own, {}):
             new, old = self._silos(group, fresh), self._silos(group, own)
-            test, validation = (
-                self._seen(group, new, old, "test"),
-                self._seen(group, new, old, "validation"),
-            )
+            test = self._seen(group, new, old, "test")
+            validation = self._seen(group, new, old, "validation")
             for silo in group:
                 looks[silo] = Evaluation(fresh[silo], test[silo], validation.get(silo))
                 done()
@@ -172,16 +172,14 @@ class Stacked:
     def _delivered(
         self, round_: int, work: Sequence[SiloWork]
     ) -> tuple[dict[str, Facts], dict[str, SiloState]]:
-        facts = {
-            one.silo: facts_of(self._job, one.silo, round_, self._records[one.silo].train)
-            for one in work
-        }
-        states = {
-            one.silo: take_delivery(
-                self._method, self._job, one.state, facts[one.silo], one.delivered
-            )
-            for one in work
-        }
+        facts: dict[str, Facts] = {}
+        for one in work:
+            train_records = self._records[one.silo].train
+            facts[one.silo] = facts_of(self._job, one.silo, round_, train_records)
+        states: dict[str, SiloState] = {}
+        for one in work:
+            own = facts[one.silo]
+            states[one.silo] = take_delivery(self._method, self._job, one.state, own, one.delivered)
         return facts, states
 
     # What the silos of a group do at once.
@@ -195,27 +193,33 @@ class Stacked:
         with _named(round_, group[0]):
             check_trains(modules, stage)
         pieces = self._pieces(round_, number, group, stage, batch_coupled(modules))
-        device, given = silos.x.device, [own.context for own in stages.values()]
-        context = {
-            name: torch.stack([own[name] for own in given]).to(device) for name in stage.context
-        }
-        stack = replace(
-            silos, modules=modules, values={part: silos.values[part] for part in modules}
-        )
+        contexts = [own.context for own in stages.values()]
+        context: dict[str, Tensor] = {}
+        for name in stage.context:
+            stacked = torch.stack([own[name] for own in contexts])
+            context[name] = stacked.to(silos.x.device)
+        values = {part: silos.values[part] for part in modules}
+        stack = replace(silos, modules=modules, values=values)
         with self._running(group):
             trained = train(stack, stage, context, pieces, self._bench)
             losses = trained.losses.T.tolist()
             check_odd(trained.oddness)
-        own = {
-            silo: of[: len(batches)]
-            for silo, of, batches in zip(group, losses, pieces, strict=True)
-        }
+
+        # A silo with fewer batches than others has NaN for the rest.
+        own_losses: dict[str, list[float]] = {}
+        for silo, row, batches in zip(group, losses, pieces, strict=True):
+            own_losses[silo] = row[: len(batches)]
+        # In job order, as silos that train one by one are checked.
         for silo in sorted(group, key=self._job.silos.index):
             with _named(round_, silo):
-                for loss in own[silo]:
+                for loss in own_losses[silo]:
                     check_loss(loss, stage.optimiser)
-        last = {silo: of[len(of) - len(of) // stage.epochs :] for silo, of in own.items()}
-        return {silo: sum(of) / len(of) for silo, of in last.items()}
+        means: dict[str, float] = {}
+        for silo, steps in own_losses.items():
+            epoch = len(steps) // stage.epochs
+            last = steps[len(steps) - epoch :]
+            means[silo] = sum(last) / len(last)
+        return means
 
     def _surveyed(
         self, survey: Survey, group: Sequence[str], silos: Silos, facts: Mapping[str, Facts]
@@ -223,10 +227,11 @@ class Stacked:
         """The facts of the group with what a survey finds."""
         with self._running(group):
             found = measure(survey.measure, silos, self._places(group, "train"), survey.rows)
-        return {
-            silo: replace(facts[silo], measured={**facts[silo].measured, **own})
-            for silo, own in zip(group, found, strict=True)
-        }
+        surveyed: dict[str, Facts] = {}
+        for silo, own in zip(group, found, strict=True):
+            measured = {**facts[silo].measured, **own}
+            surveyed[silo] = replace(facts[silo], measured=measured)
+        return surveyed
 
     def _pieces(
         self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool
@@ -236,25 +241,26 @@ class Stacked:
         for silo, places in zip(group, self._places(group, "train"), strict=True):
             rng = stage_stream(self._method, self._job, silo, round_, number)
             size = self._job.training.batch_size
-            epochs = (
-                PLAIN.batches(stage, len(places), size, rng, wrap) for _ in range(stage.epochs)
-            )
-            pieces.append([places.start + batch for epoch in epochs for batch in epoch])
+            own: list[NDArray[np.int64]] = []
+            for _ in range(stage.epochs):
+                batches = PLAIN.batches(stage, len(places), size, rng, wrap)
+                own.extend(places.start + batch for batch in batches)
+            pieces.append(own)
         return pieces
 
     def _correct(self, group: Sequence[str], silos: Silos, side: Side) -> dict[str, int]:
         with self._running(group):
-            return dict(
-                zip(group, evaluate(self._method, silos, self._places(group, side)), strict=True)
-            )
+            counts = evaluate(self._method, silos, self._places(group, side))
+            return dict(zip(group, counts, strict=True))
 
     def _seen(self, group: Sequence[str], new: Silos, old: Silos, side: Side) -> dict[str, Seen]:
-        """Of the silos that have records of the side."""
+        """By silo, of those that have records of the side."""
         delivered, trained = self._correct(group, new, side), self._correct(group, old, side)
-        counts = {
-            silo: len(places) for silo, places in zip(group, self._places(group, side), strict=True)
-        }
-        return {silo: Seen(n, delivered[silo], trained[silo]) for silo, n in counts.items() if n}
+        seen: dict[str, Seen] = {}
+        for silo, places in zip(group, self._places(group, side), strict=True):
+            if places:
+                seen[silo] = Seen(len(places), delivered[silo], trained[silo])
+        return seen
 
     def _places(self, group: Sequence[str], side: Side) -> list[range]:
         return [self._resident.places(getattr(self._records[silo], side)) for silo in group]
@@ -277,54 +283,46 @@ class Stacked:
     # Which silos go at once.
 
     def _groups(self, states: States, courses: Mapping[str, Course]) -> Iterator[list[str]]:
-        """Silos with more records come first: so those that still train at a step are the first of
-        their group.
+        """Silos that train at once, those with more records first.
+
+        So those that still train at a step are the first of their group.
         """
         alike: dict[Hashable, list[str]] = {}
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
-            alike.setdefault((self._template(silo).key, course(courses.get(silo, ()))), []).append(
-                silo
-            )
+            key = self._template(silo).key, course(courses.get(silo, ()))
+            alike.setdefault(key, []).append(silo)
         for silos in alike.values():
-            size = self._at_once or self._fitting(silos[0], courses.get(silos[0], ()))
-            yield from (silos[start : start + size] for start in range(0, len(silos), size))
+            largest = silos[0]
+            size = self._at_once or self._fitting(largest, courses.get(largest, ()))
+            for start in range(0, len(silos), size):
+                yield silos[start : start + size]
 
     def _fitting(self, largest: str, steps: Course) -> int:
         """How many silos go at once, of which this one has the most records."""
-        template, own = self._template(largest), len(self._records[largest].train)
-        full_batch = any(isinstance(step, Stage) and step.full_batch for step in steps)
-        records = own if full_batch else self._job.training.batch_size
-        looked = min(
-            template.looked, max(len(data) for own in self._records.values() for data in own.sides)
-        )
+        template = self._template(largest)
+        records = self._job.training.batch_size
+        if any(isinstance(step, Stage) and step.full_batch for step in steps):
+            records = len(self._records[largest].train)
+        sides = chain.from_iterable(own.sides for own in self._records.values())
+        looked = min(template.looked, max(map(len, sides)))
         each = COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
         return max(1, room(self.device) // each)
 
     def _template(self, silo: str) -> _Template:
-        if silo not in self._templates:
-            with torch.device("meta"):  # without values
-                modules = self._method.modules(silo)
-            kept: list[Tensor] = []
-            held: set[int] = set()
-            for module in modules.values():
-                kept += module.state_dict(keep_vars=True).values()
-                held.update(map(id, (*module.parameters(), *module.buffers())))
-            if len(kept) != len(held) or {id(t) for t in kept} != held:
-                raise LocalError(
-                    f"the model of silo {silo!r} shares tensors between layers, or keeps some out"
-                    " of its state, so silos cannot train at once; simulate it with silos one"
-                    " by one"
-                )
-            key = architecture(modules)
-            if key not in self._known:
-                whole = self._method.modules(silo)
-                if self._convolutions == "unfolded":
-                    unfold_all((*modules.values(), *whole.values()))
-                record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
-                self._known[key] = _Template(
-                    key, modules, sum(t.nbytes for t in kept), record, chunk(whole)
-                )
-            self._templates[silo] = self._known[key]
+        if silo in self._templates:
+            return self._templates[silo]
+        with torch.device("meta"):  # without values
+            modules = self._method.modules(silo)
+        kept = _own_tensors(silo, modules)
+        key = architecture(modules)
+        if key not in self._known:
+            whole = self._method.modules(silo)
+            if self._convolutions == "unfolded":
+                unfold_all((*modules.values(), *whole.values()))
+            record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
+            value_bytes = sum(tensor.nbytes for tensor in kept)
+            self._known[key] = _Template(key, modules, value_bytes, record, chunk(whole))
+        self._templates[silo] = self._known[key]
         return self._templates[silo]
 
     @contextmanager
@@ -356,11 +354,31 @@ def _named(round_: int, silo: str) -> Iterator[None]:
         raise LocalError(f"round {round_} at silo {silo!r}: {error}") from error
 
 
+def _own_tensors(silo: str, modules: Modules) -> list[Tensor]:
+    """The tensors of a model's state; LocalError unless it has each once, and no others."""
+    kept: list[Tensor] = []
+    held: set[int] = set()
+    for module in modules.values():
+        kept.extend(module.state_dict(keep_vars=True).values())
+        held.update(map(id, module.parameters()))
+        held.update(map(id, module.buffers()))
+    if len(kept) != len(held) or set(map(id, kept)) != held:
+        raise LocalError(
+            f"the model of silo {silo!r} shares tensors between layers, or keeps some out"
+            " of its state, so silos cannot train at once; simulate it with silos one"
+            " by one"
+        )
+    return kept
+
+
 def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
-    wanted = {
-        part: specs(module.state_dict()) for part, module in modules.items() if module.state_dict()
-    }
-    if {part: specs(held) for part, held in state.parts.items() if held} != wanted:
+    # A part without tensors may be absent from the state.
+    nothing = specs({})
+    wanted = {part: specs(module.state_dict()) for part, module in modules.items()}
+    held = {part: specs(tensors) for part, tensors in state.parts.items()}
+    for part in wanted.keys() | held.keys():
+        if wanted.get(part, nothing) == held.get(part, nothing):
+            continue
         raise LocalError(
             f"the state of silo {silo!r} is not of the job's model; begin the simulation anew"
         )
@@ -369,19 +387,24 @@ def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
 def _steps(
     kind: type[T], group: Sequence[str], courses: Mapping[str, Course], number: int
 ) -> dict[str, T]:
-    """One step of each silo's course, which are of one kind (``alike.course``)."""
-    steps = {silo: courses[silo][number] for silo in group}
-    return {silo: step for silo, step in steps.items() if isinstance(step, kind)}
+    """One step of each silo's course, which are of one kind (``grouping.course``)."""
+    steps: dict[str, T] = {}
+    for silo in group:
+        step = courses[silo][number]
+        if isinstance(step, kind):
+            steps[silo] = step
+    return steps
 
 
 def _changed(
     changes: Mapping[str, Change], silos: Silos, states: States, facts: Mapping[str, Facts]
 ) -> dict[str, SiloState]:
     """The states of a group after each silo's change."""
-    return {
-        silo: step.change(SiloState(parts, states[silo].extra), facts[silo])
-        for (silo, step), parts in zip(changes.items(), _apart(silos), strict=True)
-    }
+    changed: dict[str, SiloState] = {}
+    for (silo, step), parts in zip(changes.items(), _apart(silos), strict=True):
+        trained = SiloState(parts, states[silo].extra)
+        changed[silo] = step.change(trained, facts[silo])
+    return changed
 
 
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
@@ -391,7 +414,7 @@ def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
         for part, named in silos.values.items()
     }
     for silo in range(silos.count):
-        yield {
-            part: {name: tensor[silo].clone() for name, tensor in named.items()}
-            for part, named in host.items()
-        }
+        own: dict[str, dict[str, Tensor]] = {}
+        for part, named in host.items():
+            own[part] = {name: tensor[silo].clone() for name, tensor in named.items()}
+        yield own

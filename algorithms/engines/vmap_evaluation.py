@@ -1,8 +1,8 @@
-"""Many silos' models looked at at once: what they classify correctly, what a method measures, what
-memory they take.
-"""
+"""Evaluates and measures many silos' models at once, and says what memory they take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from ..training.loop import EVALUATION_CHUNK, Modules
 from .vmap_batches import Batch, together
 from .vmap_training import Silos, Values, couples, parts_of, rows_of
 
+_Found: TypeAlias = tuple[Batch, dict[str, Tensor]]  # a call, and what it measured [m, …] by name
+
 CHUNK = 128  # records of a silo at once, where their number changes nothing
 
 
 @torch.no_grad()
 def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
-    """How many of the records at its places each silo's model classifies correctly, in evaluation
-    mode.
-    """
+    """How many of its records each silo's model classifies correctly, in evaluation mode."""
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
     correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
@@ -33,10 +33,7 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
         return method.predict(parts_of(silos.modules, values), x).argmax(dim=1) == y
 
     for batch in together(pieces, exact, silos.x.device):
-        # [m, L]
-        hits = vmap(right)(
-            rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
-        )
+        hits = vmap(right)(*_inputs(silos, batch))  # [m, L]
         if batch.counts is not None:
             hits &= batch.counts
         correct[batch.rows] += hits.sum(1)
@@ -44,54 +41,51 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
     return counts
 
 
-def _lay(
-    laid: Sequence[dict[str, list[Tensor]]], found: Mapping[str, Tensor], silos: Sequence[int]
-) -> None:
-    """Put the rows of one call behind those that each silo has."""
-    for name, tensor in found.items():
-        for silo, own in zip(silos, tensor.cpu(), strict=True):
-            laid[silo].setdefault(name, []).append(own)
-
-
 @torch.no_grad()
 def measure(
     measurement: Measurement, silos: Silos, places: Sequence[range], rows: bool = False
 ) -> list[dict[str, Tensor]]:
-    """What a measurement adds up over the records at each silo's places, or its ``rows``, as
-    ``training.measure``.
+    """A measurement's sums over each silo's records, or its ``rows``, as ``training.measure``.
 
     What is added up cannot be taken out again, so no batch is filled up.
     """
-    pieces = [
-        _cut(own, chunk(silos.modules)) if _evaluating(silos.modules) else _halved(own)
-        for own in places
-    ]
-
-    sums: dict[str, Tensor] = {}
-    laid: list[dict[str, list[Tensor]]] = [{} for _ in places]
+    cut = _halved
+    if _evaluating(silos.modules):
+        cut = partial(_cut, chunk=chunk(silos.modules))
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         found = measurement(parts_of(silos.modules, values), x, y)
         return {name: tensor.double() for name, tensor in found.items()}
 
-    for batch in together(pieces, True, silos.x.device):
-        found = vmap(measured)(
-            rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
-        )
-        if rows:
-            _lay(laid, found, _silos(batch, silos.count))
-            continue
-        for name, tensor in found.items():
-            if name not in sums:
-                sums[name] = tensor.new_zeros(silos.count, *tensor.shape[1:])
-            sums[name][batch.rows] += tensor
+    batches = together([cut(own) for own in places], True, silos.x.device)
+    found = ((batch, vmap(measured)(*_inputs(silos, batch))) for batch in batches)
+    return _rows_by_silo(found, silos.count) if rows else _sums_by_silo(found, silos.count)
 
-    if rows:
-        return [{name: torch.cat(pieces) for name, pieces in own.items()} for own in laid]
+
+def _inputs(silos: Silos, batch: Batch) -> tuple[Values, Tensor, Tensor]:
+    """The values, records and labels that a call takes."""
+    return rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
+
+
+def _rows_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]]:
+    pieces: list[dict[str, list[Tensor]]] = [{} for _ in range(count)]
+    for batch, tensors in found:
+        members = _silos(batch, count)
+        for name, tensor in tensors.items():
+            for silo, own in zip(members, tensor.cpu(), strict=True):
+                pieces[silo].setdefault(name, []).append(own)
+    return [{name: torch.cat(own) for name, own in each.items()} for each in pieces]
+
+
+def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]]:
+    sums: dict[str, Tensor] = {}
+    for batch, tensors in found:
+        for name, tensor in tensors.items():
+            if name not in sums:
+                sums[name] = tensor.new_zeros(count, *tensor.shape[1:])
+            sums[name][batch.rows] += tensor
     host = {name: tensor.cpu() for name, tensor in sums.items()}
-    return [
-        {name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)
-    ]
+    return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(count)]
 
 
 def chunk(modules: Modules) -> int:
@@ -111,21 +105,21 @@ def _silos(batch: Batch, count: int) -> list[int]:
 def saved_bytes(
     predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]
 ) -> int:
-    """About what a backward pass keeps of one record's forward pass, beside the values of the
-    modules.
+    """About how many bytes a backward pass keeps of one record's forward pass.
+
+    The values of the modules themselves do not count.
     """
-    own = {
-        t.untyped_storage().data_ptr()
-        for m in modules.values()
-        for t in (*m.parameters(), *m.buffers())
-    }
-    # by place, each once; a tensor that is kept is at no other's place
+    own: set[int] = set()
+    for module in modules.values():
+        own.update(t.untyped_storage().data_ptr() for t in module.parameters())
+        own.update(t.untyped_storage().data_ptr() for t in module.buffers())
+    # by address, each once; a tensor that is kept is at no other's address
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in own:
-            kept[place] = tensor
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own:
+            kept[address] = tensor
         return tensor
 
     _evaluating(modules)
@@ -135,9 +129,7 @@ def saved_bytes(
 
 
 def _evaluating(modules: Modules) -> bool:
-    """Whether a record's output depends on others in evaluation mode, into which the modules are
-    put.
-    """
+    """Puts the modules in evaluation mode; whether a record's output depends on others then."""
     for module in modules.values():
         module.eval()
     return couples(modules)
@@ -148,15 +140,14 @@ def _cut(places: range, chunk: int) -> list[NDArray[np.int64]]:
 
 
 def _halved(places: range) -> list[NDArray[np.int64]]:
-    """Pieces whose lengths are powers of two, so that silos of all sizes have some of one
-    length.
-    """
-    pieces, length = _cut(places, CHUNK), CHUNK
-    if pieces and len(pieces[-1]) < CHUNK:
-        rest = pieces.pop()
-        while len(rest):
-            length //= 2
-            if len(rest) >= length:
-                pieces.append(rest[:length])
-                rest = rest[length:]
+    """Pieces whose lengths are powers of two, so that silos of all sizes share some lengths."""
+    whole = len(places) // CHUNK * CHUNK
+    pieces = _cut(places[:whole], CHUNK)
+    rest = np.asarray(places[whole:])
+    length = CHUNK
+    while len(rest):
+        length //= 2
+        if len(rest) >= length:
+            pieces.append(rest[:length])
+            rest = rest[length:]
     return pieces

@@ -1,5 +1,4 @@
-"""What a tensor was computed from: nothing of a silo's records, what was paid for, or records
-themselves.
+"""Tracks what each tensor was computed from: no records, noised records, or records themselves.
 
 A private job's state tensors and contributions each have a taint, and what is computed from several
 has the worst of theirs. Only a mechanism that adds noise and is paid for
@@ -90,7 +89,11 @@ class Taint:
     @property
     def name(self) -> Literal["public", "dp", "private"]:
         """As ledger and policy have it."""
-        return "private" if self.private else "dp" if self.ids else "public"
+        if self.private:
+            return "private"
+        if self.ids:
+            return "dp"
+        return "public"
 
 
 PUBLIC = Taint()
@@ -98,48 +101,50 @@ PRIVATE = Taint(private=True)
 
 
 def paid(*ids: int) -> Taint:
-    """Of what these reservations paid for."""
+    """The taint of values that these reservations paid for."""
     return Taint(ids=frozenset(ids))
 
 
 def worst(taints: Iterable[Taint]) -> Taint:
-    """Of what is computed from all of these."""
-    found = tuple(taints)
-    return Taint(
-        any(taint.private for taint in found), frozenset().union(*(taint.ids for taint in found))
-    )
+    """The taint of values that are computed from all of these."""
+    private = False
+    ids: frozenset[int] = frozenset()
+    for taint in taints:
+        private |= taint.private
+        ids |= taint.ids
+    return Taint(private, ids)
 
 
 class Tracker(TorchFunctionMode):
-    """A context in which taints follow tensors: what goes in is entered before it, what came out is
-    asked for after.
+    """A context in which taints follow tensors.
+
+    Tensors that go in are entered before it; the taints of those that come out are read after it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # held weakly, an address is not used again
         self._taints: dict[int, tuple[StorageWeakRef, Taint]] = {}
-        self._told = PUBLIC
+        self._known_outside = PUBLIC
         self._refused: LocalError | None = None
 
     def __exit__(self, *raised: object) -> None:
-        """What was refused inside is refused here, if the method went on all the same."""
+        """Raises what was refused inside, in case the method caught that error and went on."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         if self._refused is not None and raised[0] is None:
             raise self._refused
 
     def enter(self, tensor: Tensor, taint: Taint) -> Tensor:
-        """A tensor, with its taint, as a method may have it: a copy where another one lies in the
-        same memory.
-        """
+        """A tensor, with its taint, as a method may have it."""
+        # Two tensors in the same memory would share one taint.
         if self._key(tensor) in self._taints:
             tensor = tensor.clone()
         self._add(tensor, taint)
         return tensor
 
     def of(self, tensor: Tensor) -> Taint:
-        """The taint of what came of the tracked code."""
-        return worst((self._own(tensor), self._told))
+        """The taint of a tensor that the tracked code made."""
+        return worst((self._own(tensor), self._known_outside))
 
     def __torch_function__(
         self,
@@ -150,34 +155,38 @@ class Tracker(TorchFunctionMode):
     ) -> Any:
         """One call of torch."""
         kwargs = kwargs or {}
-        given = list(_tensors((args, kwargs)))
-        versions = [tensor._version for tensor in given]  # noqa: SLF001 - torch has no other name
-        taint = worst(map(self._own, given))
+        inputs = list(_tensors((args, kwargs)))
+        versions = [tensor._version for tensor in inputs]  # noqa: SLF001 - torch has no other name
+        taint = worst(map(self._own, inputs))
         name = getattr(func, "__name__", "")
+
+        # That a call fails may depend on values, and the method can see it fail.
         failed = True
         try:
             result = func(*args, **kwargs)
             failed = False
         finally:
             if failed:
-                self._tell(taint, f"{name}, which fails")
-        made = list(_tensors((result,)))
-        written = (
-            one
-            for one, before in zip(given, versions, strict=True)
-            if one._version != before  # noqa: SLF001
-        )
-        for tensor in (*made, *written):
+                self._note_outside(taint, f"{name}, which fails")
+
+        # torch counts up the version of a tensor that is written to, through a view too.
+        outputs = list(_tensors((result,)))
+        for tensor, before in zip(inputs, versions, strict=True):
+            if tensor._version != before:  # noqa: SLF001
+                outputs.append(tensor)
+        for tensor in outputs:
             self._add(tensor, taint)
-        if _tells(name, args, kwargs) or not (made or result is None or name in DESCRIBES):
-            self._tell(taint, name)
+
+        # A number, a list or a length that depends on values is followed no further.
+        if _returns_value(name, result) or _reveals(name, args, kwargs):
+            self._note_outside(taint, name)
             if self._refused is not None:
                 raise self._refused
         return result
 
-    def _tell(self, taint: Taint, name: str) -> None:
+    def _note_outside(self, taint: Taint, name: str) -> None:
         """A value of tensors of this taint is known outside."""
-        self._told = worst((self._told, taint))
+        self._known_outside = worst((self._known_outside, taint))
         if taint.private and self._refused is None:
             self._refused = LocalError(
                 "the method takes a value out of a tensor in which records show unprotected"
@@ -186,8 +195,9 @@ class Tracker(TorchFunctionMode):
             )
 
     def _own(self, tensor: Tensor) -> Taint:
-        found = self._taints.get(self._key(tensor))
-        return PUBLIC if found is None else found[1]
+        # A tensor that was never seen is a constant of the method.
+        _, taint = self._taints.get(self._key(tensor), (None, PUBLIC))
+        return taint
 
     def _add(self, tensor: Tensor, taint: Taint) -> None:
         key, own = self._key(tensor), self._own(tensor)
@@ -206,26 +216,40 @@ class Tracker(TorchFunctionMode):
             ) from error
 
 
-def _tells(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the form of what a call makes may depend on values, or values go where no call is
-    seen.
-    """
+def _returns_value(name: str, result: Any) -> bool:
+    """Whether a call returns something other than tensors that may depend on values."""
+    if name in DESCRIBES:
+        return False
+    holds_tensors = any(True for _ in _tensors(result))
+    return not holds_tensors and result is not None
+
+
+def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the result's form may depend on values, or values go where no call is seen."""
     match name:
         case "where":
             return len(args) + len(kwargs) == 1
         case "repeat_interleave":
-            return any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values()))
-        case _ if name in SIZED:
-            return any(
-                not each.ndim and not each.is_floating_point() for each in _tensors((args, kwargs))
-            )
+            counts = (*args[1:], *kwargs.values())
+            return any(isinstance(each, Tensor) for each in counts)
         case "__getitem__":
-            return any(
-                each.dtype in (torch.bool, torch.uint8) or not each.ndim
-                for each in _tensors(args[1:])
-            )
+            indices = _tensors(args[1:])
+            return any(map(_selects_by_value, indices))
+        case _ if name in SIZED:
+            arguments = _tensors((args, kwargs))
+            return any(map(_is_whole_number, arguments))
         case _:
             return name in (*SELECTS, *HANDS)
+
+
+def _selects_by_value(index: Tensor) -> bool:
+    """A mask selects as many elements as it has ones; a number is read to select one."""
+    is_mask = index.dtype in (torch.bool, torch.uint8)
+    return is_mask or not index.ndim
+
+
+def _is_whole_number(tensor: Tensor) -> bool:
+    return not tensor.ndim and not tensor.is_floating_point()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -243,32 +267,40 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def taints_to_text(taints: Mapping[str, Taint]) -> str:
-    """Taints by name, for a file: names by taint, which is a list of ids, or null where records
-    show.
+    """Taints by name, for a file, as a list of [taint, names].
 
+    A taint is a list of ids, or null where records show:
     ``[[[], ["part/extractor/weight"]], [[3, 5], ["part/classifier/weight"]], [null,
     ["extra/last"]]]``
     """
     names: dict[Taint, list[str]] = {}
     for name, taint in taints.items():
-        names.setdefault(PRIVATE if taint.private else taint, []).append(name)
-    return json.dumps(
-        [[None if taint.private else sorted(taint.ids), held] for taint, held in names.items()]
-    )
+        # Where records show, it does not matter what else was paid for: one entry for all.
+        kind = PRIVATE if taint.private else taint
+        names.setdefault(kind, []).append(name)
+    entries = []
+    for taint, tainted in names.items():
+        ids = None if taint.private else sorted(taint.ids)
+        entries.append([ids, tainted])
+    return json.dumps(entries)
 
 
 def taints_from_text(text: str) -> dict[str, Taint]:
     """Read what ``taints_to_text`` wrote; ValueError for anything else."""
-    taints: dict[str, Taint] = {}
-    if not isinstance(entries := json.loads(text), list):
+    entries = json.loads(text)
+    if not isinstance(entries, list):
         raise ValueError(f"no taints: {entries!r}")  # noqa: TRY004 - as of text that is no JSON
+    taints: dict[str, Taint] = {}
     for entry in entries:
-        match entry:
-            case [None | list() as ids, list() as names] if all(
-                type(each) is int for each in ids or ()
-            ):
-                taint = PRIVATE if ids is None else paid(*ids)
-                taints |= {str(name): taint for name in names}
-            case _:
-                raise ValueError(f"no taint: {entry!r}")
+        taint, names = _taint_and_names(entry)
+        taints |= dict.fromkeys(map(str, names), taint)
     return taints
+
+
+def _taint_and_names(entry: Any) -> tuple[Taint, list[Any]]:
+    match entry:
+        case [None, list() as names]:
+            return PRIVATE, names
+        case [list() as ids, list() as names] if all(type(each) is int for each in ids):
+            return paid(*ids), names
+    raise ValueError(f"no taint: {entry!r}")

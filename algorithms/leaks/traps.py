@@ -1,9 +1,8 @@
-"""What a silo looks at before it trains on what came down: whether it may be a model that is made
-to leak.
+"""Checks of a downloaded model, before training, for signs that it was made to leak records.
 
-Such a model (Fowl et al., "Robbing the Fed", ICLR 2022; Boenisch et al., "When the Curious Abandon
-Honesty", EuroS&P 2023) makes each step of training a copy of single records, which the sum of all
-silos' steps shows as well. Two things tell it from what training leads to:
+A model made to leak (Fowl et al., "Robbing the Fed", ICLR 2022; Boenisch et al., "When the
+Curious Abandon Honesty", EuroS&P 2023) makes each step of training a copy of single records, which
+the sum of all silos' steps shows as well. Two things tell it from what training leads to:
 
 - It lies many of a silo's own steps away. So a silo notes how far each round of its training moved
   each part of its model, and bounds the way of a delivery by the longest of these steps. The
@@ -18,6 +17,7 @@ and traps of other shapes are known; what bounds them all is differential privac
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf, isfinite, sqrt
 
 from torch import Tensor
@@ -51,11 +51,11 @@ class LongestSteps:
     def from_text(cls, text: str) -> "LongestSteps":
         """Read what ``to_text`` wrote; ValueError or KeyError where it is none."""
         found = json.loads(text)
-        if not isinstance(found, dict) or not isinstance(found.get("longest"), dict):
+        table = found.get("longest") if isinstance(found, dict) else None
+        if not isinstance(table, dict):
             raise ValueError("its steps are not a table")  # noqa: TRY004 - callers expect one error of what is no state
-        return cls(
-            int(found["round"]), {str(part): float(step) for part, step in found["longest"].items()}
-        )
+        longest = {str(part): float(step) for part, step in table.items()}
+        return cls(int(found["round"]), longest)
 
 
 @dataclass(frozen=True)
@@ -73,30 +73,37 @@ class Caution:
         parts: frozenset[str],
         round_: int,
     ) -> None:
-        """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to
-        leak.
+        """TrapError if ``fresh``, which a delivery makes of ``held``, may be made to leak.
 
-        ``parts`` are those that it replaces, in round ``round_``. The steps count for each round
-        since the silo's last: others went on without it, and a model that is led astray comes as
-        far in as many rounds. A part that the silo never trained has no steps to measure by, and
-        passes.
+        The delivery replaces ``parts`` in round ``round_``. The steps count for each round since
+        the silo's last: others went on without it, and a model that is led astray comes as far in
+        as many rounds. A part that the silo never trained has no steps to measure by, and passes.
         """
-        rounds = 1 if steps is None else max(round_ - steps.round, 1)
+        rounds = 1
+        longest: Mapping[str, float] = {}
+        if steps is not None:
+            rounds = max(round_ - steps.round, 1)
+            longest = steps.longest
         for part in sorted(parts & held.keys() & fresh.keys()):
             self._check_rows(part, held[part], fresh[part])
-            step = 0.0 if steps is None else steps.longest.get(part, 0.0)
             moved = _distance(held[part], fresh[part])
-            # what is no number is too far as well
-            if step > 0 and not moved <= self.max_step * step * rounds:
-                over = "" if rounds == 1 else f" in each of {rounds} rounds"
-                raise TrapError(
-                    f"what came down moves part {part!r} by {moved:.3g},"
-                    f" {moved / (step * rounds):.1f} times the longest step of this silo's own"
-                    f" training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. A model"
-                    " that is made to leak records lies so far away. So may an honest one, where"
-                    " other silos have many times more records. Look into it, and raise max_step"
-                    " if the model is honest"
-                )
+            self._check_step(part, moved, longest.get(part, 0.0), rounds)
+
+    def _check_step(self, part: str, moved: float, step: float, rounds: int) -> None:
+        if not step > 0:
+            return
+        # A distance that is NaN passes no comparison, and so is too far as well.
+        if moved <= self.max_step * step * rounds:
+            return
+        over = "" if rounds == 1 else f" in each of {rounds} rounds"
+        raise TrapError(
+            f"what came down moves part {part!r} by {moved:.3g},"
+            f" {moved / (step * rounds):.1f} times the longest step of this silo's own"
+            f" training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. A model"
+            " that is made to leak records lies so far away. So may an honest one, where"
+            " other silos have many times more records. Look into it, and raise max_step"
+            " if the model is honest"
+        )
 
     def _check_rows(
         self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
@@ -104,8 +111,10 @@ class Caution:
         if self.max_parallel == inf:
             return
         for name, weights in fresh.items():
-            if (found := parallel_rows(weights)) <= self.max_parallel:
+            found = parallel_rows(weights)
+            if found <= self.max_parallel:
                 continue
+            # Rows that the silo's own model had already are not this delivery's doing.
             if name not in held or found > parallel_rows(held[name]):
                 raise TrapError(
                     f"what came down has {found} rows of {part}.{name} that are multiples of"
@@ -116,31 +125,26 @@ class Caution:
 
 
 def replaced(delivered: Parts) -> frozenset[str]:
-    """Parts of the model whose tensors come down under their own names, as the values to train
-    from.
-    """
-    return frozenset(
-        name.partition(".")[0] for tensors in delivered.values() for name in tensors if "." in name
-    )
+    """Parts that a delivery replaces: their tensors come down under their own names."""
+    parts: set[str] = set()
+    for name in chain.from_iterable(delivered.values()):
+        part, dot, _ = name.partition(".")
+        if dot:
+            parts.add(part)
+    return frozenset(parts)
 
 
 def lengthened(
     steps: LongestSteps | None, round_: int, began: Parts, trained: Parts
 ) -> LongestSteps:
-    """With the step of a round that was trained from ``began``.
-
-    What is not finite has no length.
-    """
-    known = {} if steps is None else steps.longest
-    own = {
-        part: _distance(tensors, trained[part])
-        for part, tensors in began.items()
-        if part in trained
-    }
-    own = {part: step if isfinite(step) else 0.0 for part, step in own.items()}
-    return LongestSteps(
-        round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}}
-    )
+    """The longest steps, with the step of a round that was trained from ``began``."""
+    longest = {} if steps is None else dict(steps.longest)
+    for part in sorted(began.keys() & trained.keys()):
+        step = _distance(began[part], trained[part])
+        # A training that diverged must not allow every later delivery.
+        own = step if isfinite(step) else 0.0
+        longest[part] = max(longest.get(part, 0.0), own)
+    return LongestSteps(round_, longest)
 
 
 def parallel_rows(weights: Tensor) -> int:
@@ -155,7 +159,9 @@ def parallel_rows(weights: Tensor) -> int:
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     lengths = rows.norm(dim=1)
-    return sum(_twins((rows[lengths > 0] / lengths[lengths > 0, None]).float()))
+    nonzero = lengths > 0
+    directions = rows[nonzero] / lengths[nonzero, None]
+    return sum(_twins(directions.float()))
 
 
 def _twins(rows: Tensor) -> Iterator[int]:
@@ -167,10 +173,11 @@ def _twins(rows: Tensor) -> Iterator[int]:
 
 def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     """Euclidean; counters and other integers are left out."""
-    return sqrt(
-        sum(
-            float((after[name].double() - value.double()).square().sum())
-            for name, value in before.items()
-            if value.is_floating_point() and name in after and after[name].shape == value.shape
-        )
-    )
+    squares = []
+    for name, value in before.items():
+        other = after.get(name)
+        if other is None or other.shape != value.shape or not value.is_floating_point():
+            continue
+        difference = other.double() - value.double()
+        squares.append(float(difference.square().sum()))
+    return sqrt(sum(squares))

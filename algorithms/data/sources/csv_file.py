@@ -1,5 +1,6 @@
-"""Tabular records from a CSV file whose columns the silo declares: numbers as they are, categories
-one-hot.
+"""Tabular records from a CSV file whose columns the silo declares.
+
+Numbers are taken as they are, categories one-hot.
 
 ::
 
@@ -16,7 +17,7 @@ import difflib
 import io
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,92 +72,95 @@ class Csv(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
-        optional = [name for name in (self.id, self.source) if name is not None]
-        used = [*self.features, self.label, *optional]
-        for name, values in (
-            ("features, label, id and source", used),
-            ("columns", self.columns or ()),
-            ("classes", self.classes or ()),
-        ):
-            if fault := _twice(values):
-                raise ValueError(f"{name}: {fault!r} is there twice; name each once")
-        for key, table in self._by_column().items():
-            if unknown := [name for name in table if name not in self.features]:
-                raise ValueError(
-                    f"{key}: {unknown[0]!r} is not in features; known: {', '.join(self.features)}"
-                )
-        self._check_categories()
-        self._check_missing()
+        used = (*self.features, self.label, *self._named_columns())
+        _check_distinct("features, label, id and source", used)
+        _check_distinct("columns", self.columns or ())
+        _check_distinct("classes", self.classes or ())
+        for key in ("categories", "center", "scale", "missing"):
+            self._check_features(key, getattr(self, key))
+        for name, values in self.categories.items():
+            self._check_categories(name, values)
+        for name, value in self.missing.items():
+            self._check_missing(name, value)
         return self
 
-    def _check_categories(self) -> None:
-        for name, values in self.categories.items():
-            if fault := _twice(values):
+    def _named_columns(self) -> list[str]:
+        """The columns that name each record's id and source, where declared."""
+        return [name for name in (self.id, self.source) if name is not None]
+
+    def _check_features(self, key: str, columns: Iterable[str]) -> None:
+        for name in columns:
+            if name not in self.features:
                 raise ValueError(
-                    f"categories: {fault!r} is there twice for {name!r}; name each once"
-                )
-            if name in {*self.center, *self.scale}:
-                raise ValueError(
-                    f"{name!r} has categories, which are not centred or scaled; leave one of"
-                    " them out"
+                    f"{key}: {name!r} is not in features; known: {', '.join(self.features)}"
                 )
 
-    def _check_missing(self) -> None:
-        for name, value in self.missing.items():
-            known = self.categories.get(name)
-            if known is None and isinstance(value, str):
+    def _check_categories(self, name: str, values: Sequence[str]) -> None:
+        fault = _twice(values)
+        if fault:
+            raise ValueError(f"categories: {fault!r} is there twice for {name!r}; name each once")
+        if name in self.center or name in self.scale:
+            raise ValueError(
+                f"{name!r} has categories, which are not centred or scaled; leave one of them out"
+            )
+
+    def _check_missing(self, name: str, value: float | str) -> None:
+        known = self.categories.get(name)
+        if known is None:
+            if isinstance(value, str):
                 raise ValueError(
                     f"missing: {name} = {value!r}; give a number, or declare the column's"
                     " categories"
                 )
-            if known is not None and value not in known:
-                raise ValueError(
-                    f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
-                )
-
-    def _by_column(self) -> dict[str, Sequence[str]]:
-        return {
-            key: tuple(getattr(self, key)) for key in ("categories", "center", "scale", "missing")
-        }
+            return
+        if value not in known:
+            raise ValueError(
+                f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
+            )
 
     def read(self) -> Dataset:
         """Records [1, 1, numbers] in the order of the file.
 
         An id is that of its column, if declared.
         """
-        x, y, asked = array("d"), array("q"), 0
-        texts: dict[str, list[str]] = {}  # by column: the records' ids and sources
-        for column in (self.id, self.source):
-            if column is not None:
-                texts[column] = []
-
+        x, y, checked = array("d"), array("q"), 0
+        texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         with _reading(self) as rows:
             header = [name.strip() for name in self.columns or next(rows)[1]]
-            read = (*self.features, self.label, *texts)
-            places = {name: _place(self, header, name) for name in read}
+            used = (*self.features, self.label, *texts)
+            places = {name: _place(self, header, name) for name in used}
             for line, row in rows:
-                _check_length(self, line, row, header)
+                if len(row) != len(header):
+                    raise LocalError(
+                        f"{self.file}, line {line}: {len(row)} columns, not {len(header)};"
+                        " correct it"
+                    )
                 cells = {name: row[place].strip() for name, place in places.items()}
                 for name in self.features:
                     x.extend(_value(self, line, name, cells[name]))
                 y.append(_class(self, line, cells[self.label]))
-                for name, column_texts in texts.items():
-                    column_texts.append(_text(self, line, name, cells[name]))
-
-                # How many values the text holds is not known before, so memory is checked again.
-                if len(x) >= asked + ASKED_EVERY:
-                    asked = len(x)
-                    what = f"the values of its first {line:,} lines"
-                    check_fits(self.file, asked * VALUE_BYTES, what)
+                for name, column in texts.items():
+                    column.append(_text(self, line, name, cells[name]))
+                # How many values the file's text holds is not known before it is read.
+                if len(x) >= checked + ASKED_EVERY:
+                    checked = len(x)
+                    check_fits(
+                        self.file, checked * VALUE_BYTES, f"the values of its first {line:,} lines"
+                    )
 
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
             values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
-        names = self.class_names or self.classes
-        labels = torch.from_numpy(np.array(y, dtype=np.int64))
-        ids = None if self.id is None else tuple(texts[self.id])
-        sources = None if self.source is None else tuple(texts[self.source])
-        return Dataset(torch.from_numpy(values), labels, names, ids, sources)
+        columns: dict[str | None, tuple[str, ...]] = {}
+        for name, column in texts.items():
+            columns[name] = tuple(column)
+        return Dataset(
+            torch.from_numpy(values),
+            torch.from_numpy(np.array(y, dtype=np.int64)),
+            self.class_names or self.classes,
+            columns.get(self.id),
+            columns.get(self.source),
+        )
 
 
 @contextmanager
@@ -185,21 +189,6 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
         raise LocalError(f"{table.file}: cannot read it: {error.strerror or error}") from error
 
 
-def _check_length(table: Csv, line: int, row: list[str], header: list[str]) -> None:
-    if len(row) != len(header):
-        raise LocalError(
-            f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; correct it"
-        )
-
-
-def _text(table: Csv, line: int, name: str, text: str) -> str:
-    """The id or the source of one record."""
-    if not text:
-        what = "an id" if name == table.id else "a source"
-        raise _fault(table, line, name, f"is empty; give the record {what}")
-    return text
-
-
 def _place(table: Csv, header: list[str], name: str) -> int:
     if header.count(name) == 1:
         return header.index(name)
@@ -211,44 +200,42 @@ def _place(table: Csv, header: list[str], name: str) -> int:
         raise LocalError(
             f"{table.file}: data.columns has no {name!r}; add it where it stands in the file"
         )
-    raise LocalError(f"{table.file}: has no column {name!r}; {_fix(table, header, name)}")
+    raise LocalError(f"{table.file}: has no column {name!r}; {_column_fix(table, header, name)}")
 
 
-def _fix(table: Csv, header: list[str], name: str) -> str:
-    """What to do about a column that the file's first line does not name."""
+def _column_fix(table: Csv, header: list[str], name: str) -> str:
     if len(header) == 1:
         return f"its first line has no {table.delimiter!r}: is data.delimiter another?"
     declared = {*table.features, table.label, table.id, table.source}
-    # The first line may be a record, so no error quotes it.
+    # The first line may be a record then, and an error must not show a record.
     if declared.isdisjoint(header):
         return (
             "nor any other that is declared; where a file has no line with the columns' names, give"
             " data.columns"
         )
-    if near := difflib.get_close_matches(name, header, n=1):
+    near = difflib.get_close_matches(name, header, n=1)
+    if near:
         return f"did you mean {near[0]!r}?"
-    more = " …" if len(header) > MOST_LISTED else ""
-    return f"its columns: {', '.join(header[:MOST_LISTED])}{more}"
+    rest = " …" if len(header) > MOST_LISTED else ""
+    return f"its columns: {', '.join(header[:MOST_LISTED])}{rest}"
 
 
 def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     """The numbers of one cell."""
-    known, value = table.categories.get(name), table.missing.get(name)
-    if text not in table.missing_marks:
-        if known is None and not NUMBER.fullmatch(text):
+    value: float | str = text
+    if text in table.missing_marks:
+        if name not in table.missing:
             raise _fault(
-                table, line, name, "is not a number; write it like -3.5, or declare its categories"
+                table,
+                line,
+                name,
+                "is missing; complete it, or declare what it counts as in data.missing",
             )
-        value = float(text) if known is None else text
-    elif value is None:
-        raise _fault(
-            table,
-            line,
-            name,
-            "is missing; complete it, or declare what it counts as in data.missing",
-        )
+        value = table.missing[name]
+    known = table.categories.get(name)
     if known is None:
-        return ((float(value) - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
+        number = _number(table, line, name, value)
+        return ((number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
         raise _fault(
             table,
@@ -259,29 +246,52 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     return tuple(float(value == category) for category in known)
 
 
+def _number(table: Csv, line: int, name: str, value: float | str) -> float:
+    # float() also takes "nan", "1_000" and digits of other scripts.
+    if isinstance(value, str) and not NUMBER.fullmatch(value):
+        raise _fault(
+            table, line, name, "is not a number; write it like -3.5, or declare its categories"
+        )
+    return float(value)
+
+
+def _text(table: Csv, line: int, name: str, text: str) -> str:
+    if not text:
+        needed = "an id" if name == table.id else "a source"
+        raise _fault(table, line, name, f"is empty; give the record {needed}")
+    return text
+
+
 def _class(table: Csv, line: int, text: str) -> int:
-    if table.classes is not None:
-        if text not in table.classes:
+    if table.classes is None:
+        if not CLASS_NUMBER.fullmatch(text):
             raise _fault(
                 table,
                 line,
                 table.label,
-                f"is not one of data.classes ({', '.join(table.classes)}); correct one of them",
+                "is not a class number; declare what stands there in order: classes = […]",
             )
-        return table.classes.index(text)
-    if not CLASS_NUMBER.fullmatch(text):
+        return int(text)
+    if text not in table.classes:
         raise _fault(
             table,
             line,
             table.label,
-            "is not a class number; declare what stands there in order: classes = […]",
+            f"is not one of data.classes ({', '.join(table.classes)}); correct one of them",
         )
-    return int(text)
+    return table.classes.index(text)
 
 
 def _fault(table: Csv, line: int, column: str, why: str) -> LocalError:
     return LocalError(f"{table.file}, line {line}, column {column!r}: {why}")
 
 
+def _check_distinct(key: str, names: Sequence[str]) -> None:
+    fault = _twice(names)
+    if fault:
+        raise ValueError(f"{key}: {fault!r} is there twice; name each once")
+
+
 def _twice(names: Sequence[str]) -> str | None:
+    """The first name that was there before, in their order."""
     return next((name for place, name in enumerate(names) if name in names[:place]), None)

@@ -1,8 +1,8 @@
-"""UCI HAR: windows of a smartphone's sensors worn by 30 persons, six activities (Anguita et al.,
-ESANN 2013).
+"""UCI HAR (Anguita et al., ESANN 2013): windows of a smartphone's sensors, six activities.
 
-A record has shape [9, 1, 128]: 2.56 s at 50 Hz of body acceleration x, y, z (g), angular velocity
-x, y, z (rad/s) and total acceleration x, y, z (g), as they are. It is read from
+It was worn by 30 persons. A record has shape [9, 1, 128]: 2.56 s at 50 Hz of body acceleration x,
+y, z (g), angular velocity x, y, z (rad/s) and total acceleration x, y, z (g), as they are. It is
+read from
 
 - ``har.npz``: x [N, 9, 128], y [N] 0 … 5 and subject [N] 1 … 30, the windows of a subject in their
   official order; or
@@ -51,12 +51,8 @@ def read_har(folder: Path) -> Dataset:
         raise LocalError(
             f"{folder}: has neither {FILE} nor {FOLDER!r}; unpack UCI's HAR data set there"
         )
-    if (
-        x.dtype.kind != "f"
-        or x.shape != (len(y), len(SIGNALS), LENGTH)
-        or y.shape != subject.shape
-        or y.ndim != 1
-    ):
+    shapes = (y.ndim, subject.shape, x.shape)
+    if x.dtype.kind != "f" or shapes != (1, y.shape, (*y.shape, len(SIGNALS), LENGTH)):
         raise LocalError(
             f"{folder}: HAR: x is {x.dtype} {list(x.shape)}, y {list(y.shape)}, subject"
             f" {list(subject.shape)}; give x [N, {len(SIGNALS)}, {LENGTH}] and for each window its"
@@ -89,8 +85,9 @@ def read_har(folder: Path) -> Dataset:
 
 
 def _chains(x: NDArray[Any]) -> NDArray[np.int64]:
-    """The number of each window's recording: a window whose first half is the last half of the one
-    before goes on.
+    """The number of each window's recording.
+
+    A window belongs to the recording of the one before if its first half is that one's last half.
     """
     half = LENGTH // 2
     joined = (x[1:, RAW, :half] == x[:-1, RAW, half:]).all((1, 2))

@@ -1,11 +1,11 @@
-"""UCI Heart Disease: four hospitals, 13 features, heart disease absent or present (num = 0 or 1 …
-4).
+"""UCI Heart Disease: four hospitals, 13 features, heart disease absent or present.
 
-Janosi, Steinbrunn, Pfisterer & Detrano, 1989, doi:10.24432/C52P4X. A record has shape [1, 1, 22]:
-numbers as (value - centre) / scale, codes one-hot. Centres and scales are round figures near the
-means and deviations that Cleveland's public file has. A missing number counts as its centre, a
-missing code as the declared one; nothing is computed from a silo's records. A cholesterol or blood
-pressure of 0 is a missing one: Switzerland has no other.
+The file's column num is 0 where it is absent, 1 … 4 where it is present. Janosi, Steinbrunn,
+Pfisterer & Detrano, 1989, doi:10.24432/C52P4X. A record has shape [1, 1, 22]: numbers as (value -
+centre) / scale, codes one-hot. Centres and scales are round figures near the means and deviations
+that Cleveland's public file has. A missing number counts as its centre, a missing code as the
+declared one; nothing is computed from a silo's records. A cholesterol or blood pressure of 0 is a
+missing one: Switzerland has no other.
 """
 
 from collections.abc import Sequence
@@ -43,15 +43,17 @@ DEGREES = 4  # of narrowing, each of which is a presence
 
 def read_heart(folder: Path, hospitals: Sequence[str]) -> Dataset:
     """The records of these hospitals; an id is the hospital and the record's place in its file."""
-    read = [_read(folder, hospital) for hospital in hospitals]
-    counts = [(hospital, len(y)) for hospital, (_, y) in zip(hospitals, read, strict=True)]
-    return Dataset(
-        torch.cat([x for x, _ in read])[:, None, None],
-        torch.cat([y for _, y in read]),
-        CLASSES,
-        tuple(f"{hospital}/{n}" for hospital, count in counts for n in range(count)),
-        tuple(hospital for hospital, count in counts for _ in range(count)),
-    )
+    xs, ys = [], []
+    ids: list[str] = []
+    sources: list[str] = []
+    for hospital in hospitals:
+        x, y = _read(folder, hospital)
+        xs.append(x)
+        ys.append(y)
+        ids.extend(f"{hospital}/{number}" for number in range(len(y)))
+        sources.extend([hospital] * len(y))
+    records = torch.cat(xs)[:, None, None]
+    return Dataset(records, torch.cat(ys), CLASSES, tuple(ids), tuple(sources))
 
 
 def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:

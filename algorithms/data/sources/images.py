@@ -16,12 +16,15 @@ colour as the job's model asks; nothing is done to an image with transparency or
 colours but to name it.
 """
 
+import itertools
 import math
 import struct
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import pydantic
@@ -29,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field
+from torch import Tensor
 
 from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
@@ -41,6 +45,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 64 * 2**20  # a small file can claim any size: it is asked before a pixel is decoded
 # Pillow's mode → read as
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "I;16": "I;16", "I;16B": "I;16"}
+COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by the channels that a model takes
 OPENING = Lock()  # what warnings do is the process's, and silos of a simulation read in threads
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
@@ -68,9 +73,10 @@ class Images(ImageFiles):
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
-        for name, folders in (("classes", self.classes or ()), ("domains", self.domains or ())):
+        for key in ("classes", "domains"):
+            folders = getattr(self, key) or ()
             if len(set(folders)) < len(folders):
-                raise ValueError(f"{name}: a folder is there twice; name each once")
+                raise ValueError(f"{key}: a folder is there twice; name each once")
         if self.subset and self.classes is None:
             raise ValueError(
                 "subset leaves out what is not in classes; name the classes, or leave subset out"
@@ -79,11 +85,15 @@ class Images(ImageFiles):
 
     def lacking(self) -> str | None:
         """The folders of the classes, or those of the declared domains."""
-        folders = [self.folder / domain for domain in self.domains or ()]
-        if self.folder.exists() and all(folder.is_dir() for folder in folders):
+        if self.domains is None:
+            return None if self.folder.exists() else f"{self.folder}/CLASS/*.png"
+        if all(root.is_dir() for root in self._roots()):
             return None
-        domains = f"/{{{','.join(self.domains)}}}" if self.domains else ""
-        return f"{self.folder}{domains}/CLASS/*.png"
+        return f"{self.folder}/{{{','.join(self.domains)}}}/CLASS/*.png"
+
+    def _roots(self) -> list[Path]:
+        """The folders that hold the classes' folders: one per domain, or the folder itself."""
+        return [self.folder / domain for domain in self.domains or ("",)]
 
     def read_at(self, shape: Shape) -> Dataset:
         """Images in the order of domains, classes and names.
@@ -95,58 +105,62 @@ class Images(ImageFiles):
                 f"{self.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}"
             )
         try:
-            classes, found = self._listed()
+            classes, found = self._find()
         except OSError as error:
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {error.strerror or error}"
             ) from error
-        x = blank(self.folder, len(found), shape)
-        for record, image in enumerate(found):
-            x[record] = read_pixels(image.path, shape, self.resize)
-        labels = [image.label for image in found]
-        domains = tuple(image.domain for image in found)
+        x = read_all(self.folder, found.paths, shape, self.resize)
         return Dataset(
-            self.normalised(torch.from_numpy(x), str(self.folder)),
-            torch.tensor(labels, dtype=torch.int64),
+            self.normalised(x, str(self.folder)),
+            torch.tensor(found.labels, dtype=torch.int64),
             self.class_names or classes,
-            tuple(image.path.relative_to(self.folder).as_posix() for image in found),
-            None if self.domains is None else domains,
+            relative_ids(self.folder, found.paths),
+            None if self.domains is None else tuple(found.domains),
         )
 
-    def _listed(self) -> tuple[tuple[str, ...], list["_ImageFile"]]:
-        """The classes and the files of their images, domain by domain."""
-        roots = [self.folder / domain for domain in self.domains or ("",)]
-        there: set[str] = set()
+    def _find(self) -> "tuple[tuple[str, ...], _Found]":
+        """The classes, and the images in the order of domains, classes and names."""
+        roots = self._roots()
+        present: set[str] = set()
         for root in roots:
-            there.update(_classes(self, root))
-        classes = self.classes or tuple(sorted(there))
-        found: list[_ImageFile] = []
-        for root in roots:
-            for label, name in enumerate(classes):
-                found += (_ImageFile(path, label, root.name) for path in _images(root / name))
+            present.update(_class_folders(self, root))
+        classes = self.classes or tuple(sorted(present))
+
+        found = _Found([], [], [])
+        for root, (label, name) in itertools.product(roots, enumerate(classes)):
+            paths = _images(root / name)
+            found.paths.extend(paths)
+            found.labels.extend([label] * len(paths))
+            found.domains.extend([root.name] * len(paths))
         return classes, found
 
 
-class _ImageFile(NamedTuple):
-    path: Path
-    label: int
-    domain: str
+@dataclass(frozen=True)
+class _Found:
+    """Images that a folder holds, one entry per image in each list."""
+
+    paths: list[Path]
+    labels: list[int]
+    domains: list[str]
 
 
-def _classes(table: Images, root: Path) -> list[str]:
-    """The classes' folders there."""
-    entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-    declared = () if table.subset else table.classes or ()  # a subset leaves the others out
-    for path in entries:
+def _class_folders(table: Images, root: Path) -> list[str]:
+    names = []
+    for path in sorted(root.iterdir()):
+        if path.name.startswith("."):
+            continue
         if not path.is_dir():
             raise LocalError(
                 f"{path}: lies beside the classes' folders; move it into one of them, or away"
             )
-        if declared and path.name not in declared:
+        declared = table.classes or (path.name,)
+        if path.name not in declared and not table.subset:
             raise LocalError(
                 f"{path}: is not in data.classes ({', '.join(declared)}); add it, or move it away"
             )
-    return [path.name for path in entries]
+        names.append(path.name)
+    return names
 
 
 def _images(folder: Path) -> list[Path]:
@@ -154,33 +168,43 @@ def _images(folder: Path) -> list[Path]:
 
     One that is no image is an error, unless hidden.
     """
-    files = [
-        path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")
-    ]
-    for path in files:
+    files = []
+    for path in folder.rglob("*"):
+        if path.is_dir() or path.name.startswith("."):
+            continue
         if path.suffix.lower() not in SUFFIXES:
             raise LocalError(
                 f"{path}: is not a {' or '.join(FORMATS)} by its name; convert it, or move it away"
             )
+        files.append(path)
     return sorted(files, key=lambda path: path.as_posix())
 
 
-def blank(folder: Path, records: int, shape: Shape) -> NDArray[np.float32]:
-    """Room for so many images [records, channels, height, width].
+def relative_ids(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Ids of images: their paths in the folder."""
+    return tuple(path.relative_to(folder).as_posix() for path in paths)
 
-    LocalError where the memory is too small for it.
+
+def read_all(folder: Path, paths: Sequence[Path], shape: Shape, resize: bool) -> Tensor:
+    """All images as [records, channels, height, width] in 0 … 1.
+
+    LocalError if the memory is too small for them.
     """
+    records = len(paths)
     size = records * math.prod(shape) * np.dtype(np.float32).itemsize
-    # again for the split
+    # Twice: the split copies every record.
     check_fits(folder, 2 * size, f"{records:,} images of {' x '.join(map(str, shape))}")
-    return np.empty((records, *shape), np.float32)
+    x = np.empty((records, *shape), np.float32)
+    for record, path in enumerate(paths):
+        x[record] = read_pixels(path, shape, resize)
+    return torch.from_numpy(x)
 
 
 def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
     """One image as [channels, height, width] in 0 … 1."""
     try:
         with open_regular(path) as file:
-            # of an image above half its limit Pillow warns; ours is lower
+            # Pillow warns of an image above half its limit; ours is lower
             with OPENING, warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 opened = Image.open(file, formats=FORMATS)  # reads its header alone
@@ -194,6 +218,7 @@ def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
 
 def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> NDArray[np.float32]:
     channels, height, width = shape
+    # A small file can claim any size, and decoding allocates it.
     if image.width * image.height > MOST_PIXELS:
         raise LocalError(_too_large(path))
     if image.mode not in MODES or "transparency" in image.info:
@@ -202,11 +227,12 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
             " or RGB"
         )
     upright = ImageOps.exif_transpose(image)  # as a viewer shows it
-    mode = MODES[upright.mode]
-    if mode == "I;16":  # convert() would cut 16 bits off at 255
+    highest = np.float32(255)
+    if MODES[upright.mode] == "I;16":  # convert() would cut 16 bits off at 255
         flat = Image.fromarray(np.asarray(upright).astype(np.float32) / 65535)
+        highest = np.float32(1)
     else:
-        flat = upright.convert("L" if channels == 1 else "RGB")
+        flat = upright.convert(COLOURS[channels])
     if flat.size != (width, height):
         if not resize:
             raise LocalError(
@@ -215,7 +241,7 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
             )
         flat = flat.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(flat, dtype=np.float32).reshape(height, width, -1).transpose(2, 0, 1)
-    return np.broadcast_to(pixels if mode == "I;16" else pixels / np.float32(255), shape)
+    return np.broadcast_to(pixels / highest, shape)
 
 
 def _too_large(path: Path) -> str:

@@ -1,5 +1,6 @@
-"""Public sets whose records come from named sources, each of which can be a silo: hospitals,
-persons, regions.
+"""Public sets whose records come from named sources: hospitals, persons, regions.
+
+Each source can be a silo.
 
 - "heart-disease": UCI Heart Disease (Detrano et al., 1989), files processed.cleveland.data and so
   on: ``data_heart``.
@@ -40,14 +41,14 @@ class Natural(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":
-        if self.sources is not None:
-            known = SOURCES[self.name]
-            if unknown := [name for name in self.sources if name not in known]:
+        known, wanted = SOURCES[self.name], self.sources or ()
+        for source in wanted:
+            if source not in known:
                 raise ValueError(
-                    f"sources: {unknown[0]!r} is not one of {self.name}; known: {', '.join(known)}"
+                    f"sources: {source!r} is not one of {self.name}; known: {', '.join(known)}"
                 )
-            if len(set(self.sources)) < len(self.sources):
-                raise ValueError("sources: one is there twice; name each once")
+        if len(set(wanted)) < len(wanted):
+            raise ValueError("sources: one is there twice; name each once")
         if self.years is not None and self.name != "tcga-brca":
             raise ValueError("years is of tcga-brca; leave it out")
         return self

@@ -1,5 +1,6 @@
-"""PPFL's synthetic population: silos whose labels come from a mixture of logistic models (after
-Marfoq et al., 2021).
+"""PPFL's synthetic population: labels come from a mixture of logistic models per silo.
+
+It follows Marfoq et al., 2021.
 
 θ_k ~ U(−1, 1)^d for each component k; for silo i: n_i = min(⌊LogNormal(4, 2)⌋ + 50, 1000), w_i ~
 Dirichlet(α·1), counts by component ~ Multinomial(n_i, w_i), x ~ U(−1, 1)^d, y = round(sigmoid(x·θ_k

@@ -1,10 +1,10 @@
-"""TCGA-BRCA as FLamby prepares it (Ogier du Terrail et al., 2022, arXiv:2210.04620): 39 features,
-six regions.
+"""TCGA-BRCA as FLamby prepares it: 39 features, six regions.
 
-The folder holds FLamby's ``brca.csv`` (pid, features, E = 1 where the patient has died, T = days
-until then or until the patient was last seen) and ``centers.csv``, which tells the region of a
-patient's hospital, the second part of the pid. Patients of the rest of the world ("Other"), of whom
-there are eight, are left out, as in FLamby.
+FLamby: Ogier du Terrail et al., 2022, arXiv:2210.04620. The folder holds FLamby's ``brca.csv``
+(pid, features, E = 1 where the patient has died, T = days until then or until the patient was last
+seen) and ``centers.csv``, which tells the region of a patient's hospital, the second part of the
+pid. Patients of the rest of the world ("Other"), of whom there are eight, are left out, as in
+FLamby.
 
 FLamby's task is a Cox regression; here it is one of two classes. Class 1 has died within so many
 years, class 0 was seen alive after them; who was last seen alive before their end is neither, and

@@ -1,5 +1,6 @@
-"""Tiny-ImageNet in its official layout: 200 classes of 500 images to train on and 50 to validate
-(Stanford CS231n).
+"""Tiny-ImageNet (Stanford CS231n) in its official layout.
+
+It has 200 classes of 500 images to train on and 50 to validate.
 
 ::
 
@@ -21,7 +22,7 @@ from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
 from ..options import ImageFiles, Shared
-from .images import blank, read_pixels
+from .images import read_all, relative_ids
 
 Part = Literal["train", "val"]
 Found = list[tuple[Path, str]]  # an image and its class
@@ -52,36 +53,39 @@ class TinyImageNet(ImageFiles, Shared):
         A record's id is its path in the folder.
         """
         classes = _lines(self, "wnids.txt")
-        label = {name: number for number, name in enumerate(classes)}
+        number_of = {name: number for number, name in enumerate(classes)}
         found: Found = []
         if self.part != "val":
             found += _train(self, classes)
         if self.part != "train":
             found += _val(self)
+        paths, labels = [], []
         for path, name in found:
-            if name not in label:
+            if name not in number_of:
                 raise LocalError(
                     f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive"
                     " again"
                 )
-        own = [found[index] for index in self.indices(len(found)).tolist()]
-        x = blank(self.folder, len(own), shape)
-        for record, (path, _) in enumerate(own):
-            x[record] = read_pixels(path, shape, self.resize)
+            paths.append(path)
+            labels.append(number_of[name])
+
+        # Only the share's images are decoded: decoding is what takes time and memory.
+        share = self.indices(len(found))
+        own = [paths[index] for index in share.tolist()]
+        x = read_all(self.folder, own, shape, self.resize)
         return Dataset(
-            self.normalised(torch.from_numpy(x), str(self.folder)),
-            torch.tensor([label[name] for _, name in own], dtype=torch.int64),
+            self.normalised(x, str(self.folder)),
+            torch.tensor(labels, dtype=torch.int64)[share],
             tuple(classes),
-            tuple(path.relative_to(self.folder).as_posix() for path, _ in own),
+            relative_ids(self.folder, own),
         )
 
 
 def _train(table: TinyImageNet, classes: list[str]) -> Found:
-    found = [
-        (path, name)
-        for name in classes
-        for path in sorted((table.folder / "train" / name / "images").glob("*.JPEG"))
-    ]
+    found: Found = []
+    for name in classes:
+        images = table.folder / "train" / name / "images"
+        found.extend((path, name) for path in sorted(images.glob("*.JPEG")))
     if not found:
         raise LocalError(
             f"{table.folder}: no train/CLASS/images/*.JPEG; unpack tiny-imagenet-200.zip there"
@@ -90,12 +94,17 @@ def _train(table: TinyImageNet, classes: list[str]) -> Found:
 
 
 def _val(table: TinyImageNet) -> Found:
-    rows = [line.split("\t") for line in _lines(table, "val/val_annotations.txt")]
-    if any(len(row) < 2 for row in rows):
-        raise LocalError(
-            f"{table.folder}/val/val_annotations.txt: a line has no class; unpack the archive again"
-        )
-    return [(table.folder / "val" / "images" / row[0], row[1]) for row in rows]
+    images = table.folder / "val" / "images"
+    found: Found = []
+    for line in _lines(table, "val/val_annotations.txt"):
+        file, *rest = line.split("\t")
+        if not rest:
+            raise LocalError(
+                f"{table.folder}/val/val_annotations.txt: a line has no class; unpack the archive"
+                " again"
+            )
+        found.append((images / file, rest[0]))
+    return found
 
 
 def _lines(table: TinyImageNet, name: str) -> list[str]:
@@ -103,7 +112,8 @@ def _lines(table: TinyImageNet, name: str) -> list[str]:
     try:
         with open_regular(file) as opened:
             check_fits(file, file.stat().st_size, "its text")
-            return [line for line in opened.read().decode().splitlines() if line]
+            lines = opened.read().decode().splitlines()
+            return list(filter(None, lines))
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(
             f"{file}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip,"

@@ -14,7 +14,7 @@ there, from 0 here.
 """
 
 import bz2
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -98,6 +98,13 @@ MOST_UNPACKED = 2**30  # of a packed file: the official ones unpack to 30 MB
 LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}
 
 
+PARTS: dict[str, tuple[Part, ...]] = {
+    "train": ("train",),
+    "test": ("test",),
+    "both": ("train", "test"),
+}
+
+
 class Torchvision(Pixels, Shared):
     """``kind = "torchvision"``."""
 
@@ -123,38 +130,34 @@ class Torchvision(Pixels, Shared):
     @property
     def long_title(self) -> str:
         """The set's name, and for EMNIST its split."""
-        return self.name if self.split is None else f"{self.name} {self.split}"
+        return f"{self.name} {self.split or ''}".rstrip()
 
     def lacking(self) -> str | None:
         """The set's official files."""
         layout, split = SETS[self.name], self.split or ""
-        if any((self.folder / sign.replace("SPLIT", split)).exists() for sign in layout.signs):
-            return None
+        for sign in layout.signs:
+            path = self.folder / sign.replace("SPLIT", split)
+            if path.exists():
+                return None
         return f"{self.folder}/{layout.files.replace('SPLIT', split)}"
 
     def read(self) -> Dataset:
         """The set, or a share of it; a record's id is its official part and its index there."""
-        parts: tuple[Part, ...] = ("train", "test") if self.part == "both" else (self.part,)
-        read = [_read(self, part) for part in parts]
-        own = self.indices(sum(len(y) for _, y in read))
-        ids = [
-            f"{part}/{index}"
-            for part, (_, y) in zip(parts, read, strict=True)
-            for index in range(len(y))
-        ]
-        x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
-        pixels = self.from_bytes(x, str(self.folder))
-        return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
+        xs, ys = [], []
+        ids: list[str] = []
+        for part in PARTS[self.part]:
+            x, y = _read(self, part)
+            xs.append(x)
+            ys.append(y)
+            ids.extend(f"{part}/{index}" for index in range(len(y)))
+        own = self.indices(len(ids))
+        pixels = self.from_bytes(np.concatenate(xs)[own], str(self.folder))
+        labels = torch.from_numpy(np.concatenate(ys)[own])
+        return Dataset(pixels, labels, None, tuple(ids[index] for index in own.tolist()))
 
 
 def _read(table: Torchvision, part: Part) -> Arrays:
-    files = [table.folder / file for file in BINARY.get(table.name, {}).get(part, ())]
-    if files and files[0].parent.is_dir():
-        x, y = _binary(table, files)
-    elif table.name == "USPS" and (table.folder / USPS_FILE).is_file():
-        x, y = _usps(table.folder / USPS_FILE, part)
-    else:
-        x, y = _official(table, part)
+    x, y = _arrays(table, part)
     wanted = SETS[table.name].shape
     if x.dtype != np.uint8 or x.shape != (len(y), *wanted):
         raise LocalError(
@@ -163,6 +166,19 @@ def _read(table: Torchvision, part: Part) -> Arrays:
             " files again"
         )
     return x, y
+
+
+def _arrays(table: Torchvision, part: Part) -> Arrays:
+    """A part's arrays, from a layout that needs no torchvision where that is there."""
+    if table.name in BINARY:
+        files = [table.folder / file for file in BINARY[table.name][part]]
+        if files[0].parent.is_dir():
+            return _binary(table, files)
+    if table.name == "USPS":
+        file = table.folder / USPS_FILE
+        if file.is_file():
+            return _usps(file, part)
+    return _official(table, part)
 
 
 def _binary(table: Torchvision, files: list[Path]) -> Arrays:
@@ -186,17 +202,17 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
             )
         rows.append(read.reshape(-1, row))
     stacked = np.concatenate(rows)
-    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(
-        np.int64
-    )
+    labels = stacked[:, label_bytes - 1].astype(np.int64)
+    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), labels
 
 
 def _usps(file: Path, part: Part) -> Arrays:
     """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
     arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    # nor NaN
-    if x.dtype.kind != "f" or x.ndim != 3 or y.dtype.kind not in "iu" or not (np.abs(x) <= 1).all():
+    form = (x.dtype.kind, x.ndim, y.dtype.kind)
+    # NaN is not within the bound either.
+    if form not in (("f", 3, "i"), ("f", 3, "u")) or not (np.abs(x) <= 1).all():
         raise LocalError(
             f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)};"
             " give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
@@ -206,12 +222,14 @@ def _usps(file: Path, part: Part) -> Arrays:
 
 def _check_files(table: Torchvision) -> None:
     """LocalError where torchvision would open what is no file, or what does not fit the memory."""
-    for first in {sign.split("/")[0] for sign in SETS[table.name].signs}:
-        for file in _files(table.folder, first):
+    for sign in SETS[table.name].signs:
+        for file in _files_of(table.folder, Path(sign).parts[0]):
             try:
                 with open_regular(file) as opened:
-                    packed = Path(first).suffix == ".bz2"
-                    size = _unpacked(file, opened) if packed else file.stat().st_size
+                    size = file.stat().st_size
+                    # A packed file is as large in memory as what it unpacks to.
+                    if Path(sign).suffix == ".bz2":
+                        size = _unpacked(file, opened)
             except OSError as error:
                 raise LocalError(
                     f"{file}: cannot read it: {error.strerror or error}; fetch it again"
@@ -219,15 +237,17 @@ def _check_files(table: Torchvision) -> None:
             check_fits(file, _memory(table, size), "its records")
 
 
-def _files(folder: Path, first: str) -> list[Path]:
-    """All files of the folder ``first``, or those with its suffix where it names a file."""
-    there, suffix = folder / first, Path(first).suffix
-    found: Iterable[Path] = ()
-    if there.is_dir():
-        found = there.rglob("*")
+def _files_of(folder: Path, first: str) -> Iterator[Path]:
+    """The files in the sub-folder ``first``, or those beside a file ``first`` of its suffix."""
+    suffix = Path(first).suffix
+    paths: Iterable[Path] = ()
+    if (folder / first).is_dir():
+        paths = (folder / first).rglob("*")
     elif suffix:
-        found = folder.glob(f"*{suffix}")
-    return [path for path in found if not path.is_dir()]
+        paths = folder.glob(f"*{suffix}")
+    for path in paths:
+        if not path.is_dir():
+            yield path
 
 
 def _unpacked(file: Path, opened: BinaryIO) -> int:
@@ -252,28 +272,34 @@ def _unpacked(file: Path, opened: BinaryIO) -> int:
 
 def _memory(table: Torchvision, size: int) -> int:
     """Bytes of memory that reading so many bytes of pixels takes at most."""
-    shares = 1 if table.share is None else table.share[1]
+    _, shares = table.share or (1, 1)
     return size * BYTE_COPIES + size * PIXEL_BYTES // shares
 
 
 def _official(table: Torchvision, part: Part) -> Arrays:
     layout = SETS[table.name]
-    which: dict[str, Any] = {"split": part} if layout.by_part else {"train": part == "train"}
+    which: dict[str, Any] = {"train": part == "train"}
+    labels = "targets"
+    if layout.by_part:
+        which = {"split": part}
+        labels = "labels"
     if table.split is not None:
         which["split"] = table.split
+
+    # torchvision itself opens whatever lies there, a FIFO or more than the memory holds too.
     _check_files(table)
     datasets = torchvision("datasets", f"data set {table.name!r}")
     try:
         found = getattr(datasets, table.name)(table.folder, download=False, **which)
-        x, y = (
-            np.asarray(found.data),
-            np.asarray(found.labels if layout.by_part else found.targets, dtype=np.int64),
-        )
+        x = np.asarray(found.data)
+        y = np.asarray(getattr(found, labels), dtype=np.int64)
     except FAULTS as error:
         raise LocalError(
             f"{table.folder}: no {table.name}, part {part!r}, that torchvision can read there; "
             f"put the official files there, unpacked: {layout.files}"
         ) from error
-    x = x[:, None] if x.ndim == 3 else x
-    x = x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.shape[-1] == 3:
+        x = x.transpose(0, 3, 1, 2)
     return x, y - (table.split == "letters")
