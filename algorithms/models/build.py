@@ -1,5 +1,6 @@
-"""The model of a job: two parts, ``extractor`` and ``classifier``, equal at every silo before the
-first round.
+"""The model of a job: two parts, ``extractor`` and ``classifier``.
+
+They are equal at every silo before the first round.
 
 Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in),
 1/sqrt(fan_in)) from the job's own streams, so neither the torch release nor its global generator

@@ -1,5 +1,4 @@
-"""Names of classes, one a class in the order of the labels: label 1 must mean the same at every
-silo.
+"""Names of classes in the order of the labels: label 1 must mean the same at every silo.
 
 Nothing else notices silos that number their classes differently; the models are then averaged into
 nonsense.

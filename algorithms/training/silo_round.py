@@ -181,9 +181,7 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of some records a silo's model classifies correctly: as delivered, and as the silo
-    trained it last.
-    """
+    """How many of some records a silo's model, delivered and last trained, classifies correctly."""
 
     records: int
     delivered: int
@@ -192,9 +190,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state with what came down, and how that and its own do on records that it does not
-    train on.
-    """
+    """A silo's state with what came down, and how that and its own do on held-out records."""
 
     delivered: SiloState
     test: Seen
@@ -339,9 +335,7 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly those of the part, all finite and within their
-    bounds.
-    """
+    """PeerError unless the tensors are exactly the part's, all finite and within bounds."""
     wrong = [
         spec.name
         for spec in part.tensors
