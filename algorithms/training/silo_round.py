@@ -336,11 +336,11 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
     """PeerError unless the tensors are exactly the part's, all finite and within bounds."""
-    wrong = [
-        spec.name
-        for spec in part.tensors
-        if spec.name not in tensors or not fits(spec, tensors[spec.name])
-    ]
+    wrong: list[str] = []
+    for spec in part.tensors:
+        tensor = tensors.get(spec.name)
+        if tensor is None or not fits(spec, tensor):
+            wrong.append(spec.name)
     if wrong or len(tensors) != len(part.tensors):
         wrong = wrong or sorted(tensors)
         raise PeerError(
