@@ -1,5 +1,4 @@
-"""APFL: each silo predicts by a mixture of a shared model and its own, in a proportion that it
-learns.
+"""APFL: each silo mixes a shared model and its own, in a proportion that it learns.
 
 Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, arXiv:2003.13461, Algorithm
 1.

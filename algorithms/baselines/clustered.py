@@ -128,9 +128,7 @@ class ClusteredFL(Method):
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The cluster's model, or where there is none the silo's own, as that from which training
-        begins.
-        """
+        """The model from which training begins: the cluster's, else the silo's own."""
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 
@@ -179,9 +177,7 @@ class ClusteredFL(Method):
         return Combined({"cluster": cluster, "gave": gave})
 
     def leaving(self, gram: Tensor) -> Tensor:
-        """Which members [n] of a cluster leave it, by the inner products [n, n] of their
-        updates.
-        """
+        """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n]."""
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
@@ -218,8 +214,9 @@ class ClusteredFL(Method):
 
 
 def bipartition(alike: Tensor) -> Tensor:
-    """Which of n members [n] are in the smaller of the two groups whose likest pair across is least
-    alike (Eq. 3).
+    """Mask [n] of the members in the smaller of the two groups of Eq. 3.
+
+    The most similar pair across these two groups is the least similar of all such pairs.
 
     On a tie of sizes the first member is in the other group. ``alike`` [n, n] is symmetric, n at
     least 2.

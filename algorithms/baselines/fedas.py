@@ -1,5 +1,6 @@
-"""FedAS: a delivered extractor is first aligned to what the silo's own one made of its records, and
-is then trained.
+"""FedAS: a delivered extractor is first aligned to the silo's own, then trained.
+
+It is aligned to what the silo's own extractor made of its records.
 
 Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learning", CVPR 2024,
 pages 11986-11995; read beside the authors' code, which the equations follow where the paper leaves
@@ -137,9 +138,7 @@ class FedAS(Method):
         return (*((align,) if epochs else ()), train, Survey(self.survey), Change(self.remember))
 
     def apart(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Eq. 2 by sample [B], such that its mean over the batch is the sum over classes of their
-        means.
-        """
+        """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
         alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
         return squares * len(y) / alike

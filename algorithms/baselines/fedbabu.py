@@ -1,5 +1,6 @@
-"""FedBABU: an extractor trained under a classifier that stays random, which each silo fits to
-itself in the end.
+"""FedBABU: an extractor trained under a classifier that stays random.
+
+Each silo fits the classifier to itself in the end.
 
 Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR
 2022, arXiv:2106.06042, Algorithm 1. The body is the ``extractor``, the head the ``classifier``,

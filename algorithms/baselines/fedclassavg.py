@@ -1,5 +1,6 @@
-"""FedClassAvg: averaged classifiers above private extractors, which learn to tell classes apart by
-contrast.
+"""FedClassAvg: averaged classifiers above private extractors.
+
+The extractors learn to tell classes apart by contrast.
 
 Jang, Ha, Jung, Yoon, "FedClassAvg: local representation learning for personalized federated
 learning on heterogeneous neural networks", ICPP 2022, arXiv:2210.14226, Algorithm 1.
@@ -145,8 +146,9 @@ class FedClassAvg(Method):
 
 
 def contrasted(features: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """Supervised contrast [V] of views with features [V, d] and classes [V], of which each has
-    another of its own.
+    """Supervised contrast [V] of views with features [V, d] and classes [V].
+
+    Each view has another one of its class.
     """
     z = normalize(features, dim=1)
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)

@@ -1,5 +1,6 @@
-"""FedDyn: one model for all silos, each pulled towards what its own last gradient leaves to the
-others.
+"""FedDyn: one model for all silos.
+
+Each silo is pulled towards what its own last gradient leaves to the others.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
 regularization", ICLR 2021, arXiv:2111.04263, Algorithm 1. h_k stands for ∇L_k(θ_k), and is zero

@@ -240,9 +240,7 @@ class FedFomo(Method):
         return Combined({"affinity": affinity, "gave": gave, **models})
 
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
-        """The silos whose models this one gets at the start of a round (Eq. 5), as numbers in job
-        order.
-        """
+        """The silos whose models this one gets in a round (Eq. 5), as numbers in job order."""
         own = self.setting.silos.index(silo)
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
         rng = stream(self.setting.seed, silo, round_, "fedfomo/others")

@@ -1,5 +1,6 @@
-"""FedKD: a small mentee that crosses and a mentor that stays, which learn from each other as far as
-they are right.
+"""FedKD: a small mentee that crosses and a mentor that stays learn from each other.
+
+Each learns from the other as far as it is right.
 
 Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation",
 Nature Communications 13:2032, 2022, arXiv:2108.13323.
@@ -121,8 +122,9 @@ class FedKD(Method):
         return (Stage(trains, self.setting.epochs, self.mutual, optimiser, coupled=True),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """L_t + L_s by record [B]; MSE stands once: its gradient at H_t is that of L_t, those at
-        H_s and W of L_s.
+        """L_t + L_s by record [B].
+
+        MSE stands once: its gradient at H_t is that of L_t, those at H_s and W of L_s.
         """
         # [B, d_s], [B, d_t]
         hidden_s, hidden_t = parts["extractor"](x), parts["mentor_extractor"](x)
@@ -167,9 +169,7 @@ def width(classifier: nn.Module) -> int:
 
 
 def truncated(update: Tensor, energy: float) -> Tensor:
-    """The first terms of an update's singular value decomposition that hold this share of its
-    energy.
-    """
+    """The first singular terms of an update that hold this share of its energy."""
     if update.ndim < 2 or not all_finite(update):  # what has diverged is told of where it is given
         return update
     u, sigma, v = torch.linalg.svd(update.flatten(1), full_matrices=False)

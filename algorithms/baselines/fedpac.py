@@ -1,5 +1,6 @@
-"""FedPAC: features aligned to common class prototypes, classifiers mixed by weights that each
-silo's data call for.
+"""FedPAC: features aligned to common class prototypes, and mixed classifiers.
+
+Each silo's data determine the weights by which classifiers are mixed.
 
 Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier
 collaboration", ICLR 2023, arXiv:2306.11867, Algorithm 1; read beside the authors' code.
@@ -173,9 +174,7 @@ class FedPAC(Method):
         return replace(taken, extra={"prototypes": prototypes})
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d], and of their squares, by the model as delivered: for
-        Eq. 1.
-        """
+        """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1)."""
         features = parts["extractor"](x).double()  # [B, d]
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
 

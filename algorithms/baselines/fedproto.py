@@ -1,5 +1,4 @@
-"""FedProto: silos share the mean features of their classes, and draw their own features towards
-those of all.
+"""FedProto: silos share their classes' mean features, and draw their own features to those of all.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across heterogeneous
 clients", AAAI 2022, arXiv:2105.00243, Algorithm 1. Equations in the order of the paper.
@@ -94,9 +93,7 @@ class Prototypes(nn.Module):
         self.mean: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖², so that the nearest is the
-        largest.
-        """
+        """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖²; the nearest is the largest."""
         logits = 2 * features @ self.mean.T - self.mean.square().sum(1)
         return logits.masked_fill(~known(self.mean), float("-inf"))
 

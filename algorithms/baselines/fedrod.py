@@ -1,5 +1,4 @@
-"""FedRoD: one generic model trained as if all silos had balanced classes, and a private header on
-top of it.
+"""FedRoD: one generic model trained as if classes were balanced, with a private header on top.
 
 Chen, Chao, "On bridging generic and personalized federated learning for image classification", ICLR
 2022, arXiv:2107.00778, Algorithm 1, with the linear personalized header.

@@ -115,8 +115,7 @@ class LGFedAvg(Method):
 
 
 def layers_of(modules: Mapping[str, nn.Module]) -> list[list[str]]:
-    """The layers from the first to the last, each as the names ``part.module`` of what it has
-    parameters in.
+    """The layers from first to last, each as names ``part.module`` of modules with parameters.
 
     A module whose parameters are vectors alone, such as a norm, belongs to the layer before it.
     """

@@ -1,5 +1,6 @@
-"""MOON: FedAvg whose silos hold their features to the delivered model's, and away from their own of
-the round before.
+"""MOON: FedAvg whose silos hold their features close to the delivered model's.
+
+They hold them away from their own features of the round before.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, Algorithm 1.
 
@@ -54,9 +55,7 @@ class MOONOptions(Strict):
 
 
 class MOON(Method):
-    """FedAvg with a loss that compares features with those of the delivered and of the previous
-    model.
-    """
+    """FedAvg with a loss that compares features with the delivered and the previous model's."""
 
     name = "moon"
     version = 1
@@ -79,9 +78,7 @@ class MOON(Method):
     # The silo half. ``began`` in ``extra`` says whether this silo has taken part in a round.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The model, and the frozen extractors ``delivered`` (of w^t) and ``previous`` (of
-        w_i^{t-1}).
-        """
+        """The model, and the frozen extractors ``delivered`` (w^t) and ``previous`` (w_i^{t-1})."""
         frozen = {name: self.setting.build()["extractor"] for name in ("delivered", "previous")}
         return {**self.setting.build(), **frozen}
 

@@ -1,5 +1,6 @@
-"""pFedFDA: a generative classifier of class means and one covariance, interpolated between silo and
-federation.
+"""pFedFDA: a generative classifier of class means and one covariance.
+
+It is interpolated between silo and federation.
 
 Mclaughlin, Su, "Personalized federated learning via feature distribution adaptation", NeurIPS 2024,
 arXiv:2411.00329, Algorithm 1; read beside the authors' code, which the equations follow where the
@@ -161,9 +162,7 @@ class PFedFDA(Method):
         return torch.from_numpy(drawn).to(self.dtype)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The extractor into the model, the statistics into ``extra``, and the classifier that
-        follows from them.
-        """
+        """Take the extractor and statistics; the classifier follows from the statistics."""
         model = {name: tensors for name, tensors in delivered.items() if name == "extractor"}
         taken = super().deliver(state, model, facts)
         extra = dict(taken.extra)

@@ -1,5 +1,6 @@
-"""The model of a job: two parts, ``extractor`` and ``classifier``, equal at every silo before the
-first round.
+"""The model of a job: two parts, ``extractor`` and ``classifier``.
+
+They are equal at every silo before the first round.
 
 Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in),
 1/sqrt(fan_in)) from the job's own streams, so neither the torch release nor its global generator
@@ -48,10 +49,8 @@ class ModelOptions(Strict):
     def _known(cls, name: str) -> str:
         if name not in NETWORKS:
             near = difflib.get_close_matches(name, NETWORKS, n=1)
-            raise ValueError(
-                f"no such model; {f'did you mean {near[0]!r}? ' if near else ''}known:"
-                f" {', '.join(NETWORKS)}"
-            )
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"no such model; {hint}known: {', '.join(NETWORKS)}")
         return name
 
     @pydantic.model_validator(mode="after")
@@ -126,13 +125,6 @@ def _empty(sketched: Tensor) -> Tensor:
     return torch.empty(sketched.shape, dtype=sketched.dtype)
 
 
-def _initialise_leaf(leaf: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, name: str) -> None:
-    bound = leaf.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
-    for leaf_name, tensor in leaf.named_parameters():
-        draws = stream(seed, "", 0, f"init/{name}.{leaf_name}" if name else f"init/{leaf_name}")
-        tensor.copy_(torch.from_numpy(uniform(draws, tensor.shape, -bound, bound)))
-
-
 @torch.no_grad()
 def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
     """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``.
@@ -140,18 +132,31 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
     Norms start as identities.
     """
     for name, leaf in module.named_modules():
+        own = (*leaf.parameters(recurse=False), *leaf.buffers(recurse=False))
+        if not own:
+            continue
         if any(True for _ in leaf.children()):
-            if leaf._parameters or leaf._buffers:  # noqa: SLF001 - torch has no public name for a module's own tensors
-                raise LocalError(
-                    f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
-                )
-        elif isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
-            _initialise_leaf(leaf, seed, ".".join(filter(None, (prefix, name))))
+            raise LocalError(
+                f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
+            )
+        if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
+            path = ".".join(filter(None, (prefix, name)))
+            _draw(leaf, seed, path)
         elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             # weight 1, bias 0, running mean 0, running variance 1: nothing random
             leaf.reset_parameters()
-        elif any(True for _ in leaf.parameters()) or any(True for _ in leaf.buffers()):
+        else:
             raise LocalError(
                 f"model: no initialisation is defined for {type(leaf).__name__} {name!r}; add it"
                 " here"
             )
+
+
+def _draw(layer: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, path: str) -> None:
+    """Draw each parameter uniformly in ±fan_in^(-1/2), from the stream of its own name."""
+    bound = layer.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
+    for name, tensor in layer.named_parameters():
+        full_name = ".".join(filter(None, (path, name)))
+        rng = stream(seed, "", 0, f"init/{full_name}")
+        values = uniform(rng, tensor.shape, -bound, bound)
+        tensor.copy_(torch.from_numpy(values))

@@ -1,5 +1,4 @@
-"""Names of classes, one a class in the order of the labels: label 1 must mean the same at every
-silo.
+"""Names of classes in the order of the labels: label 1 must mean the same at every silo.
 
 Nothing else notices silos that number their classes differently; the models are then averaged into
 nonsense.
@@ -36,15 +35,12 @@ def names_differ(job: Sequence[str], data: Sequence[str]) -> str:
 
     Empty if none.
     """
-    there, here = [_composed(name) for name in job], [_composed(name) for name in data]
-    for number, (wanted, found) in enumerate(zip(there, here, strict=True)):
+    in_job, in_data = list(map(_composed, job)), list(map(_composed, data))
+    for number, (wanted, found) in enumerate(zip(in_job, in_data, strict=True)):
         if wanted != found:
-            reordered = set(there) == set(here)
-            fix = (
-                "reorder y and class_names as the job has them"
-                if reordered
-                else "rename it, or have the job changed"
-            )
+            fix = "rename it, or have the job changed"
+            if set(in_job) == set(in_data):
+                fix = "reorder y and class_names as the job has them"
             return f"class {number} is {wanted!r} in the job and {found!r} here; {fix}"
     return ""
 

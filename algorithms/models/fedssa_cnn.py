@@ -37,9 +37,7 @@ def fedssa_cnn(filters: int, units: int) -> Builder:
 
 
 def digits_cnn(filters: tuple[int, ...], units: tuple[int, ...]) -> Builder:
-    """A small CNN by the filters of its 3x3 convolutions and the units of the layers before the
-    last.
-    """
+    """A small CNN by its 3x3 convolutions' filters and the units of the layers before the last."""
     return _cnn(filters, 3, 1, (*units, DIGITS_WIDTH))
 
 

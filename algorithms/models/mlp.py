@@ -1,5 +1,4 @@
-"""The networks of PPFL's smaller data sets: a generalised linear model, and a perceptron of two
-layers.
+"""Networks of PPFL's smaller data sets: a generalised linear model and a two-layer perceptron.
 
 As a network the linear model is an extractor without parameters below one Linear. The perceptron,
 for MNIST, has 128 hidden units as in the authors' code: 100,480 + 1,290 parameters. PPFL itself

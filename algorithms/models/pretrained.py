@@ -1,5 +1,4 @@
-"""Initial values for a silo's private part from a local file: what a silo has pre-trained, or was
-given.
+"""Initial values for a silo's private part from a local file, such as a pre-trained model.
 
 A job holds no paths, and what crosses starts equal at all silos; so this is for parts that a method
 declares ``loadable``. Where there is no file the part is trained from scratch.
@@ -25,8 +24,7 @@ HEADER_BYTES = 1 << 20  # names and metadata beside the tensors: no part has mor
 def load_weights(
     path: Path, method: Method, silo: str, part: str, digest: str | None = None
 ) -> tuple[Tensors, str]:
-    """The tensors of a safetensors file for a private part of a silo's model, and the file's
-    SHA-256 in hex.
+    """The tensors of a safetensors file for a private part, and the file's SHA-256 in hex.
 
     LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one
     is given, and its own where Staddle wrote it, and it holds exactly the part's tensors by name,

@@ -1,5 +1,6 @@
-"""The architectures that a job's [model] may name: a literal table, each built as ``extractor`` and
-``classifier``.
+"""The architectures that a job's [model] may name: a literal table.
+
+Each is built as ``extractor`` and ``classifier``.
 
 lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5
 to 6 and to 16 channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32
@@ -31,9 +32,7 @@ GROUPS = {6: 2, 16: 4, 32: 8}
 
 @dataclass(frozen=True)
 class Network:
-    """One architecture: the input that it takes where the job names none, the inputs that it can
-    take, its parts.
-    """
+    """One architecture: its default input, the inputs that it can take, and its parts."""
 
     default_input: Shape
     fault: Callable[[Shape], str]  # why it cannot take an input; empty if it can

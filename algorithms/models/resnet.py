@@ -1,5 +1,4 @@
-"""Networks of blocks whose features can be supervised one by one: the ConvNets and the ResNet-18 of
-FedAIMS.
+"""The ConvNets and the ResNet-18 of FedAIMS: each block's features can be supervised.
 
 The paper names its networks only; they are recovered from the sizes that its Tables 6 and 8 print,
 to the last digit:
@@ -56,9 +55,7 @@ class Blocks(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside an identity, or beside a 1x1 convolution where the shape
-    changes.
-    """
+    """Two 3x3 convolutions next to an identity, or to a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()

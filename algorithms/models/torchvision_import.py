@@ -1,5 +1,6 @@
-"""torchvision, imported where it is used and not before: two seconds that most networks and data do
-not need.
+"""torchvision, imported where it is used and not before.
+
+Its import takes two seconds that most networks and data do not need.
 """
 
 import importlib
@@ -35,8 +36,7 @@ def torchvision(name: str, user: str) -> ModuleType:
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision describes while it is imported, where they do not
-    exist.
+    """Declare the operators that torchvision's import describes, where they do not exist.
 
     Where a CPU torch stands beside a torchvision that was built for another, torchvision cannot
     load its own operators and its import ends in "operator torchvision::nms does not exist". No

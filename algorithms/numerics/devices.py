@@ -28,12 +28,15 @@ def find(name: str) -> torch.device:
     """The device "cpu", "cuda" or "cuda:N"; LocalError where this machine has none such."""
     if name == "cpu":
         return CPU
-    given = re.fullmatch(r"cuda(:(\d+))?", name)
-    if given is None:
+    matched = re.fullmatch(r"cuda(:(\d+))?", name)
+    if matched is None:
         raise LocalError(f"device {name!r}: no such device; choose cpu, cuda or cuda:N")
-    index, found = int(given[2] or 0), torch.cuda.device_count()
-    if index >= found:
-        has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
+    index = int(matched[2] or 0)
+    count = torch.cuda.device_count()
+    if index >= count:
+        has = "no GPU that torch can use"
+        if count:
+            has = f"{count} GPUs, cuda:0 to cuda:{count - 1}"
         raise LocalError(f"device {name!r}: this machine has {has}; choose another device, or cpu")
     return torch.device("cuda", index)
 

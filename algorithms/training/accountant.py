@@ -1,5 +1,4 @@
-"""Where a silo pays for what is released of its records, in one job: what the runner of a private
-round asks.
+"""The account from which a silo pays for what is released of its records, in one job.
 
 The silo agent pays from its data set's budget, which is on disk and never overdrawn; a simulation
 keeps count.
@@ -48,8 +47,9 @@ class ReservedSteps(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """Noisy counts of training records by class [classes] int64, released once in a job, and what
-    paid for them.
+    """Noisy counts of training records by class [classes] int64, and what paid for them.
+
+    They are released once in a job.
     """
 
     counts: Tensor
@@ -80,9 +80,7 @@ class PrivacyAccount(Protocol):
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What a private round takes beside a plain one: an account, and randomness that no seed makes
-    again.
-    """
+    """What a private round takes besides: an account, and randomness that no seed makes again."""
 
     account: PrivacyAccount
     fresh: Callable[[], Random]

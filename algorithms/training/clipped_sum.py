@@ -1,5 +1,6 @@
-"""A sum over records that one record, more or less, moves by a clip at most: in integers, which add
-up exactly.
+"""A sum over records that one record, more or less, moves by a clip at most.
+
+It is in integers, which add up exactly.
 
 Noise is measured by how far one record moves a sum, so that has to hold of the sum as it is
 computed. In floating point it does not: each addition rounds by what was added before, and one

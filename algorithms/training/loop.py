@@ -279,8 +279,9 @@ def train(
 
 
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
-    """The indices of an epoch's batches where the records lie: on a GPU all at once, since each
-    transfer waits.
+    """The indices of an epoch's batches where the records lie.
+
+    They go to a GPU all at once, since each transfer waits.
     """
     if device == CPU:
         return map(torch.from_numpy, batches)
@@ -294,8 +295,9 @@ def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterab
 def measure(
     measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False
 ) -> dict[str, Tensor]:
-    """What a measurement adds up over the training records, or its ``rows``, in float64, in
-    evaluation mode.
+    """A measurement's sums over the training records, or its ``rows``, in float64.
+
+    Models are in evaluation mode.
     """
     for module in modules.values():
         module.eval()

@@ -1,5 +1,6 @@
-"""What a silo's round of a private job does otherwise (silo_round.py): every look at the records is
-paid for first.
+"""A silo's round of a private job: every look at the records is paid for first.
+
+silo_round.py has what all jobs share.
 
     counts   once per job: how many training records of each class, noisy; all that a method learns
              of them (Facts)
@@ -66,9 +67,7 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
-    """The counts that were released before, or in the first round new ones, which stand for the
-    whole job.
-    """
+    """The counts released before, or in the first round new ones, for the whole job."""
     account, sigma = private.account, job.private.histogram_sigma
     if (kept := account.counts()) is not None:
         return kept
@@ -311,8 +310,9 @@ class PrivateRound:
 
 
 class _Noiseless(PlainStepper):
-    """Plain training of what stays here: a loss that is no number ends no round, which would be
-    seen by others.
+    """Plain training of what stays here.
+
+    A loss that is no number does not end the round: others would see that.
     """
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
@@ -366,8 +366,9 @@ def _seen(metrics: Contribution, taint: Taint) -> ContributionTaints:
 def noisy_measure(
     method: Method, modules: Modules, data: Dataset, table: PrivacyTable, random: Random
 ) -> dict[str, Tensor]:
-    """What ``measure`` adds up, in float64, each record's share cut to ``statistics_clip`` in all
-    tensors together.
+    """What ``measure`` adds up, in float64, clipped per record.
+
+    Each record's share is cut to ``statistics_clip`` in all tensors together.
 
     With noise. A record whose share is no number adds nothing.
     """

@@ -27,8 +27,9 @@ LARGEST_MISS = 0.05
 
 
 def check_records(job: Job, records: Dataset, where: str) -> None:
-    """LocalError, which names ``where`` and the first fault, unless the job's methods can work with
-    these records.
+    """LocalError unless the job's methods can work with these records.
+
+    It names ``where`` and the first fault.
     """
     x, y, classes, shape = records.x, records.y, job.model.classes, input_shape(job.model)
     # (1) There are some.
@@ -84,8 +85,7 @@ def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
-    """LocalError unless these records, which fit the job one by one, are enough for this silo to
-    train on.
+    """LocalError unless these records, which fit the job one by one, are enough to train on.
 
     Of a private job nothing more is compared with them: an answer that depends on how many there
     are is a release.

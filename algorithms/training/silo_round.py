@@ -177,9 +177,7 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of some records a silo's model classifies correctly: as delivered, and as the silo
-    trained it last.
-    """
+    """How many of some records a silo's model, delivered and last trained, classifies correctly."""
 
     records: int
     delivered: int
@@ -188,9 +186,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state with what came down, and how that and its own do on records that it does not
-    train on.
-    """
+    """A silo's state with what came down, and how that and its own do on held-out records."""
 
     delivered: SiloState
     test: Seen
@@ -335,14 +331,12 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly those of the part, all finite and within their
-    bounds.
-    """
-    wrong = [
-        spec.name
-        for spec in part.tensors
-        if spec.name not in tensors or not fits(spec, tensors[spec.name])
-    ]
+    """PeerError unless the tensors are exactly the part's, all finite and within bounds."""
+    wrong: list[str] = []
+    for spec in part.tensors:
+        tensor = tensors.get(spec.name)
+        if tensor is None or not fits(spec, tensor):
+            wrong.append(spec.name)
     if wrong or len(tensors) != len(part.tensors):
         wrong = wrong or sorted(tensors)
         raise PeerError(
