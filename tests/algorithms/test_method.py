@@ -88,9 +88,8 @@ def test_methods_that_share_no_norm_are_as_they_were(make):
         assert all(one.up(r) == other.up(r) and one.down(r) == other.down(r) for r in range(5))
 
 
-def test_statistics_stay_apart_under_the_local_policy_and_are_averaged_under_the_global_one(
-    make, make_shards
-):
+def test_statistics_follow_the_policy(make, make_shards):
+    """Statistics stay apart under the local policy and are averaged under the global one."""
     for buffers, together in (("local", 1), ("global", 4)):
         job = make("fedavg", buffers, rounds=2)
         states = simulate(job, make_shards(job)).states

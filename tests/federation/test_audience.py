@@ -11,7 +11,7 @@ import pytest
 import torch
 from federation.test_blind import check_ledger, check_silo, records_of
 from federation.test_blind_methods_recorded import MODES, beginnings
-from federation.test_blind_recorded import related, tapped, windows
+from federation.test_blind_recorded import LIKELY, related, tapped, windows
 from support.key_watch import keys_watched
 from typer.testing import CliRunner
 
@@ -47,7 +47,6 @@ JOBS = {  # method, options, how sums come down, and which of them do
 }  # each of a seed of its own: no sum of one is that of another
 QUIET = ("avg", "ppfl")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
-LIKELY = 6  # standard deviations
 
 
 class Watched(Quantised):
@@ -167,10 +166,10 @@ def check_reads(down, sums, quiet):
             each.view(f"<i{words.itemsize}")[: naive.elements]
             for each in (words, words_of(sums[place]))
         ]
-        assert (
-            np.intersect1d(*own).size <= naive.elements // 2000
-        )  # of 14 356 random words of 32 bits, a pair in 20 runs
-        assert naive.elements < 30 or related(*own) < LIKELY
+        # words of 32 bits meet by chance, of 14 356 a pair in 20 runs: three more once in 10^14
+        by_chance = naive.elements // 2000 + min(3, naive.elements - 1)
+        assert np.intersect1d(*own).size <= by_chance
+        assert naive.elements < 100 or related(*own) < LIKELY
     for (one, a), (other, b) in itertools.combinations(down.items(), 2):
         if quiet and one[1] == other[1]:
             difference = (a[3] - b[3]).view(f"<i{a[3].itemsize}")
@@ -180,7 +179,7 @@ def check_reads(down, sums, quiet):
             # also where two sums are the same: splits are drawn, and may show no class
             assert np.ptp(difference)
             assert (
-                difference.size < 30
+                difference.size < 100
                 or not np.ptp(plain)
                 or related(difference[: plain.size], plain) < LIKELY
             )

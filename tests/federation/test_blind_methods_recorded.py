@@ -16,6 +16,7 @@ from federation import test_blind_mixes_recorded as mixes
 from federation import test_blind_recorded
 from federation.test_blind_recorded import (
     LARGEST_CHI_SQUARE,
+    LIKELY,
     Kept,
     chi_square,
     related,
@@ -69,7 +70,6 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
 }  # fmt: skip
 RECORDS = 120  # of a silo: it is not to learn much
-LIKELY = 6  # standard deviations
 
 
 class Place(NamedTuple):

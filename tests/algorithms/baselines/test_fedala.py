@@ -86,9 +86,10 @@ def test_the_weights_of_the_last_round_are_those_that_a_delivery_is_taken_by(mak
     assert taken.parts["classifier"]["bias"].tolist() == [7.0, 0.0]
 
 
-def test_nothing_is_learned_before_there_is_a_global_model_then_long_and_then_for_an_epoch(
+def test_epochs_of_learning_weights(
     make_job,
 ):
+    """Nothing is learned before there is a global model then long and then for an epoch."""
     method = make_job("fedala", {}, LINE, {"epochs": 3}).method()
     state = line(method, (0.0, 0.0))
     assert [step.trains for step in method.stages(method.deliver(state, {}, None), None)] == [

@@ -72,7 +72,8 @@ def test_models_that_there_are_not_weigh_nothing(make_job):
     assert weights == [0.0, 0.0]
 
 
-def test_where_no_model_is_better_than_the_one_that_the_last_round_began_with_it_is_kept(make_job):
+def test_a_model_is_kept_where_none_is_better(make_job):
+    """Where no model is better than the one that the last round began with it is kept."""
     mixed, weights = mixture(played(make_job, head(1.0, 0.0), (head(3.0, 0.0), head(1.0, 0.0)), 2))
     assert mixed == pytest.approx([0.0, 0.0], abs=1e-9)
     assert all(weight < 0 for weight in weights)

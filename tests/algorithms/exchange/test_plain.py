@@ -136,7 +136,8 @@ def test_gram_holds_the_inner_products_group_by_group():
                 assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
 
 
-def test_vectors_cross_as_sketches_by_the_public_map_of_their_seed_and_are_laid_out_whole():
+def test_vectors_cross_as_sketches():
+    """Vectors cross as sketches by the public map of their seed and are laid out whole."""
     part = Part("v", Kind.SKETCH, Gram(4, seed=9), (TensorSpec("v", "float64", (2, 50)),))
     assert part.given == part.tensors
     assert part.wire == (TensorSpec("v", "float32", (2, 4)),)

@@ -415,7 +415,8 @@ def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(
         blind(method, options, security={**BLIND, **own, "tags": False})
 
 
-def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):
+def test_a_mix_of_changing_silos_takes_declared_counts(blind):
+    """A mix of changing silos takes declared counts though nothing is weighted by them."""
     silos = list("abcdef")
     some = {"silos": silos, "participation": 0.7}
     with pytest.raises(

@@ -474,35 +474,30 @@ def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monke
             assert not torch.equal(mixed, extractors[job.silos.index(silo)][name])
 
 
-def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
-    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs.
-
-    Mean over silos and draws 1 and 2.
+def test_it_beats_local_and_fedavg_on_uneven_digits(make_job):
+    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs, draw 1.
 
     Seen over draws 7, 1 and 2: local 0.887, FedAvg's one model 0.899 and 0.914 as trained on at
     each silo, pFedSim 0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does
     not hold: FedPer has 0.936, so at four silos it is the private classifier that helps; whose
     extractors are mixed by which weights hardly matters.
     """
-    digits, silos, means = dataset.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
+    digits, silos, mean = dataset.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
     digits = dataset.Dataset(digits.x[:800], digits.y[:800])
     training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
-    for seed in (1, 2):
-        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {
-            s: dataset.split(digits.take(p), s.encode(), 0.3)
-            for s, p in zip(silos, parts, strict=True)
-        }
-        for name in ("local", "fedavg", "pfedsim"):
-            job = make_job(
-                name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training
-            )
-            accuracy = simulate(job, shards).accuracy(job.method().product)
-            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
-    mean = {name: statistics.mean(values) for name, values in means.items()}
-    assert mean["pfedsim"] > 0.9, means
-    assert mean["pfedsim"] > mean["local"] + 0.02, means
-    assert mean["pfedsim"] > mean["fedavg"] + 0.01, means
+    parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, 1)
+    shards = {
+        s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)
+    }
+    for name in ("local", "fedavg", "pfedsim"):
+        job = make_job(
+            name, silos=silos, rounds=10, seed=1, model={"classes": 10}, training=training
+        )
+        accuracy = simulate(job, shards).accuracy(job.method().product)
+        mean[name] = statistics.mean(accuracy.values())
+    assert mean["pfedsim"] > 0.9, mean
+    assert mean["pfedsim"] > mean["local"] + 0.02, mean
+    assert mean["pfedsim"] > mean["fedavg"] + 0.01, mean
 
 
 def test_one_silo_a_round_is_refused_where_silos_should_meet(make_job):

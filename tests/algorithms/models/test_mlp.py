@@ -3,7 +3,8 @@ import torch
 from staddle.algorithms.models.build import ModelOptions, build, input_shape
 
 
-def test_the_perceptron_of_two_layers_has_the_authors_parameters_and_a_rectified_hidden_layer():
+def test_the_perceptron_of_two_layers():
+    """The perceptron of two layers has the authors parameters and a rectified hidden layer."""
     options = ModelOptions(name="ppfl-mlp", classes=10)
     assert input_shape(options) == (1, 28, 28)
     extractor, classifier = build(options, 3).values()

@@ -31,7 +31,8 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_torchvision_is_imported_with_the_first_model_and_operators_declared_only_where_it_fails():
+def test_torchvision_is_imported_with_the_first_model():
+    """Torchvision is imported with the first model and operators declared only where it fails."""
     fails = python("import torchvision").returncode != 0
     done = python(LATE)
     assert done.returncode == 0, done.stderr

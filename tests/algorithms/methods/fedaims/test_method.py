@@ -194,7 +194,8 @@ def test_groups_differ_by_at_most_one_and_deeper_blocks_have_no_fewer(n, middle,
         assert sizes == sorted(sizes)
 
 
-def test_the_balanced_deal_is_over_the_cohort_changes_by_round_and_needs_no_coordinator(make):
+def test_the_balanced_deal(make):
+    """The balanced deal is over the cohort changes by round and needs no coordinator."""
     job = make(silos=list("abcdef"), participation=0.7, rounds=30)
     method = job.method()
     deals = []
@@ -539,9 +540,8 @@ def run_rounds(job, shards, rounds):
         yield round_, cohort, before, spool, archive, old, state
 
 
-def test_prototypes_are_class_means_of_the_received_backbone_under_partial_participation(
-    make, make_shards
-):
+def test_prototypes_are_class_means_of_the_received_backbone(make, make_shards):
+    """Prototypes are class means of the received backbone under partial participation."""
     job = make(silos=list("abcd"), participation=0.5, rounds=3)
     shards, method = make_shards(job), job.method()
     for round_, cohort, before, _, archive, _, _ in run_rounds(job, shards, 3):
@@ -840,7 +840,7 @@ def test_reruns_are_bit_identical_and_documents_come_back(make, make_shards, opt
     assert type(job).from_document(job.document(), "here").digest == job.digest
 
 
-def test_on_very_uneven_digits_it_beats_training_alone_and_a_light_alignment_beats_more(make_job):
+def test_it_beats_local_and_fedavg_on_very_uneven_digits(make_job):
     """600 digits, Dirichlet 0.1 over six silos, 8 rounds of 2 epochs.
 
     Seen as mean accuracy over the silos and the draws 7, 1 and 2 (the test runs draw 1): local

@@ -185,9 +185,8 @@ def test_before_the_first_sums_nothing_pulls(make):
     st.sampled_from([0.0, 0.01]),
 )
 @seeds
-def test_the_mirror_step_stays_on_the_simplex_and_a_constant_gradient_is_a_fixed_point(
-    seed, rule, floor
-):
+def test_the_mirror_step_stays_on_the_simplex(seed, rule, floor):
+    """The mirror step stays on the simplex and a constant gradient is a fixed point."""
     rng = np.random.default_rng(seed)
     start = torch.from_numpy(0.05 + 0.8 * rng.dirichlet(np.ones(4)))
     optimiser = Optimiser(float(rng.uniform(0.1, 3)), rule=rule, floor=floor)
@@ -340,7 +339,8 @@ def test_the_theta_step_moves_the_extractor_and_all_canonical_models(make):
 
 @given(st.integers(0, 10**6))
 @seeds
-def test_linear_models_mixed_before_the_softmax_are_the_interpolated_model_and_mlps_are_not(seed):
+def test_only_linear_models_mix_as_interpolated(seed):
+    """Linear models mixed before the softmax are the interpolated model and mlps are not."""
     rng = np.random.default_rng(seed)
     c = torch.from_numpy(rng.dirichlet(np.ones(3))).float().clamp(min=0.1)
     z = torch.from_numpy(rng.normal(size=(5, 6))).float()
