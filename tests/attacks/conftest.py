@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from federation.conftest import fork_server, start
 
-from staddle.silo import agent
+from staddle.silo import agent, plain_rounds
 from staddle.silo.blind import group_keys
 from staddle.silo.blind import round as blind
 
@@ -26,6 +26,7 @@ def hurried(monkeypatch):
     """The agent of this process pauses for moments only."""
     monkeypatch.setattr(agent, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(agent, "FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(blind, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.02)
 

@@ -37,6 +37,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
+from staddle.silo import plain_rounds
 from staddle.silo.egress import client as clients
 from staddle.silo.egress import messages
 
@@ -531,6 +532,7 @@ BEFORE = {  # what was told before the flood
 def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
     """All floods at once, each against an agent of its own."""
     monkeypatch.setattr(agents, "PAUSE_SECONDS", PAUSE_SECONDS)
+    monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.5)
     before = lambda name: BEFORE.get(name, lambda _: [])(world)  # noqa: E731
     floods = {

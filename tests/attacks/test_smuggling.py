@@ -39,6 +39,7 @@ from staddle.proto.frames import encode
 from staddle.proto.stream import Digests
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
+from staddle.silo import plain_rounds
 from staddle.silo.agent import Agent
 from staddle.silo.egress.gate import DeniedError, UnreachableError
 
@@ -120,6 +121,7 @@ def attack(world, tmp_path, monkeypatch):
     Its coordinator's client.
     """
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", 0.01)
     monkeypatch.setitem(catalog.METHODS, "fedper", Hostile)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 40)

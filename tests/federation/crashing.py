@@ -51,7 +51,7 @@ from staddle.coordinator.storage import database, spool, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
 from staddle.security.log import append_log  # noqa: E402
-from staddle.silo import agent, daemon  # noqa: E402
+from staddle.silo import agent, daemon, plain_rounds  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 from staddle.silo.blind import group_keys  # noqa: E402
 from staddle.silo.blind import round as blind  # noqa: E402
@@ -301,7 +301,8 @@ def die_after(seconds: float) -> None:
 def run(role: str, config: Path) -> None:
     torch.set_num_threads(1)
     agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
-    agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = group_keys.PAUSE_SECONDS = 0.02
+    for module in (agent, plain_rounds, blind, group_keys):
+        module.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
     coordinator_daemon.FOLD_WAITS = (0.05,) * 9
     secure_sum_runner.PAUSES = (0.05,)
