@@ -8,16 +8,21 @@ similarity matrix) and loaded; it is evaluated on its test records, trained for 
 parameters and the optimiser's state are copied. After the round the extractors' similarities are
 computed from the classifiers, pair by pair. Batches of one record are skipped, as batch norm wants.
 
-Records are kept in one of three ways:
+Records are kept in one of four ways:
 
 - ``"images"``: 8-bit images, as torchvision's CIFAR10 gives them, made PIL images, tensors
   (ToTensor) and normal (Normalize) each time that one is taken;
 - ``"normalised"``: tensors that are made normal each time that one is taken, as in FL-bench;
 - ``"tensors"``: a list of pairs of tensors that nothing is left to do with, as in PFLlib (which
-  reads it from the disk anew for each turn; here it is in memory).
+  reads it from the disk anew for each turn; here it is in memory);
+- ``"resident"``: one tensor on the device, of which batches are taken by index without a
+  DataLoader. No research code does so; it shows what of a gain is the records' way alone.
+
+``captured`` replays the training step of a full batch as a CUDA graph (for ``"resident"``), which
+shows what of a gain is the launching of kernels alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, TypeAlias
 
@@ -29,10 +34,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from staddle.algorithms.models.torchvision_import import torchvision
+from staddle.algorithms.numerics.devices import Precision, casting
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
-Way: TypeAlias = Literal["images", "normalised", "tensors"]
-WAYS: tuple[Way, ...] = ("images", "normalised", "tensors")
+Way: TypeAlias = Literal["images", "normalised", "tensors", "resident"]
+WAYS: tuple[Way, ...] = ("images", "normalised", "tensors")  # of research code
+WARM_STEPS = 3  # before a step is captured: libraries set up their workspaces in the first
 Parameters: TypeAlias = dict[str, Tensor]
 
 
@@ -79,14 +86,20 @@ class PlainLoop:
         lr: float,
         warmup: int,
         device: str = "cpu",
+        precision: Precision = "float32",
+        *,
+        captured: bool = False,
     ) -> None:
         """``model`` has the children ``extractor`` and ``classifier``.
 
         ``warmup`` is rounds of generalisation.
 
-        Batches are taken to the ``device``, where the model is.
+        Batches are taken to the ``device``, where the model is. Forward passes in training are
+        autocast where ``precision`` is "bf16".
         """
-        self.steps, self._device = 0, device
+        self.steps, self._device, self._precision = 0, torch.device(device), precision
+        self._captured: Callable[[Tensor, Tensor], None] | None = None
+        self._capturing = captured
         model.to(device)
         self._model, self._epochs, self._lr, self._warmup, self._batch = (
             model,
@@ -95,7 +108,12 @@ class PlainLoop:
             warmup,
             batch_size,
         )
-        if way == "tensors":
+        if way == "resident":
+            self._x, self._y = normalised(pixels).to(device), torch.from_numpy(labels).to(device)
+            self._train, self._test = (
+                [torch.tensor([*own], device=device) for own in side] for side in (train, test)
+            )
+        elif way == "tensors":
             pairs = list(zip(normalised(pixels), torch.from_numpy(labels), strict=True))
             self._train, self._test = (
                 [[pairs[i] for i in own] for own in side] for side in (train, test)
@@ -159,26 +177,67 @@ class PlainLoop:
 
     def _fit(self, client: int) -> None:
         optimiser = torch.optim.SGD(self._model.parameters(), self._lr)
-        loader = DataLoader(self._train[client], self._batch, shuffle=True)  # type: ignore[arg-type]
+        if self._capturing and self._captured is None:
+            self._captured = self._capture()
         self._model.train()
         for _ in range(self._epochs):
-            for x, y in loader:
+            for x, y in self._batches(self._train[client], shuffle=True):
                 if len(x) <= 1:
                     continue
-                loss = self._criterion(self._model(x.to(self._device)), y.to(self._device))
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+                if self._captured is not None and len(x) == self._batch:
+                    self._captured(x, y)
+                else:
+                    self._step(optimiser, x, y)
                 self.steps += 1
         self._optimisers[client] = deepcopy(optimiser.state_dict())
+
+    def _step(self, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        with casting(self._device, self._precision):
+            loss = self._criterion(self._model(x), y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    def _capture(self) -> Callable[[Tensor, Tensor], None]:
+        """The step on a full batch as a CUDA graph; the model is afterwards as it was."""
+        optimiser = torch.optim.SGD(self._model.parameters(), self._lr)
+        x, y = self._x[: self._batch].clone(), self._y[: self._batch].clone()
+        before = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self._model.train()
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_STEPS):
+                self._step(optimiser, x, y)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(optimiser, x, y)
+        self._model.load_state_dict(before)
+
+        def replayed(own_x: Tensor, own_y: Tensor) -> None:
+            x.copy_(own_x)
+            y.copy_(own_y)
+            graph.replay()
+
+        return replayed
+
+    def _batches(self, own: Any, *, shuffle: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        if isinstance(own, Tensor):
+            order = torch.randperm(len(own), device=self._device) if shuffle else None
+            for places in (own if order is None else own[order]).split(self._batch):
+                yield self._x[places], self._y[places]
+        else:
+            for x, y in DataLoader(own, self._batch, shuffle=shuffle):
+                yield x.to(self._device), y.to(self._device)
 
     @torch.no_grad()
     def _evaluate(self, client: int) -> int:
         self._model.eval()
-        return sum(
-            int((self._model(x.to(self._device)).argmax(-1) == y.to(self._device)).sum())
-            for x, y in DataLoader(self._test[client], self._batch)  # type: ignore[arg-type]
-        )
+        right = torch.zeros((), dtype=torch.int64, device=self._device)
+        for x, y in self._batches(self._test[client], shuffle=False):
+            right += (self._model(x).argmax(-1) == y).sum()
+        return int(right)
 
     def _compare(self, clients: Sequence[int]) -> None:
         for i, j in _pairs(clients):

@@ -41,7 +41,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from clock import extra_memory
-from plain_loop import WAYS, PlainLoop, normalised
+from plain_loop import WAYS, PlainLoop, Way, normalised
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -120,16 +120,21 @@ def name(silo: int) -> str:
 
 
 def job_of(
-    method: str, silos: int, rounds: int, epochs: int = EPOCHS, model: str | None = None
+    method: str,
+    silos: int,
+    rounds: int,
+    epochs: int = EPOCHS,
+    model: str | None = None,
+    participation: float = 0.1,
 ) -> Job:
-    """One in ten silos takes part in a round, and two at least."""
+    """A share of the silos takes part in a round, and two at least."""
     document = {
         "version": 1,
         "name": "benchmark",
         "seed": 0,
         "rounds": rounds,
         "silos": [name(silo) for silo in range(silos)],
-        "participation": max(0.1, 2 / silos),
+        "participation": max(participation, 2 / silos),
         "method": {"name": method, "options": METHODS[method]},
         "model": {
             "name": model or ("convnet-3x64" if method == "fedaims" else "lenet5"),
@@ -190,13 +195,17 @@ def plain(
     epochs: int = EPOCHS,
     threads: int = 1,
     device: str = "cpu",
+    precision: Precision = "float32",
+    *,
+    captured: bool = False,
 ) -> tuple[PlainLoop, Timed]:
     """The plain loop with the same cohorts."""
     model = nn.Sequential()
     for part, module in build(job.model, job.seed).items():
         model.add_module(part, module)
     records = population.pixels, population.labels, *population.sides(), way
-    loop = PlainLoop(model, *records, epochs, BATCH, LR, job.rounds // 2, device)
+    constants = epochs, BATCH, LR, job.rounds // 2, device, precision
+    loop = PlainLoop(model, *records, *constants, captured=captured)
 
     def run(number: int) -> None:
         loop.round(number, [job.silos.index(silo) for silo in job.cohort(number)])
@@ -294,48 +303,90 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
         Population(20, 96, 20) if options.quick else Population(options.silos, options.records, 100)
     )
     rounds = 1 + (2 if options.quick else options.rounds)
-    peak = multiplications(device)
+    peak = multiplications(device, options.precision)
     tell(
-        f"engines on {title_of(device)}, {population.silos} silos, {rounds - 1} rounds of each, in"
-        " turn"
+        f"engines on {title_of(device)}, {options.precision}, {population.silos} silos,"
+        f" {rounds - 1} rounds of each, in turn"
     )
     tell(f"a large product of matrices: {peak / 1e12:.3g} TFLOP/s")
-    records, rows = population.records(), list[Row]()
+    rows: list[Row] = []
     chosen = [
-        (method, network) for method, network in NETWORKS if options.network in (None, network)
+        (method, network)
+        for method, network in NETWORKS
+        if options.network in (None, network) and options.method in (None, method)
     ]
     for method, network in chosen[:1] if options.quick else chosen:
-        job = job_of(method, population.silos, rounds, model=network)
-        bits = options.precision
-        engines: dict[str, Engine] = {}
-        for form in ("grouped", "unfolded"):
-            recorder = Graphs(str(device)) if device.type == "cuda" else None
-            given = {"recorder": recorder, "precision": bits, "convolutions": form}
-            engines[f"stacked, {form}"] = Stacked(job, records, str(device), **given)
-        engines["one by one"] = Serial(job, records, device=device, way=way_on(device, bits))
-        contenders = {name: ours_with(engine, job, ()) for name, engine in engines.items()}
-        contenders["plain loop"] = plain(population, job, "tensors", device=str(device))[1]
-        contenders["plain loop"].round = as_exact(contenders["plain loop"].round, bits)
-        held = dict.fromkeys(contenders, 0)
-        for number in range(rounds):
-            for name, one in contenders.items():
-                held[name] = max(held[name], most_held(device, one, number))
-        samples = job.cohort_size * population.train * EPOCHS
-        floor = flops(job) * job.cohort_size * -(-population.train // BATCH) * EPOCHS / peak
-        for name, one in contenders.items():
-            faster = contenders["plain loop"].median / one.median
-            row: Row = {
-                "what": f"{method}, {network}, {name}",
-                "s/round": one.median,
-                "records/s": samples / one.median,
-            }
-            row |= {
-                "times plain": faster,
-                "share %": 100 * floor / one.median,
-                "MB": held[name] / 1e6,
-            }
-            rows.append(row)
+        job = job_of(
+            method,
+            population.silos,
+            rounds,
+            model=network,
+            participation=options.participation,
+        )
+        tell(f"{method} with {network}: {job.cohort_size} silos a round")
+        rows += compared(job, population, device, options, peak)
     return rows
+
+
+def compared(
+    job: Job,
+    population: Population,
+    device: torch.device,
+    options: argparse.Namespace,
+    peak: float,
+) -> list[Row]:
+    """The rounds of one job by all contenders in turn."""
+    contenders = contenders_of(job, population, device, options)
+    held = dict.fromkeys(contenders, 0)
+    rounds = job.rounds
+    for number in range(rounds):
+        for name, one in contenders.items():
+            held[name] = max(held[name], most_held(device, one, number))
+    samples = job.cohort_size * population.train * EPOCHS
+    floor = flops(job) * job.cohort_size * -(-population.train // BATCH) * EPOCHS / peak
+    rows: list[Row] = []
+    for name, one in contenders.items():
+        row: Row = {
+            "what": f"{job.method_name}, {job.model.name}, {name}",
+            "s/round": one.median,
+            "records/s": samples / one.median,
+        }
+        row["times plain"] = contenders["plain loop"].median / one.median
+        row["share %"] = 100 * floor / one.median
+        row["MB"] = held[name] / 1e6
+        rows.append(row)
+    return rows
+
+
+def contenders_of(
+    job: Job, population: Population, device: torch.device, options: argparse.Namespace
+) -> dict[str, Timed]:
+    """Our engines, and the plain loop with its records in memory, on the device, and captured."""
+    records, bits, gpu = population.records(), options.precision, device.type == "cuda"
+    contenders: dict[str, Timed] = {}
+    for form in options.forms:
+        recorder = Graphs(str(device)) if gpu else None
+        engine = Stacked(
+            job,
+            records,
+            str(device),
+            recorder=recorder,
+            precision=bits,
+            convolutions=form,
+        )
+        contenders[f"stacked, {form}"] = ours_with(engine, job, ())
+    one_by_one = Serial(job, records, device=device, way=way_on(device, bits))
+    contenders["one by one"] = ours_with(one_by_one, job, ())
+
+    plain_loops: list[tuple[str, Way, bool]] = [("plain loop", "tensors", False)]
+    if gpu:
+        plain_loops.append(("plain loop, records on the GPU", "resident", False))
+        plain_loops.append(("plain loop, and captured", "resident", True))
+    for title, way, captured in plain_loops:
+        loop = plain(population, job, way, device=str(device), precision=bits, captured=captured)[1]
+        loop.round = as_exact(loop.round, bits)
+        contenders[title] = loop
+    return contenders
 
 
 def as_exact(run: Callable[[int], object], precision: Precision) -> Callable[[int], object]:
@@ -361,15 +412,33 @@ def most_held(device: torch.device, one: Timed, number: int) -> int:
     return int(torch.cuda.max_memory_allocated(device))
 
 
-def multiplications(device: torch.device, size: int = 2048) -> float:
-    """Floating-point operations a second of a product of two matrices, the best of five."""
-    one = torch.randn(size, size, device=device)
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        float((one @ one)[0, 0])  # waits for it
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+def multiplications(device: torch.device, precision: Precision = "float32") -> float:
+    """Floating-point operations a second of large products of matrices in a precision.
+
+    On a GPU of ten products of 8192 by 8192 between two events, after three that are not counted;
+    on a CPU the best of five of 2048 by 2048.
+    """
+    if device.type != "cuda":
+        one, best = torch.randn(2048, 2048), float("inf")
+        for _ in range(5):
+            began = time.perf_counter()
+            torch.mm(one, one)
+            best = min(best, time.perf_counter() - began)
+        return 2 * 2048**3 / best
+    size, products = 8192, 10
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    one = torch.randn(size, size, device=device, dtype=dtype)
+    out = torch.empty_like(one)
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with exact(), multiplying(precision):
+        for _ in range(3):
+            torch.mm(one, one, out=out)
+        began.record()
+        for _ in range(products):
+            torch.mm(one, one, out=out)
+        ended.record()
+    torch.cuda.synchronize(device)
+    return products * 2 * size**3 / (began.elapsed_time(ended) / 1e3)
 
 
 def flops(job: Job) -> float:
@@ -443,11 +512,22 @@ def main() -> None:
         "--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default"
     )
     parser.add_argument("--device", default="cpu", help="of the engines: cpu, cuda or cuda:N")
-    parser.add_argument("--silos", type=int, default=100, help="of the engines, one in ten a round")
+    parser.add_argument("--silos", type=int, default=100, help="of the engines")
     parser.add_argument(
         "--records", type=int, default=512, help="of each silo, for the engines to train on"
     )
+    parser.add_argument(
+        "--participation", type=float, default=0.1, help="of the engines' silos in a round"
+    )
     parser.add_argument("--network", help="for the engines, one of their networks; all by default")
+    parser.add_argument("--method", choices=[*METHODS], help="of the engines; all by default")
+    parser.add_argument(
+        "--forms",
+        nargs="*",
+        choices=["grouped", "unfolded"],
+        default=["grouped", "unfolded"],
+        help="of convolutions in the stacked engine",
+    )
     parser.add_argument(
         "--precision",
         choices=["float32", "tf32", "bf16"],

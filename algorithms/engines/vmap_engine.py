@@ -299,14 +299,17 @@ class Stacked:
 
     def _fitting(self, largest: str, steps: Course) -> int:
         """How many silos go at once, of which this one has the most records."""
-        template = self._template(largest)
+        return max(1, room(self.device) // self.silo_bytes(largest, steps))
+
+    def silo_bytes(self, silo: str, steps: Course = ()) -> int:
+        """About how many bytes of the device a silo takes while it trains and is evaluated."""
+        template = self._template(silo)
         records = self._job.training.batch_size
         if any(isinstance(step, Stage) and step.full_batch for step in steps):
-            records = len(self._records[largest].train)
+            records = len(self._records[silo].train)
         sides = chain.from_iterable(own.sides for own in self._records.values())
         looked = min(template.looked, max(map(len, sides)))
-        each = COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
-        return max(1, room(self.device) // each)
+        return COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
 
     def _template(self, silo: str) -> _Template:
         if silo in self._templates:

@@ -1,0 +1,507 @@
+"""What a first half hour on a GPU has to settle, in one command.
+
+``python benchmarks/first_gpu_run.py FOLDER [--seconds 540] [--part PART …] [--small]``
+
+Parts, each in a process of its own, since an error of CUDA ends the process that made it:
+
+- *card*: the rates of large products of matrices in each precision, and of a copy;
+- *tests*: the tests that take a GPU;
+- *smoke-PRECISION*: two rounds of FedAvg with each network of the catalog, stacked and one by one,
+  launched and replayed as CUDA graphs. Replayed is to be the same bits as launched, and stacked
+  and one by one are to agree (in float32, also with this machine's processor);
+- *convolutions*: convolutions.py;
+- *engines-NETWORK*: ``simulate.py engines``, each network with the method that it is for, and
+  *many*: LeNet-5 with a hundred silos at once;
+- *profile*: which kernels a step of LeNet-5 launches, and what the host does in a round;
+- *memory*: what the engine reckons silos take, and what they took.
+
+Parts before the timed ones run at once. What a part found is in FOLDER/PART.json, its output in
+FOLDER/PART.log, and FOLDER/report.md has all; a part that has found something is not run again, so
+a second call goes on where the time was up. Nothing is downloaded. With ``--device cpu`` and
+``--small`` all but the GPU's own parts run to their end on a CPU.
+"""
+
+import argparse
+import cProfile
+import io
+import json
+import os
+import pstats
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import simulate
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs, Recorder, way_on
+from staddle.algorithms.engines.engine import Engine, Records, Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.models.registry import NETWORKS
+from staddle.algorithms.numerics.devices import CPU, Precision, exact, find, multiplying
+from staddle.errors import LocalError
+from staddle.simulator.engines.pool import usable_cores
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
+ENGINES: Mapping[str, Mapping[str, Any]] = {
+    "lenet5": {"method": "pfedsim", "silos": 100, "records": 512, "rounds": 3},
+    "convnet-4x128": {"silos": 20, "records": 128, "rounds": 2, "participation": 0.5},
+    "resnet18": {"silos": 20, "records": 128, "rounds": 2, "participation": 0.5},
+    "many": {
+        "network": "lenet5",
+        "method": "pfedsim",
+        "silos": 100,
+        "records": 256,
+        "rounds": 2,
+        "participation": 1.0,
+    },
+}
+# by how much a parameter may differ between engines, of the largest of its tensor
+AGREE: Mapping[Precision, float] = {"float32": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
+LONGEST = 400  # seconds of one part
+
+Row: TypeAlias = dict[str, str | float]
+Part: TypeAlias = Callable[[argparse.Namespace], list[Row]]
+
+
+def card(options: argparse.Namespace) -> list[Row]:
+    """The rates that bound everything else."""
+    device = find(options.device)
+    rows: list[Row] = []
+    for precision in PRECISIONS if device.type == "cuda" else PRECISIONS[:1]:
+        rate = simulate.multiplications(device, precision)
+        rows.append({"what": f"product of matrices, {precision}", "TFLOP/s": rate / 1e12})
+    if device.type == "cuda":
+        rows.append({"what": "copy, read and written", "TB/s": copied(device) / 1e12})
+    rows.append({"what": f"torch {torch.__version__}, {simulate.title_of(device)}"})
+    return rows
+
+
+def copied(device: torch.device) -> float:
+    """Bytes a second, read and written, of a copy of 4 GB on a GPU."""
+    one = torch.randn(2**30, device=device)
+    other = torch.empty_like(one)
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    other.copy_(one)
+    began.record()
+    for _ in range(5):
+        other.copy_(one)
+    ended.record()
+    torch.cuda.synchronize(device)
+    return 5 * 2 * one.nbytes / (began.elapsed_time(ended) / 1e3)
+
+
+def gpu_tests(options: argparse.Namespace) -> list[Row]:
+    """The tests that take a GPU, in an order that finds causes: steps first, then engines."""
+    root = Path(__file__).resolve().parents[1]
+    files = [
+        "tests/algorithms/engines/test_cuda_graphs.py",
+        "tests/algorithms/numerics/test_devices.py",
+        "tests/algorithms/engines/test_cuda_graph_step.py",
+        "tests/algorithms/engines/test_vmap_training.py",
+        "tests/algorithms/engines/test_vmap_engine.py",
+    ]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "gpu"]
+    lines: list[str] = []
+    with (
+        subprocess.Popen(  # noqa: S603 our own tests
+            [*command, "--tb=short", *files[: 2 if options.small else None]],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as ran
+    ):
+        for line in ran.stdout or ():
+            tell(line.rstrip())
+            lines.append(line)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+)", "".join(lines), re.MULTILINE)
+    last = [line.strip() for line in lines if line.strip()][-1:]
+    rows: list[Row] = [{"what": " ".join(last) or "pytest said nothing", "exit": ran.returncode}]
+    rows += ({"what": "a test", "fault": name} for name in failed)
+    return rows
+
+
+def smoke_job(network: str, rounds: int = 2) -> Job:
+    """FedAvg with three silos; batches are full and equal, so that all are replayed."""
+    document = {
+        "version": 1,
+        "name": "smoke",
+        "seed": 0,
+        "rounds": rounds,
+        "silos": ["a", "b", "c"],
+        "method": {"name": "fedavg"},
+        "model": {
+            "name": network,
+            "classes": 10,
+            "norm": NETWORKS[network].norms[-1 if network == "lenet5" else 0],
+            "input": list(NETWORKS[network].default_input),
+        },
+        "training": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    }
+    if "batch" in NETWORKS[network].norms:
+        document["model"]["norm"] = "batch"
+    return Job.from_file(JobFile.model_validate(document), "smoke")
+
+
+def smoke_records(job: Job) -> dict[str, Records]:
+    """Random records: 24 of each silo to train on, 8 to test on."""
+    generator = torch.Generator().manual_seed(0)
+    shape = NETWORKS[job.model.name].default_input
+
+    def drawn(count: int) -> Dataset:
+        x = torch.randn(count, *shape, generator=generator)
+        return Dataset(x, torch.randint(0, 10, (count,), generator=generator))
+
+    return {silo: Records(drawn(24), drawn(8)) for silo in job.silos}
+
+
+def trained(job: Job, engine: Engine) -> dict[str, Tensor]:
+    """All tensors of all silos after the job's rounds."""
+    simulation = Simulation(job, engine)
+    while simulation.round < job.length:
+        simulation.step()
+    tensors: dict[str, Tensor] = {}
+    for silo, state in simulation.states.items():
+        for part, named in state.parts.items():
+            for name, tensor in named.items():
+                tensors[f"{silo} {part} {name}"] = tensor
+    engine.close()
+    return tensors
+
+
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The largest difference of two models, as a share of the largest number of its tensor.
+
+    Where there is no number, it is infinite.
+    """
+    most = 0.0
+    for name, tensor in one.items():
+        if not tensor.is_floating_point():
+            continue
+        scale = float(tensor.abs().max().clamp(min=1e-2))
+        far = float((tensor - other[name]).abs().max()) / scale
+        most = max(most, far if far == far else float("inf"))  # noqa: PLR0124 NaN
+    return most
+
+
+def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether all tensors are the same numbers."""
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def smoke(options: argparse.Namespace, precision: Precision) -> list[Row]:
+    """Each network of the catalog in a precision."""
+    networks = [*NETWORKS] if not options.small else ["lenet5", "cnn-digits"]
+    rows: list[Row] = []
+    for network in networks:
+        began = time.perf_counter()
+        try:
+            row = smoke_network(network, precision, find(options.device))
+        except (LocalError, RuntimeError) as error:
+            row = {"fault": " ".join(str(error).split())[:500]}
+        row = {"what": network, **row, "seconds": time.perf_counter() - began}
+        tell(json.dumps(row))
+        rows.append(row)
+    return rows
+
+
+def smoke_network(network: str, precision: Precision, device: torch.device) -> Row:
+    """What engines made of it; ``fault`` where they differ or one failed."""
+    job = smoke_job(network)
+    records, gpu = smoke_records(job), device.type == "cuda"
+
+    def stacked(recorder: Recorder) -> Stacked:
+        return Stacked(job, records, str(device), recorder=recorder, precision=precision)
+
+    def serial(*, graphs: bool) -> Serial:
+        way = way_on(device, precision, graphs=graphs)
+        return Serial(job, records, device=device, way=way)
+
+    row: Row = {}
+    faults: list[str] = []
+    ends: dict[str, dict[str, Tensor]] = {}
+    contenders: dict[str, Callable[[], Engine]] = {
+        "stacked": lambda: stacked(AsItIs()),
+        "one by one": lambda: serial(graphs=False),
+    }
+    if gpu:
+        contenders["stacked, replayed"] = lambda: stacked(Graphs(str(device)))
+        contenders["one by one, replayed"] = lambda: serial(graphs=True)
+    for name, engine in contenders.items():
+        try:
+            ends[name] = trained(job, engine())
+        except (LocalError, RuntimeError) as error:
+            faults.append(f"{name}: {' '.join(str(error).split())[:300]}")
+    for name in ("stacked", "one by one"):
+        replayed = f"{name}, replayed"
+        if name in ends and replayed in ends and not same_bits(ends[name], ends[replayed]):
+            faults.append(f"{name}: bits differ when replayed")
+    if "stacked" in ends and "one by one" in ends:
+        row["stacked, one by one"] = apart(ends["one by one"], ends["stacked"])
+        if row["stacked, one by one"] > AGREE[precision]:
+            faults.append("stacked and one by one disagree")
+    if gpu and precision == "float32" and "one by one" in ends:
+        row["GPU, CPU"] = apart(trained(job, Serial(job, records)), ends["one by one"])
+        if row["GPU, CPU"] > AGREE[precision]:
+            faults.append("GPU and CPU disagree")
+    if faults:
+        row["fault"] = "; ".join(faults)
+    return row
+
+
+def convolution_forms(options: argparse.Namespace) -> list[Row]:
+    """The table of convolutions.py, line by line."""
+    script = Path(__file__).with_name("convolutions.py")
+    command = [sys.executable, str(script), "--device", options.device]
+    command += ["--repeats", "2" if options.small else "10"]
+    if options.small:
+        command += ["--network", "lenet5"]
+    return [{"what": line} for line in lines_of(command)]
+
+
+def lines_of(command: Sequence[str]) -> list[str]:
+    """The output of a benchmark."""
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own
+    tell(ran.stdout + ran.stderr)
+    if ran.returncode:
+        raise LocalError(f"{command[1]} ended with {ran.returncode}: {ran.stderr[-500:]}")
+    return ran.stdout.splitlines()
+
+
+def engines(options: argparse.Namespace, name: str) -> list[Row]:
+    """``simulate.py engines`` with one network, in each precision."""
+    sizes = dict(ENGINES[name])
+    if options.small:
+        sizes |= {"silos": 4, "records": 32, "rounds": 1}
+        if name == "resnet18":
+            return [{"what": "ResNet-18 takes minutes on a CPU"}]
+    gpu = find(options.device).type == "cuda"
+    rows: list[Row] = []
+    for precision in options.precision if gpu else PRECISIONS[:1]:
+        wanted = argparse.Namespace(
+            device=options.device,
+            precision=precision,
+            quick=False,
+            forms=["grouped", "unfolded"] if precision == "float32" else ["grouped"],
+            **{"network": name, "method": None, "participation": 0.1, **sizes},
+        )
+        try:
+            found = simulate.measure_engines(wanted)
+        except (LocalError, RuntimeError) as error:
+            found = [{"what": name, "fault": " ".join(str(error).split())[:500]}]
+        rows += ({"precision": precision, **row} for row in found)
+        tell(json.dumps(rows[-len(found) :], indent=1))
+    return rows
+
+
+def profiled(options: argparse.Namespace) -> list[Row]:
+    """A round of LeNet-5: its kernels, and the functions that the host spends time in."""
+    device = find(options.device)
+    silos, records = (4, 32) if options.small else (100, 512)
+    population = simulate.Population(silos, records, 100)
+    job = simulate.job_of("pfedsim", silos, 8, model="lenet5")
+    recorder = Graphs(str(device)) if device.type == "cuda" else None
+    engine = Stacked(job, population.records(), str(device), recorder=recorder)
+    simulation = Simulation(job, engine)
+    for _ in range(3):
+        simulation.step()
+
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as kernels:
+        simulation.step()
+        synchronise(device)
+    sort = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows: list[Row] = []
+    table = kernels.key_averages().table(sort_by=sort, row_limit=40, max_name_column_width=70)
+    rows += ({"what": line} for line in table.splitlines())
+
+    host = cProfile.Profile()
+    began = time.perf_counter()
+    host.enable()
+    simulation.step()
+    synchronise(device)
+    host.disable()
+    rows.append({"what": f"a round under cProfile: {time.perf_counter() - began:.4f} s"})
+    text = io.StringIO()
+    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(35)
+    rows += ({"what": line} for line in text.getvalue().splitlines() if line.strip())
+    return rows
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def memory(options: argparse.Namespace) -> list[Row]:
+    """What a round takes of a GPU, next to what the engine reckons before it takes it."""
+    device = find(options.device)
+    rows: list[Row] = []
+    for network in ("lenet5",) if options.small else ("lenet5", "convnet-4x128", "resnet18"):
+        silos = 4 if options.small else 20
+        population = simulate.Population(silos, 64, 20)
+        job = simulate.job_of("fedavg", silos, 3, epochs=1, model=network, participation=1.0)
+        recorder = Graphs(str(device)) if device.type == "cuda" else None
+        engine = Stacked(job, population.records(), str(device), recorder=recorder)
+        simulation = Simulation(job, engine)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        simulation.step()
+        simulation.step()
+        row: Row = {"what": f"{network}, {silos} silos"}
+        if device.type == "cuda":
+            row["allocated MB"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
+            row["reserved MB"] = torch.cuda.max_memory_reserved(device) / 1e6
+        row["reckoned MB"] = silos * engine.silo_bytes(job.silos[0]) / 1e6
+        rows.append(row)
+        engine.close()
+        del simulation, engine
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return rows
+
+
+PARTS: dict[str, Part] = {
+    "card": card,
+    "tests": gpu_tests,
+    **{
+        f"smoke-{precision}": lambda options, precision=precision: smoke(options, precision)
+        for precision in PRECISIONS
+    },
+    "profile": profiled,
+    **{f"engines-{name}": lambda options, name=name: engines(options, name) for name in ENGINES},
+    "convolutions": convolution_forms,
+    "memory": memory,
+}
+AT_ONCE = ("tests", *(f"smoke-{precision}" for precision in PRECISIONS))
+ON_A_GPU = ("smoke-tf32", "smoke-bf16")
+
+
+def tell(line: str) -> None:
+    """Print it at once."""
+    print(line, flush=True)  # noqa: T201 its output is its purpose
+
+
+def run_one(options: argparse.Namespace) -> None:
+    """Run a part in this process, and keep what it found."""
+    began = time.perf_counter()
+    with exact_by_default():
+        rows = PARTS[options.one](options)
+    found = {"rows": rows, "seconds": time.perf_counter() - began}
+    (options.folder / f"{options.one}.json").write_text(json.dumps(found, indent=1))
+
+
+@contextmanager
+def exact_by_default() -> Iterator[None]:
+    """Nothing outside the engines multiplies in TF32 either."""
+    with exact(), multiplying("float32"):
+        yield
+
+
+def begin(options: argparse.Namespace, part: str) -> subprocess.Popen[bytes]:
+    """A part in a process of its own, which writes to a log."""
+    command = [sys.executable, __file__, str(options.folder), "--one", part]
+    command += ["--device", options.device, *(["--small"] if options.small else [])]
+    command += ["--precision", *options.precision]
+    # Processes that run at once share the cores; threads that spin for them cost minutes.
+    threads = max(1, usable_cores() // (len(AT_ONCE) if part in AT_ONCE else 1))
+    variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with (options.folder / f"{part}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=variables)  # noqa: S603 this file
+
+
+def wait(
+    options: argparse.Namespace, part: str, process: subprocess.Popen[bytes], s: float
+) -> None:
+    """Wait until a part ends or its time is up, and say which."""
+    try:
+        code = process.wait(max(1.0, s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        tell(f"{part}: ended after its time")
+        return
+    tell(f"{part}: exit {code}")
+    report(options.folder)
+
+
+def report(folder: Path) -> None:
+    """All that was found, and what failed first."""
+    faults, sections = list[str](), list[str]()
+    for part in PARTS:
+        file, log = folder / f"{part}.json", folder / f"{part}.log"
+        if not file.exists():
+            if log.exists():
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                faults.append(f"{part}: found nothing; its log ends: {''.join(last)[:300]}")
+            continue
+        found = json.loads(file.read_text())
+        sections.append(f"## {part} ({found['seconds']:.0f} s)\n")
+        for row in found["rows"]:
+            values = [f"{key} {shown(value)}" for key, value in row.items() if key != "what"]
+            sections.append(f"    {row.get('what', '')}  {' | '.join(values)}")
+            if "fault" in row:
+                faults.append(f"{part}, {row.get('what', '')}: {row['fault']}")
+        sections.append("")
+    verdict = [f"- {fault}" for fault in faults] or ["- none"]
+    head = ["# First run on a GPU", "", "## Faults", "", *verdict, ""]
+    (folder / "report.md").write_text("\n".join([*head, *sections]))
+
+
+def shown(value: str | float) -> str:
+    """A value in a table."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def main() -> None:
+    """Read the command line, and run the parts that have found nothing yet."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of what is found; made if it is not there")
+    parser.add_argument("--device", default="cuda", help="cpu, cuda or cuda:N")
+    parser.add_argument("--seconds", type=float, default=540, help="begin no part after these")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="these parts alone")
+    parser.add_argument(
+        "--precision", nargs="*", choices=PRECISIONS, default=PRECISIONS, help="of the engines"
+    )
+    parser.add_argument("--small", action="store_true", help="the small form, as on a CPU")
+    parser.add_argument("--one", choices=[*PARTS], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        run_one(options)
+        return
+    ends = time.monotonic() + options.seconds
+    left = [
+        part for part in options.part or PARTS if not (options.folder / f"{part}.json").exists()
+    ]
+    if find(options.device) == CPU:
+        left = [part for part in left if part not in ON_A_GPU]
+    at_once = {part: begin(options, part) for part in left if part in AT_ONCE}
+    for part, process in at_once.items():
+        wait(options, part, process, min(LONGEST, ends - time.monotonic()))
+    for part in left:
+        if part not in at_once and time.monotonic() < ends:
+            wait(options, part, begin(options, part), min(LONGEST, ends - time.monotonic()))
+    report(options.folder)
+    tell((options.folder / "report.md").read_text())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
