@@ -1,11 +1,11 @@
-"""Measures convolutions of many silos at once, grouped and unfolded.
+"""Measures convolutions of many silos at once, grouped, unfolded, and one for each silo.
 
 ``python benchmarks/convolutions.py [--device cuda]``
 
 Every convolution of a network of the catalog, with weights of its own for each of ``--silos``, and
-batches of 32 for each: seconds of a forward pass, and of a backward pass by weights and input, of
-both forms in turn; the median of ``--repeats``. The last column is how many times as long grouped
-takes; above 1, unfolded is the faster one.
+batches of 32 for each: milliseconds of a forward pass, and of a forward and backward pass (by the
+weights, and by the input where it is not the network's own), the median of ``--repeats``. On a GPU
+each is a CUDA graph that is replayed. The last column names the fastest form.
 """
 
 import argparse
@@ -22,9 +22,10 @@ from torch.func import functional_call, vmap
 from staddle.algorithms.engines.convolutions import can_unfold, unfold_all
 from staddle.algorithms.models.build import ModelOptions, build, input_shape
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.algorithms.numerics.devices import check_precision, exact, find, multiplying
+from staddle.algorithms.numerics.devices import casting, check_precision, exact, find, multiplying
 
 BATCH, WARM = 32, 3
+FORMS = ("grouped", "unfolded", "looped")
 
 
 def shapes(network: str) -> list[tuple[nn.Conv2d, torch.Size]]:
@@ -41,21 +42,53 @@ def shapes(network: str) -> list[tuple[nn.Conv2d, torch.Size]]:
     return found
 
 
-def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
-    """Seconds of a call, until the device has done it."""
-    if device.type == "cuda":
+def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median seconds of a call.
+
+    On a GPU it is recorded as a CUDA graph, as the engine's steps are, and replayed.
+    """
+    wall: list[float] = []
+    if device.type != "cuda":
+        for repeat in range(WARM + repeats):
+            began = time.perf_counter()
+            run()
+            if repeat >= WARM:
+                wall.append(time.perf_counter() - began)
+        return statistics.median(wall)
+
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM):
+            run()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    for _ in range(repeats):
+        began_at, ended_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began_at.record()
+        graph.replay()
+        ended_at.record()
         torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    result = run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began, result
+        wall.append(began_at.elapsed_time(ended_at) / 1e3)
+    return statistics.median(wall)
+
+
+def looped(leaf: nn.Conv2d, values: dict[str, Tensor], x: Tensor) -> Tensor:
+    """One convolution for each silo."""
+    own = [
+        functional_call(leaf, {name: tensor[silo] for name, tensor in values.items()}, x[silo])
+        for silo in range(len(x))
+    ]
+    return torch.stack(own)
 
 
 def measured(
     leaf: nn.Conv2d, shape: torch.Size, options: argparse.Namespace
 ) -> dict[str, tuple[float, float]]:
-    """Median seconds forward and backward, by form."""
+    """Seconds of a forward pass, and of a forward and backward pass, by form."""
     device = find(options.device)
     other = nn.Conv2d(
         leaf.in_channels,
@@ -66,27 +99,33 @@ def measured(
         bias=leaf.bias is not None,
     )
     unfold_all([other])
-    x = torch.randn(options.silos, *shape, device=device, requires_grad=True)
+    first = leaf.in_channels in (1, 3)  # what a network is given has no gradient
+    x = torch.randn(options.silos, *shape, device=device, requires_grad=not first)
     values = {
         name: torch.randn(options.silos, *own.shape, device=device, requires_grad=True)
         for name, own in leaf.named_parameters()
     }
-    wall: dict[str, list[tuple[float, float]]] = {"grouped": [], "unfolded": []}
-    for repeat in range(WARM + options.repeats):
-        for form, module in (("grouped", leaf), ("unfolded", other)):
-            run = vmap(lambda values, x, module=module: functional_call(module, values, x))
-            forward, out = timed(lambda run=run: run(values, x), device)
-            wanted = [*values.values(), x]
-            backward, _ = timed(
-                lambda of=out, by=wanted: torch.autograd.grad(of, by, torch.ones_like(of))[0],
-                device,
-            )
-            if repeat >= WARM:
-                wall[form].append((forward, backward))
-    return {
-        form: tuple(map(statistics.median, zip(*times, strict=True)))
-        for form, times in wall.items()
+    forms: dict[str, Callable[[], Tensor]] = {
+        "grouped": lambda: vmap(lambda values, x: functional_call(leaf, values, x))(values, x),
+        "unfolded": lambda: vmap(lambda values, x: functional_call(other, values, x))(values, x),
+        "looped": lambda: looped(leaf, values, x),
     }
+    wanted = [*values.values(), *([] if first else [x])]
+
+    def forward(form: str) -> Tensor:
+        with casting(device, options.precision):
+            return forms[form]()
+
+    def both(form: str) -> None:
+        out = forward(form)
+        torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+    wall: dict[str, tuple[float, float]] = {}
+    for form in FORMS:
+        with torch.no_grad():
+            alone = timed(lambda form=form: forward(form), device, options.repeats)
+        wall[form] = (alone, timed(lambda form=form: both(form), device, options.repeats))
+    return wall
 
 
 def tell(line: str) -> None:
@@ -104,7 +143,7 @@ def main() -> None:
         "--network", action="append", help="lenet5, convnet-4x128 and resnet18 by default"
     )
     parser.add_argument("--device", default="cpu", help="cpu (one thread), cuda or cuda:N")
-    parser.add_argument("--precision", choices=["float32", "tf32"], default="float32")
+    parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default="float32")
     parser.add_argument("--silos", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
@@ -125,28 +164,24 @@ def main() -> None:
         f"torch {torch.__version__}, {title}, {options.silos} silos, batches of {BATCH},"
         f" {options.precision}; ms"
     )
-    columns = ["grouped forw.", "backw.", "unfolded forw.", "backw.", "times"]
-    tell(f"  {'':<40}" + "".join(f"{column:>16}" for column in columns))
+    columns = [f"{form}{what}" for form in FORMS for what in ("", " forw.")]
+    tell(f"  {'':<34}" + "".join(f"{column:>15}" for column in columns))
     with exact(), multiplying(options.precision):
         for network in options.network or ("lenet5", "convnet-4x128", "resnet18"):
             known = set()
             for leaf, shape in shapes(network):
                 told = (
                     f"{network} {'x'.join(map(str, shape[1:]))} {leaf.out_channels} of"
-                    f" {leaf.kernel_size[0]}"
+                    f" {leaf.kernel_size[0]} by {leaf.stride[0]}"
                 )
-                if (told, leaf.stride) in known:
+                if told in known:
                     continue
-                known.add((told, leaf.stride))
+                known.add(told)
                 found = measured(leaf, shape, options)
-                times = [
-                    1e3 * seconds for form in ("grouped", "unfolded") for seconds in found[form]
-                ]
-                tell(
-                    f"  {told:<40}"
-                    + "".join(f"{value:>16.3g}" for value in times)
-                    + f"{sum(times[:2]) / sum(times[2:]):>16.2f}"
-                )
+                times = [1e3 * s for form in FORMS for s in reversed(found[form])]
+                fastest = min(FORMS, key=lambda form: found[form][1])
+                cells = "".join(f"{value:>15.3g}" for value in times)
+                tell(f"  {told:<34}{cells}  {fastest}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
         "network": "lenet5",
         "method": "pfedsim",
         "silos": 100,
-        "records": 256,
+        "records": 64,
         "rounds": 2,
         "participation": 1.0,
     },
@@ -261,13 +261,16 @@ def smoke_network(network: str, precision: Precision, device: torch.device) -> R
 
 
 def convolution_forms(options: argparse.Namespace) -> list[Row]:
-    """The table of convolutions.py, line by line."""
+    """The tables of convolutions.py, line by line."""
     script = Path(__file__).with_name("convolutions.py")
-    command = [sys.executable, str(script), "--device", options.device]
-    command += ["--repeats", "2" if options.small else "10"]
-    if options.small:
-        command += ["--network", "lenet5"]
-    return [{"what": line} for line in lines_of(command)]
+    rows: list[Row] = []
+    for precision in PRECISIONS if find(options.device) != CPU else PRECISIONS[:1]:
+        command = [sys.executable, str(script), "--device", options.device]
+        command += ["--precision", precision, "--repeats", "2" if options.small else "10"]
+        if options.small:
+            command += ["--network", "lenet5"]
+        rows += ({"what": line} for line in lines_of(command))
+    return rows
 
 
 def lines_of(command: Sequence[str]) -> list[str]:
@@ -289,13 +292,8 @@ def engines(options: argparse.Namespace, name: str) -> list[Row]:
     gpu = find(options.device).type == "cuda"
     rows: list[Row] = []
     for precision in options.precision if gpu else PRECISIONS[:1]:
-        wanted = argparse.Namespace(
-            device=options.device,
-            precision=precision,
-            quick=False,
-            forms=["grouped", "unfolded"] if precision == "float32" else ["grouped"],
-            **{"network": name, "method": None, "participation": 0.1, **sizes},
-        )
+        wanted = simulate.parsed(["engines", "--device", options.device])
+        vars(wanted).update({"network": name, **sizes, "precision": precision})
         try:
             found = simulate.measure_engines(wanted)
         except (LocalError, RuntimeError) as error:

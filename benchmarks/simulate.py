@@ -492,8 +492,8 @@ def tell(line: str) -> None:
     print(line, flush=True)  # noqa: T201 its output is its purpose
 
 
-def main() -> None:
-    """Read the command line and measure."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -538,7 +538,12 @@ def main() -> None:
         "--quick", action="store_true", help="a minute instead of a quarter of an hour"
     )
     parser.add_argument("--csv", type=Path, help="write the tables to this file too")
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    options = parsed()
     model = next(
         line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name")
     )

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import unfold
+from torch.nn.functional import pad
 
 Form: TypeAlias = Literal["grouped", "unfolded"]
 
@@ -37,18 +38,32 @@ def can_unfold(convolution: nn.Conv2d) -> bool:
 
 
 def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, …, …], but for the last
+    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, h, w], but for the last
     bits of sums.
+
+    Its numbers lie in memory as [O, B, h, w].
     """
-    kernel, dilation = convolution.kernel_size, convolution.dilation
-    padding, stride = convolution.padding, convolution.stride
-    columns = unfold(x, kernel, dilation, padding, stride)  # type: ignore[arg-type] # [B, I·k·l, places]
-    batch, rows, places = columns.shape
-    out = weight.flatten(1) @ columns.transpose(0, 1).reshape(rows, batch * places)
+    # Autocast would cast the columns, which are k·l times as many numbers.
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    columns = patches(convolution, x)
+    batch, height, width = columns.shape[3:]
+    # One copy, of all silos; torch's own unfold launches one kernel for each image on a GPU.
+    columns = columns.reshape(-1, batch * height * width)
+    out = weight.flatten(1) @ columns
     if bias is not None:
-        out = out + bias[:, None]
-    height, width = (
-        (size + 2 * int(padding[i]) - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        for i, size in enumerate(x.shape[-2:])
-    )
+        out = out + bias.to(out.dtype)[:, None]
     return out.reshape(len(weight), batch, height, width).transpose(0, 1)
+
+
+def patches(convolution: nn.Conv2d, x: Tensor) -> Tensor:
+    """What each output of the convolution of x [B, I, H, W] looks at: a view [I, k, l, B, h, w]."""
+    dilation = convolution.dilation
+    top, left = map(int, convolution.padding)
+    if top or left:
+        x = pad(x, (left, left, top, top))
+    for axis, dilated, size, stride in zip(
+        (2, 3), dilation, convolution.kernel_size, convolution.stride, strict=True
+    ):
+        x = x.unfold(axis, dilated * (size - 1) + 1, stride)
+    return x[..., :: dilation[0], :: dilation[1]].permute(1, 4, 5, 0, 2, 3)

@@ -280,8 +280,11 @@ class _Step:
             if self._stage.penalty is not None:
                 mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
             gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+        # Those of linear layers come transposed, and then each tensor is updated by a kernel of its
+        # own instead of all by one.
+        updates = [gradient.contiguous() for gradient in gradients]
         velocity = [tensor[rows] if views else tensor[rows].clone() for tensor in self._velocity]
-        _apply(leaves, gradients, velocity, self._stage.optimiser, self._rate)
+        _apply(leaves, updates, velocity, self._stage.optimiser, self._rate)
         if not views:  # what changed were copies; buffers changed in the call of the model
             changed = [*self._moved, *self._buffers]
             _put(_of(whole, changed), _of(values, changed), rows, alive)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ CPU_ROOM = 4 * 2**30
 GPU_SHARE = 4  # one part in so many
 # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
 TENSOR_CORES = (8, 0)
+# what multiplies float32 on a GPU. Each is asked by its own name: what an earlier call or
+# TORCH_ALLOW_TF32_CUBLAS_OVERRIDE asked of one of them goes before what is asked of all.
+FLOAT32_MULTIPLIERS: tuple[Any, ...] = (
+    torch.backends.cuda.matmul,
+    torch.backends.cudnn.conv,  # type: ignore[attr-defined] # and their stubs lack it
+    torch.backends.cudnn.rnn,
+)
 
 
 def find(name: str) -> torch.device:
@@ -75,10 +82,27 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 @contextmanager
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run."""
-    with torch.backends.cudnn.flags(
-        enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee"
-    ):
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled, cudnn.deterministic, cudnn.benchmark
+    try:
+        cudnn.enabled, cudnn.deterministic, cudnn.benchmark = True, True, False
+        with _float32_in("ieee"):
+            yield
+    finally:
+        cudnn.enabled, cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """A GPU multiplies float32 so, whatever an earlier call or the environment asked for."""
+    before = [multiplier.fp32_precision for multiplier in FLOAT32_MULTIPLIERS]
+    try:
+        for multiplier in FLOAT32_MULTIPLIERS:
+            multiplier.fp32_precision = precision
         yield
+    finally:
+        for multiplier, own in zip(FLOAT32_MULTIPLIERS, before, strict=True):
+            multiplier.fp32_precision = own
 
 
 @contextmanager
@@ -98,10 +122,8 @@ def multiplying(precision: Precision) -> Iterator[None]:
     if precision != "tf32":
         yield
         return
-    with torch.backends.cudnn.flags(
-        enabled=True, deterministic=True, allow_tf32=True, fp32_precision="tf32"
-    ):
-        yield  # matrix products follow, although the flags are called cuDNN's
+    with _float32_in("tf32"):
+        yield
 
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:

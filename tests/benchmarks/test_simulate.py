@@ -39,7 +39,7 @@ def population(benchmark):
     return benchmark.Population(3, 40, 5)
 
 
-@pytest.mark.parametrize("way", ["images", "normalised", "tensors"])
+@pytest.mark.parametrize("way", ["images", "normalised", "tensors", "resident"])
 def test_both_train_the_same_steps_and_test_on_the_same_records(
     benchmark, population, monkeypatch, way
 ):
@@ -80,12 +80,24 @@ def test_the_operations_of_a_step_by_hand(benchmark):
 def test_engines_are_told_side_by_side(benchmark, monkeypatch):
     small = benchmark.Population(3, 40, 5)
     monkeypatch.setattr(benchmark, "Population", lambda *_: small)
-    asked = {"device": "cpu", "quick": True, "rounds": 1, "network": None, "precision": "float32"}
-    rows = benchmark.measure_engines(benchmark.argparse.Namespace(**asked))
+    options = benchmark.parsed(["engines", "--quick", "--rounds", "1"])
+    rows = benchmark.measure_engines(options)
     told = ["stacked, grouped", "stacked, unfolded", "one by one", "plain loop"]
     assert [row["what"].removeprefix("pfedsim, lenet5, ") for row in rows] == told
     assert rows[-1]["times plain"] == 1
     assert all(row["records/s"] > 0 and 0 < row["share %"] < 100 and row["MB"] >= 0 for row in rows)
+
+
+def test_the_records_on_a_device_are_the_same(benchmark, population):
+    job, ours = benchmark.job_of("pfedsim", population.silos, 2), population.records()
+    loop, _ = benchmark.plain(population, job, "resident")
+    for client, silo in enumerate(job.silos):
+        for side, own in ((loop._train, ours[silo].train), (loop._test, ours[silo].test)):
+            taken = [*loop._batches(side[client], shuffle=False)]
+            assert torch.equal(torch.cat([x for x, _ in taken]), own.x)
+            assert torch.equal(torch.cat([y for _, y in taken]), own.y)
+        order = torch.cat([y for _, y in loop._batches(loop._train[client], shuffle=True)])
+        assert sorted(order.tolist()) == sorted(ours[silo].train.y.tolist())
 
 
 def test_the_plain_loop_is_as_exact_as_ours(benchmark):

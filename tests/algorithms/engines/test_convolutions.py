@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import vmap
 
-from staddle.algorithms.engines.convolutions import can_unfold, unfold_all
+from staddle.algorithms.engines.convolutions import can_unfold, patches, unfold_all
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
@@ -66,10 +66,10 @@ def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
     records = {
         silo: Records(make_data(17 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
     }
-    calls, unfold = [], torch.nn.functional.unfold
+    calls = []
     monkeypatch.setattr(
-        "staddle.algorithms.engines.convolutions.unfold",
-        lambda *given: calls.append(None) or unfold(*given),
+        "staddle.algorithms.engines.convolutions.patches",
+        lambda *given: calls.append(None) or patches(*given),
     )
     ends = []
     for engine in (

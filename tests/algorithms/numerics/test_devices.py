@@ -97,6 +97,31 @@ def test_products_are_rounded_where_that_is_asked_for_and_nowhere_else():
             assert flags() == ("tf32", "tf32")
             assert torch.backends.cudnn.deterministic
         assert flags() == ("ieee", "ieee")
+
+
+@pytest.mark.parametrize("by", ["matmul", "conv", "legacy"])
+def test_nothing_is_rounded_though_an_earlier_call_asked_for_it(by):
+    """And it is as before afterwards."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        if by == "legacy":
+            torch.set_float32_matmul_precision("high")
+        else:
+            {"matmul": matmul, "conv": conv}[by].fp32_precision = "tf32"
+        asked = matmul.fp32_precision, conv.fp32_precision
+        assert "tf32" in asked
+        with exact():
+            assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+            with multiplying("tf32"):
+                assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+        assert (matmul.fp32_precision, conv.fp32_precision) == asked
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision, conv.fp32_precision = before
+
+
+def test_layers_give_the_type_that_is_asked_for():
     a, b = torch.rand(3, 4), torch.rand(4, 2)
     for precision, dtype in (
         ("float32", torch.float32),
