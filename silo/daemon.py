@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import log, metrics
 from ..errors import LocalError
+from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.identity.roster import Roster
@@ -23,7 +24,8 @@ from ..security.policy.release import nothing_paid
 from .admission.signed_sets import check_remembered
 from .agent import Agent
 from .config import SiloConfig
-from .egress.gate import Gate, checked_address, open_client
+from .egress.gate import Gate
+from .egress.session import open_client
 from .egress.witness import HEADS, Witness
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ class PlainRounds:
             kept = await train(await self.fetch(plan, local))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the round is asked for again
-        await self._gate.give(declared, plan.round, kept, cohort)
+        await self._gate.upload_plain(declared, plan.round, kept, cohort)
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
         """What comes down for a round, the final delivery too."""
-        return await self._gate.fetch(plan)
+        return await self._gate.session.fetch(plan)

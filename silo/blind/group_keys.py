@@ -47,7 +47,7 @@ from ...security.identity.keys import Keys
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
-from ..egress.gate import UnreachableError
+from ..egress.session import UnreachableError
 from ..ingress.keyed_job import KNOWN, OWN, PrekeyFiles
 
 SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"

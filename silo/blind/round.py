@@ -46,9 +46,9 @@ from ...security.secagg.silo_events import (
 )
 from ...security.secagg.spec import Frame, RoundSpec
 from ..admission.signed_sets import SignedSets
-from ..egress.gate import DeniedError, TurnedAwayError
 from ..egress.messages import Masking, streamed_of
-from ..egress.protocol_records import SecureRecords
+from ..egress.outcomes import DeniedError, SumRecords
+from ..egress.session import TurnedAwayError
 from ..parts.contributions import Contributions
 from ..parts.declared import Declared
 
@@ -65,31 +65,40 @@ REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not t
 CLOSED = "ROUND_CLOSED"
 
 
-class RoundGate(Protocol):
-    """What a blind round wants of the gate."""
-
-    secure_records: SecureRecords
-    signed_sets: SignedSets
+class SumMessages(Protocol):
+    """The protocol messages that a blind round needs."""
 
     async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
-        """The next message; None where none came."""
+        """Wait for the next message; None where none came."""
         ...
 
     async def secure(self, attempt: Attempt, body: UploadBody) -> None:
-        """Give a message."""
+        """Upload a message."""
+        ...
+
+
+class RoundGate(Protocol):
+    """What a blind round needs of the gate."""
+
+    sum_records: SumRecords
+    signed_sets: SignedSets
+
+    @property
+    def protocol(self) -> SumMessages:
+        """The messages of its secure sum."""
         ...
 
     async def upload_masked(
-        self, declared: Declared, round_: int, bundle: Contributions, masking: Masking
+        self, declared: Declared, round_: int, contributions: Contributions, masking: Masking
     ) -> Streamed:
-        """Give the masked upload."""
+        """Upload the masked words."""
         ...
 
 
 class Before(Protocol):
     """What leaves before the masked upload."""
 
-    async def give(self, bundle: Contributions) -> None:
+    async def give(self, contributions: Contributions) -> None:
         """Until the coordinator has all of it; what it has is not given again."""
         ...
 
@@ -171,7 +180,7 @@ class BlindRound:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         try:
-            delivery = await self._door.secure_next(self.job, self.round, self._had)
+            delivery = await self._door.protocol.secure_next(self.job, self.round, self._had)
             if delivery is not None:
                 await self._take(delivery)
         except TurnedAwayError:
@@ -346,7 +355,7 @@ class BlindRound:
                 except DeniedError as error:
                     self._advance(AttemptStopped(str(error), Code.POLICY))
             case Finish():
-                await self._door.secure_records.summed(attempt, effect)
+                await self._door.sum_records.summed(attempt, effect)
                 log.event(
                     "secagg.summed",
                     job=self.job.name,
@@ -394,7 +403,7 @@ class BlindRound:
             blame=ended.blame,
             why=ended.why,
         )
-        await self._door.secure_records.ended(attempt, ended)
+        await self._door.sum_records.ended(attempt, ended)
 
     async def _give(self, attempt: Attempt, body: UploadBody) -> None:
         """Upload a message; where it is refused, the attempt is over for us.
@@ -403,7 +412,7 @@ class BlindRound:
         one asks what came of it.
         """
         try:
-            await self._door.secure(attempt, body)
+            await self._door.protocol.secure(attempt, body)
         except RefusedError as error:
             if error.code == CLOSED:
                 log.event(
@@ -429,9 +438,9 @@ class BlindRound:
             return  # it ended meanwhile
 
         # shielded: the training outlives an attempt, and the next one sums the same contributions
-        bundle = await asyncio.shield(self._training)
+        contributions = await asyncio.shield(self._training)
         if self._before is not None:
-            await self._before.give(bundle)
+            await self._before.give(contributions)
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
@@ -442,12 +451,12 @@ class BlindRound:
         # the coordinator has this upload already: what it was is made again, and does not leave
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(
-                streamed_of, self._declared, self.round, bundle, masking
+                streamed_of, self._declared, self.round, contributions, masking
             )
         else:
             try:
                 streamed = await self._door.upload_masked(
-                    self._declared, self.round, bundle, masking
+                    self._declared, self.round, contributions, masking
                 )
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):

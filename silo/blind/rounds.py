@@ -29,8 +29,9 @@ from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.silo import Participant
 from ...security.secagg.spec import context_of
 from ..admission.checks import asked_of_rows
-from ..egress.gate import Gate, TurnedAwayError, UnreachableError
+from ..egress.gate import Gate
 from ..egress.outcomes import SettledUpload
+from ..egress.session import TurnedAwayError, UnreachableError
 from ..ingress.delivery import ReceivedDelivery
 from ..ingress.directed_rows import AnyRows, DirectedRows
 from ..ingress.keyed_job import Sharing
@@ -159,7 +160,7 @@ class BlindRounds:
         sums = None
         if plan.sums_down:
             sums = IncomingSums(await self._sharing(plan.whole, folder), plan, memory)
-        delivered = await self._gate.fetch(plan, rows, sums)
+        delivered = await self._gate.session.fetch(plan, rows, sums)
         missing = [name for name in plan.summed_before if name not in delivered.tensors]
         if missing:
             why = (
@@ -199,11 +200,11 @@ class BlindRounds:
         """Record who is to blame, then reject."""
         no_attempt = context_of(b"")  # it is refused before an attempt has a specification
         refusal = Refusal(round_, no_attempt, error)
-        await self._gate.secure_records.refused(job.name, job.digest, refusal)
+        await self._gate.sum_records.refused(job.name, job.digest, refusal)
         raise error
 
     def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
-        return MemoryFiles(folder, lambda: self._gate.entered(job))
+        return MemoryFiles(folder, lambda: self._gate.protocol.entered(job))
 
     async def _enter(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...algorithms.exchange.parts import DTYPES, Part, all_finite, upload_items
 from ...errors import LocalError
 from ...proto.frames import ChunkFrame
-from ...proto.stream import Digester, Digests, chunks, recut
+from ...proto.stream import Digests, chunks, recut
 from ...proto.wire import to_wire
 from ...security.arithmetic.fixedpoint import check_values
 from ...security.blind.mix_context import MixContext, Version
@@ -40,44 +40,6 @@ class Padding:
     key: bytes = field(repr=False)
 
 
-class PaddedPart:
-    """One part of a Mix as it leaves."""
-
-    def __init__(self, part: Part, values: Sequence[Tensor], padding: Padding) -> None:
-        """``values`` are those of the part's tensors.
-
-        LocalError for one beyond the bounds that the job declares.
-        """
-        self._padding, self._values = padding, flat(values)
-        check_values(padding.line.group, self._values)
-        ctx = padding.version.context(padding.line)
-        self._tag = b""
-        self.outgoing = Outgoing(
-            form=PADDED,
-            readers=(MIX_READER,),
-            releases=padded_releases(part),
-            sizes=(padding.line.nbytes,),
-            headers=(),
-            chunks=self._chunks,
-            hashes=lambda _: (),
-            hidden=HiddenBinding(ctx=ctx.hex(), number=padding.version.number),
-            part=part.name,
-        )
-
-    def sent(self, digests: Digests) -> "Sent":
-        """What left, once all chunks were made."""
-        return Sent(digests.tensors[0], self._tag)
-
-    def _chunks(self) -> Iterator[ChunkFrame]:
-        padding = self._padding
-        tagger = tagger_of(padding.line, padding.key)
-        words = hidden_pieces(padding.line, padding.version, padding.seed, self._values, tagger)
-        yield from recut(each.data.cast("B") for each in words)
-        self._tag = tagger.padded(
-            padding.key, padding.version.context(padding.line), padding.version.silo
-        )
-
-
 @dataclass(frozen=True)
 class Sent:
     """SHA-256 of a padded upload's bytes, and its padded tag: what its silo signs."""
@@ -86,13 +48,46 @@ class Sent:
     tag: bytes
 
 
+def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
+    """One part of a Mix as it leaves; ``values`` are those of the part's tensors.
+
+    LocalError for one beyond the bounds that the job declares.
+    """
+    reals = flat(values)
+    check_values(padding.line.group, reals)
+    ctx = padding.version.context(padding.line)
+    tag = b""
+
+    def pieces() -> Iterator[ChunkFrame]:
+        nonlocal tag
+        tagger = tagger_of(padding.line, padding.key)
+        words = hidden_pieces(padding.line, padding.version, padding.seed, reals, tagger)
+        yield from recut(each.data.cast("B") for each in words)
+        tag = tagger.padded(padding.key, ctx, padding.version.silo)
+
+    return Outgoing(
+        form=PADDED,
+        readers=(MIX_READER,),
+        releases=padded_releases(part),
+        sizes=(padding.line.nbytes,),
+        headers=(),
+        chunks=pieces,
+        hashes=lambda _: (),
+        hidden=HiddenBinding(ctx=ctx.hex(), number=padding.version.number),
+        part=part.name,
+        tags=lambda: tag,
+    )
+
+
+def sent(outgoing: Outgoing, digests: Digests) -> Sent:
+    """What a padded upload was whose chunks were made to the last."""
+    return Sent(digests.tensors[0], outgoing.tags())
+
+
 def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
     """What the padded upload of these values is, without sending it."""
-    made = PaddedPart(part, values, padding)
-    digester = Digester(made.outgoing.sizes)
-    for chunk in made.outgoing.chunks():
-        digester.update(chunk.payload)
-    return made.sent(digester.digests())
+    outgoing = padded(part, values, padding)
+    return sent(outgoing, outgoing.digests())
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,18 @@
-"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its
-bytes are made.
+"""One upload of the gate's, whatever its form: what policy and ledger read of it, and its bytes.
 
-=======  ===========================================  =====================================
-                                                      ======================
-form     tensors                                      bytes on the wire                      hashes
-                                                      in the ledger
-=======  ===========================================  =====================================
-                                                      ======================
-plain    as the job's schema has them                 the tensors, one after another         of each
-                                                      tensor, of all
-masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all:
-                                                      a hash of values
-         with those of all rows of a part as one      canaries, under masks                  could
-                                                      be guessed
-padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
-                                                      stream of its own
-rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
-                                                      under a secret rotation
-=======  ===========================================  =====================================
-                                                      ======================
-
-The last two are made in hidden_messages.py.
+plain
+    The tensors as the job's schema has them, one after another. The ledger has the hash of each,
+    and of all.
+masked
+    All groups of a secure sum with their canaries, words of the ring under masks. Policy and ledger
+    read them under the tensors' names; all rows of a part are one. The ledger has the hash of all:
+    a hash of values could be guessed.
+padded
+    One part of a Mix, words of 64 bits under a stream of its own, read under the tensors' names.
+    The ledger has the hash of all (hidden_messages.py).
+rotated
+    One part of a Gram as the job's schema has it, each row under a secret rotation. The ledger has
+    the hash of all (hidden_messages.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +67,13 @@ class Outgoing:
     def size(self) -> int:
         """Bytes of the whole payload."""
         return sum(self.sizes)
+
+    def digests(self) -> Digests:
+        """The digests of the bytes, made without sending them."""
+        digester = Digester(self.sizes)
+        for chunk in self.chunks():
+            digester.update(chunk.payload)
+        return digester.digests()
 
     @property
     def context(self) -> bytes:
@@ -254,15 +253,16 @@ def _check_declared(part: str, weight: float, records: int) -> None:
         )
 
 
+def streamed(outgoing: Outgoing, digests: Digests) -> Streamed:
+    """The header's account of a masked upload whose chunks were made to the last."""
+    return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
+
+
 def streamed_of(
-    declared: Declared, round_: int, bundle: Contributions, masking: Masking
+    declared: Declared, round_: int, contributions: Contributions, masking: Masking
 ) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(
-        declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking
-    )
-    digester = Digester(outgoing.sizes)
-    for chunk in outgoing.chunks():
-        digester.update(chunk.payload)
-    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags(), outgoing.kept)
+    parts, _ = declared.groups(round_, masking.readers)
+    outgoing = masked(parts, items, exactly(items, contributions.tensors), masking)
+    return streamed(outgoing, outgoing.digests())

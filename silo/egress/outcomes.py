@@ -1,26 +1,28 @@
-"""How the messages of the gate end: receipts, OUTCOME records, and what became of uploads whose
-connection broke.
+"""How uploads and secure sums end, as the ledger records it. Nothing leaves from here.
 
-Where the connection breaks, the INTENT stays open. After the next greeting, of this process or of
-one after it, the coordinator is asked how it stands and OUTCOME is written: ``sent`` with the
-receipt that was lost, else ``unknown``, which counts as left. What the coordinator has of the bytes
-need not go again.
-
-Nothing leaves from here: the gate hands in the call that asks.
+An upload that the policy holds back ends in a denial. One that left ends in OUTCOME. Where the
+connection breaks, the INTENT stays open: after the next greeting, of this process or of one after
+it, the coordinator is asked what became of the upload and OUTCOME is written. It is ``sent`` with
+the receipt that was lost, else ``unknown``, which counts as left. The bytes that the coordinator
+has need not go again.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
-from ...errors import PeerError, RefusedError
+from ...errors import LocalError, PeerError, RefusedError
 from ...proto import federation_pb2 as pb
+from ...proto.convert.secagg_sent import Attempt
 from ...proto.stream import resumable
+from ...security.faults import Code
 from ...security.identity import roster as rosters
 from ...security.ledger.egress_ledger import Ledger, Unsettled
 from ...security.ledger.receipt import Receipt
-from ...security.ledger.records import Intent, OutcomeRecord
+from ...security.ledger.records import MOST_WHY, Deny, Intent, OutcomeRecord, SumEnd, SumOpened
+from ...security.secagg.silo_events import Finish, LeaveAttempt
+from ..ingress.open_sums import Refusal
 
 Status: TypeAlias = Literal["sent", "failed", "unknown"]
 # (job, job digest, round, part)
@@ -37,6 +39,36 @@ class SettledUpload:
     why: str
     digest: int | None  # seq of its DIGEST record, if it is ``sent``
     ctx: str = ""  # what a blind upload was bound to, hex
+
+
+class DeniedError(LocalError):
+    """The silo's own policy holds a message back; nothing left."""
+
+
+class Denials:
+    """Records what the policy held back, and says so."""
+
+    def __init__(self, ledger: Ledger, policy: str) -> None:
+        """``policy`` is the digest of the one in force."""
+        self._ledger = ledger
+        self._policy = policy
+        # job digest, round and reasons of the last denial
+        self._last: tuple[str, int, tuple[str, ...]] | None = None
+
+    async def deny(
+        self, job: str, digest: str, round_: int, reasons: tuple[str, ...], purpose: str = "update"
+    ) -> NoReturn:
+        """Record why a round is held back, then raise DeniedError."""
+        denial = (digest, round_, reasons)
+        # The coordinator may ask for the same round without end, and the ledger must not grow by
+        # that: the same denial in a row is recorded once.
+        if denial != self._last:
+            record = Deny(
+                job=job, round=round_, purpose=purpose, policy=self._policy, reasons=reasons
+            )
+            await asyncio.to_thread(self._ledger.append, record)
+        self._last = denial
+        raise DeniedError("this silo holds the round back: " + "; ".join(reasons))
 
 
 class Outcomes:
@@ -144,3 +176,41 @@ def _ctx(intent: Intent) -> str:
     """What a blind upload is bound to, hex; empty for a plain one."""
     bound = intent.secagg or intent.hidden
     return bound.ctx if bound else ""
+
+
+class SumRecords:
+    """Records how attempts at secure sums ended; each method returns once its record is durable."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def summed(self, attempt: Attempt, done: Finish) -> None:
+        """The sum was opened, over these survivors."""
+        record = SumOpened(
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round=attempt.round,
+            ctx=attempt.ctx.hex(),
+            survivors=tuple(done.survivors),
+            sha256=done.sha256.hex(),
+        )
+        await asyncio.to_thread(self._ledger.append, record)
+
+    async def ended(self, attempt: Attempt, ended: LeaveAttempt) -> None:
+        """An attempt ended without a sum, by whose fault and why; a long reason is cut."""
+        record = SumEnd(
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round=attempt.round,
+            ctx=attempt.ctx.hex(),
+            code=ended.code,
+            blame=ended.blame,
+            why=ended.why[:MOST_WHY],
+        )
+        await asyncio.to_thread(self._ledger.append, record)
+
+    async def refused(self, job: str, job_digest: str, refusal: Refusal) -> None:
+        """A sum that came down was rejected: recorded as an attempt that ended."""
+        error = refusal.error
+        attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
+        await self.ended(attempt, LeaveAttempt(Code(error.code), error.peer, error.why))

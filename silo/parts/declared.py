@@ -140,6 +140,19 @@ class Declared:
         """
         return uploaded(self._blind_parts(round_)[0])
 
+    def hidden_part(self, round_: int, name: str, exchange: type[Mix | Gram]) -> Part:
+        """The part of this name that is to leave hidden by such an exchange.
+
+        LocalError unless the signed document has it so in this round.
+        """
+        for part in self.hidden(round_):
+            if part.name == name and isinstance(part.exchange, exchange):
+                return part
+        raise LocalError(
+            f"part {name!r} does not cross by a {exchange.__name__} in round {round_}; nothing"
+            " leaves"
+        )
+
     def padded_group(self, part: Part) -> Group:
         """The group of a part that leaves padded; LocalError where the job is not blind."""
         elements = sum(spec.elements for spec in part.tensors)

@@ -56,6 +56,26 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
     return vectors
 
 
+def of_parts(
+    items: tuple[Item, ...],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    parts: Sequence[Part] | None,
+) -> tuple[tuple[Item, ...], Mapping[str, Mapping[str, Tensor]]]:
+    """The items of these parts, and all tensors but those of the round's other parts.
+
+    Tensors of parts that the round does not have stay, so that ``exactly`` rejects them. None
+    stands for all parts of the round.
+    """
+    if parts is None:
+        return items, tensors
+    own = {part.name for part in parts}
+    others = {item.part for item in items} - own  # they leave in messages of their own
+    return (
+        tuple(item for item in items if item.part in own),
+        {name: each for name, each in tensors.items() if name not in others},
+    )
+
+
 def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
     """Copies of the values in wire order, which nobody else holds.
 

@@ -70,18 +70,18 @@ class JobTraining:
             name: give(parts[name], contribution)
             for name, contribution in outcome.contributions.items()
         }
-        bundle = Contributions(given, outcome.taints)
+        contributions = Contributions(given, outcome.taints)
         if self.private is None:
             # first: if it cannot be kept, it is trained again
             self.folder.add_round(outcome.report, self._facts())
-            self.folder.save_round(round_, counted, outcome.state, bundle)
-            return bundle
+            self.folder.save_round(round_, counted, outcome.state, contributions)
+            return contributions
         # first: what was paid for is not trained again
-        self.folder.save_round(round_, counted, outcome.state, bundle)
+        self.folder.save_round(round_, counted, outcome.state, contributions)
         if outcome.spending is not None:
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
-        return bundle
+        return contributions
 
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""
