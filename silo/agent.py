@@ -77,11 +77,12 @@ BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cu
 WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
 # what ``admit`` says, after a restart too
 ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
-PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
+# after what led to nothing: a coordinator must not be able to make us spin
+PAUSE_SECONDS = 0.5
 
 
 class Agent:
-    """One silo at one coordinator."""
+    """The agent of one silo at one coordinator."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Agent:
         self._trainer.cancel()
 
     async def run(self) -> str:
-        """Until stopped (empty string) or barred (why).
+        """Run until stopped (returns an empty string) or barred (returns why).
 
         UnwritableError where the disk does not take what we keep.
         """
@@ -149,7 +150,7 @@ class Agent:
         return effect.why
 
     async def _perform(self, effect: Effect) -> Event:
-        """Run one effect; what came of it."""
+        """Run one effect; returns the event that came of it."""
         try:
             return await self._run_effect(effect)
         except TurnedAwayError as error:
@@ -174,7 +175,7 @@ class Agent:
                 return StopAsked()
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
-        """Leave, greet again or go on: by what the coordinator turned away, and why."""
+        """Stop, greet again or continue, by what the coordinator turned away, and why."""
         if error.code in BARRING:
             return Barred(str(error))
         log.problem("turned.away", code=error.code, why=str(error))
@@ -218,7 +219,7 @@ class Agent:
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
-        if job.name in self._admitted:  # offered again: a coordinator does not set our pace
+        if job.name in self._admitted:  # rate limit: it is offered again
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
 
@@ -307,10 +308,14 @@ class Agent:
         async with self._beating(asked.job, asked.round):
             try:
                 await self._round(self._known(asked.job, asked.digest), asked)
+            # The coordinator wanted the round no more: there is nothing to answer.
             except CancelledError:
                 log.event("round.abandoned", job=asked.job, round=asked.round)
             except UnwritableError:
                 raise
+
+            # These are facts about this silo: it answers with a code of a closed list, never with
+            # an error's text, in which code of a method could say anything.
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
             # nothing was trained, nothing leaves; what comes down is taken further
@@ -326,6 +331,8 @@ class Agent:
                 await self._give_up(
                     asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}")
                 )
+
+            # The connection is lost, or the coordinator refused us: the session decides what next.
             except (UnreachableError, TurnedAwayError):
                 raise
             except PeerError as error:
@@ -340,9 +347,14 @@ class Agent:
     async def _round(self, admitted: Admitted, asked: RoundOpened) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
+
+        # Under an older copy of the ledger, privacy that was already spent would be forgotten.
         if job.privacy is not None and not self._gate.session.witnessed:
             await self._await_word(asked)
             return
+
+        # A round that was trained before is uploaded as it was: training again would be another
+        # model for the same round, and in a private job cost privacy a second time.
         rounds = self._rounds(admitted)
         goes_on = rounds.goes_on(job.digest, round_)
         contributions = None if goes_on else await self._outbox(job, folder, round_)
@@ -398,10 +410,11 @@ class Agent:
         return None
 
     async def _await_word(self, asked: RoundOpened) -> None:
-        """A private round waits for another silo's word, which comes with a poll.
+        """Let a private round wait for another silo's word, which comes with a poll.
 
-        Then the round is told again.
+        The coordinator offers the round again then. LocalError where no silo's word would count.
         """
+        # Waiting could never end: no silo's word would count.
         witnesses = sorted(self._gate.session.witnesses)
         if not witnesses:
             raise LocalError(
@@ -410,6 +423,8 @@ class Agent:
                 " but such as the coordinator's organisation runs: have one added that another"
                 " organisation runs"
             )
+
+        # The round is told again and again while it waits; its operator needs to read it once.
         waits = (asked.digest, asked.round)
         if waits != self._waits_told:
             self._waits_told = waits
@@ -444,7 +459,7 @@ class Agent:
         return contributions
 
     def _tell_withheld(self, admitted: Admitted, delivered: ReceivedDelivery) -> None:
-        """Once a job, as soon as its silos know who holds which class, which does not change."""
+        """Log the withheld classes, once per job: who holds which class does not change."""
         job = admitted.job
         if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
             self._withheld_told.add(job.digest)
@@ -528,9 +543,9 @@ class Agent:
 
 
 def _code(error: StaddleError) -> str:
-    """The code for work that we refused: an admission check's, since our files changed.
+    """The code for work that we refused.
 
-    Or that of a delivery.
+    It is an admission check's where our files changed since, otherwise that of a delivery.
     """
     if isinstance(error, RefusedError) and error.code in ADMISSION:
         return error.code

@@ -148,6 +148,7 @@ class JobFolder:
         LocalError for a round before one that counted already: the coordinator cannot take a round
         back.
         """
+        # Whoever could take rounds back would ask this silo about models of its own choice.
         path, done, confirmed = self._state(counted), self.rounds_done, self._confirmed()
         if counted < confirmed:
             raise LocalError(

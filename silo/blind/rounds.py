@@ -65,7 +65,7 @@ class MemoryFiles:
         return checked_file.read_json(path, Memory)
 
     def save(self, instance: str, memory: Memory) -> None:
-        """Durable before it returns."""
+        """Write the memory of an instance; durable before it returns."""
         checked_file.write_json(self._path(instance), memory)
 
     def _path(self, instance: str) -> Path:
@@ -97,7 +97,7 @@ class OwnValues:
 
 
 class BlindRounds:
-    """One at a time."""
+    """The blind rounds of this silo, one at a time."""
 
     def __init__(
         self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys
@@ -114,7 +114,7 @@ class BlindRounds:
         self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Whether it is in this round already, with its training; files say nothing then."""
+        """Whether the round and its training are in memory; files do not say so."""
         now = self._now
         return now is not None and (now.job.digest, now.round) == (job_digest, round_)
 
@@ -128,13 +128,16 @@ class BlindRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the round's sum is open; a round whose contributions are ``kept`` trains no more.
+        """Take part until the round's sum is open; ``kept`` contributions are not trained again.
 
-        ``waiting`` are the codes of refusals after which it may still go on.
+        ``waiting`` are the codes of refusals after which the round may still resume.
         """
+        # One that is in memory resumes with the secrets of its attempt.
         if self._now is None or not self.goes_on(plan.job.digest, plan.round):
             await self.leave()
             self._now = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
+
+        # Whatever else ends it, the round is over for this process: its secrets and training go.
         goes_on = False
         try:
             await self._now.run()
@@ -184,7 +187,7 @@ class BlindRounds:
         return IncomingRows(sharing, plan, terms, local.own)
 
     async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
-        """Memory of the job's sums; RefusedError where the coordinator sets this silo back."""
+        """The memory of the job's sums; RefusedError where the coordinator sets this silo back."""
         memory = await asyncio.to_thread(
             self._keeper(plan.job, local.folder).load, plan.whole.instance
         )
@@ -214,6 +217,8 @@ class BlindRounds:
         local: OwnValues,
         train: Train,
     ) -> BlindRound:
+        # The coordinator lacks the key of a keyed job: it can neither forge the tags of a sum, nor
+        # read what is padded.
         job = plan.job
         before, key, parts = None, b"", b""
         pads: Pads = no_pads
@@ -263,9 +268,9 @@ class BlindRounds:
             now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:
-        """Contexts of the uploads of a round that the coordinator has, which may grow.
+        """The contexts of a round's uploads that the coordinator has; the set may grow.
 
-        Other rounds are forgotten.
+        Those of other rounds are forgotten.
         """
         self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
         return self._accepted[job, round_]

@@ -323,6 +323,8 @@ class Gate:
         cohort: Sequence[str],
     ) -> int:
         """Append INTENT; returns its place in the ledger."""
+        # All that a reader of the ledger needs to judge the upload stands in this record: who, for
+        # which job, by which rule, in which form, for whom, paid by which reservations.
         releases, readers = outgoing.releases, outgoing.readers
         record = records.Intent(
             silo=self._ledger.silo,

@@ -1,8 +1,8 @@
-"""A part of a Mix or a Gram as a message of its own: padded words (security/blind/padded_mix.py),
-or rotated vectors.
+"""A part of a Mix or a Gram as a message of its own.
 
-Both are hidden from the coordinator by a key that it lacks; whoever has that key and these bytes
-has the values.
+It leaves as padded words (security/blind/padded_mix.py) or as rotated vectors
+(security/blind/rotation.py). Both are hidden from the coordinator by a key that it lacks; whoever
+has that key and these bytes has the values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,7 @@ from .messages import Outgoing
 
 @dataclass(frozen=True)
 class Padding:
-    """What hides a part of a Mix: line and version, a fresh seed, and the key that the job's silos
-    share.
-    """
+    """The line, version, fresh seed and key of the job's silos that hide a part of a Mix."""
 
     line: MixContext
     version: Version
@@ -53,11 +51,13 @@ def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
 
     LocalError for one beyond the bounds that the job declares.
     """
+    # A value beyond the bounds would wrap around in the ring, and spoil every row that it is in.
     reals = flat(values)
     check_values(padding.line.group, reals)
     ctx = padding.version.context(padding.line)
     tag = b""
 
+    # Made anew each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
         nonlocal tag
         tagger = tagger_of(padding.line, padding.key)
@@ -92,9 +92,9 @@ def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
 
 @dataclass(frozen=True)
 class Rotating:
-    """What hides a part of a Gram: its use and the key that the job's silos share.
+    """The use and the key of the job's silos that hide a part of a Gram.
 
-    ``context`` is of the use.
+    ``context`` binds the upload to the use.
     """
 
     use: Use
@@ -103,18 +103,23 @@ class Rotating:
 
 
 def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
-    """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in
-    the wire's dtype.
+    """The vectors as they are compared, in the wire's dtype.
+
+    Each row, or its sketch, is under a rotation of its own. LocalError for a vector too long for
+    the dtype.
     """
+    # One rotation per row: inner products of different rows are nobody's to see.
     (item,), (value,) = upload_items((part,)), values
     vectors, size = vectors_of(part, value), part.sketch
     keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
-    given = (
+    hidden = (
         torch.from_numpy(hidden_each(vectors, size, keys))
         .to(DTYPES[item.spec.dtype])
         .reshape(item.spec.shape)
     )
-    if not all_finite(given):
+
+    # The gate checked the vectors before: the cast to the wire's dtype can still overflow.
+    if not all_finite(hidden):
         raise LocalError(
             f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged"
         )
@@ -124,7 +129,7 @@ def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoin
         releases=rotated_releases(part),
         sizes=(item.spec.nbytes,),
         headers=tuple(to_wire((item,))),
-        chunks=lambda: chunks([given]),
+        chunks=lambda: chunks([hidden]),
         hashes=lambda _: (),
         hidden=HiddenBinding(ctx=rotating.context.hex(), number=0),
         part=part.name,

@@ -77,13 +77,13 @@ class Outgoing:
 
     @property
     def context(self) -> bytes:
-        """Ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
+        """The ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
         bound = self.secagg or self.hidden
         return bytes.fromhex(bound.ctx) if bound else b""
 
     @property
     def attempt(self) -> int:
-        """Number of that attempt."""
+        """The number of the attempt at a secure sum; 0 for any other message."""
         return self.secagg.attempt if self.secagg else 0
 
 
@@ -110,10 +110,10 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 
 @dataclass(frozen=True)
 class Masking:
-    """What a secure sum does to the values of a round.
+    """The inputs by which a secure sum masks the values of a round.
 
-    Its specification, the masks of this silo, the members of U2, how many training records this
-    silo has, None in a private job, and in a keyed job the key that its silos share.
+    ``terms`` are the masks of this silo, ``members`` those of U2. ``records`` is how many training
+    records this silo has; None in a private job. ``key`` is what the silos of a keyed job share.
     """
 
     spec: RoundSpec
@@ -134,14 +134,14 @@ class Masking:
 
 
 class _Tagging:
-    """The linear tags of a masked upload, which are made anew each time that its chunks are."""
+    """The linear tags of a masked upload, made anew each time that its chunks are made."""
 
     def __init__(self, masking: Masking) -> None:
         self._masking = masking
         self._padded = b""
 
     def chunks(self, contributions: Sequence[GroupValues]) -> Iterator[Words]:
-        """The masked words; once the last is taken, ``tags`` has what they add up to."""
+        """The masked words; once the last is taken, ``tags`` has their tags."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
             yield from masked_chunks(
@@ -160,7 +160,7 @@ class _Tagging:
         self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
     def tags(self) -> bytes:
-        """Those of the chunks that were made to the last."""
+        """The tags of the chunks, once all of them were made."""
         if self._masking.spec.tagged and not self._padded:
             raise LocalError(
                 "tags of an upload that was not made to its end; this is a bug in Staddle"
@@ -175,6 +175,8 @@ def masked(
 
     LocalError for one beyond the bounds that the job declares.
     """
+    # Public weights are the declared counts of records: a method that weighs by something else
+    # would be averaged wrongly, and nobody would see it.
     spec = masking.spec
     by_name = {
         (item.part, item.spec.name): value for item, value in zip(items, values, strict=True)
@@ -185,10 +187,13 @@ def masked(
         if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         contributions.append(given(part, own, tensors))
+
+    # A value beyond the bounds would wrap around in the ring, and spoil the sum of all silos.
     clipped = check_group_values(spec, contributions)
     tagging = _Tagging(masking)
     sealed, kept, releases = _dealt(items, values, masking)
 
+    # Made anew each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
         words = (words.data.cast("B") for words in tagging.chunks(contributions))
         return recut(chain(words, map(memoryview, sealed)))
@@ -219,8 +224,9 @@ def masked(
 def _dealt(
     items: Sequence[Item], values: Sequence[Tensor], masking: Masking
 ) -> tuple[list[bytes], bytes, tuple[Release, ...]]:
-    """Shares of what is compared by shares: those sealed to the others, our own, and what policy
-    and ledger read.
+    """The shares of the part that is compared by shares.
+
+    Returns those sealed to the other silos, our own, and the releases for policy and ledger.
     """
     spec = masking.spec
     if spec.compared is None:
@@ -239,11 +245,11 @@ def _dealt(
 
 
 def _check_declared(part: str, weight: float, records: int) -> None:
-    """A sum by public weights takes the declared counts of records in place of the method's own:
-    they are of one kind.
+    """LocalError unless the method weighs the part by this silo's number of training records.
 
-    A count may be declared rounded, so it need not be the very number. The method of a private job
-    knows a noisy one.
+    A sum by public weights takes the declared counts of records in place of the method's own
+    weights. A count may be declared rounded, so it need not be the very number. The method of a
+    private job knows a noisy one.
     """
     if weight != records:
         raise LocalError(

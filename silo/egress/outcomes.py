@@ -72,8 +72,10 @@ class Denials:
 
 
 class Outcomes:
-    """Writes the outcomes, and knows what the ledger does not: how far broken uploads came, and
-    what waits for them.
+    """Writes the outcomes of uploads.
+
+    It knows what the ledger does not: how far broken uploads came, and how many of their bytes wait
+    at the coordinator.
     """
 
     def __init__(self, ledger: Ledger, roster: rosters.Roster) -> None:
@@ -85,9 +87,9 @@ class Outcomes:
         self._received: dict[tuple[str, int, str], int] = {}
 
     def check_receipt(self, intent: int, reply: pb.Receipt) -> int:
-        """Where our ledger has the message.
+        """The place in our ledger of a message that the coordinator has.
 
-        PeerError unless the coordinator signed that it has it, from this place.
+        PeerError unless the coordinator signed that it has the message, from this place.
         """
         message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
         if message is None or message.digest is None or message.place is None:
@@ -114,23 +116,23 @@ class Outcomes:
         await asyncio.to_thread(self._ledger.append, record)
 
     def broke(self, intent: int, size: int) -> None:
-        """The connection broke when ``size`` payload bytes had been handed to the transport:
-        OUTCOME has to wait.
+        """Note that the connection broke, so that OUTCOME has to wait.
+
+        ``size`` payload bytes had been handed to the transport.
         """
         self._handed[intent] = size
 
     def offset(self, job_digest: str, round_: int, size: int, ctx: str = "") -> int:
-        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the
-        coordinator.
+        """The byte from which an upload of ``size`` bytes resumes, returned once.
 
-        ``ctx`` is what a blind upload is bound to: the words of another attempt or version are
-        other bytes.
+        It is 0, or behind the bytes that wait at the coordinator. ``ctx`` is what a blind upload is
+        bound to: the words of another attempt or version are other bytes.
         """
         received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
 
     async def settle(self, ask: Ask) -> list[SettledUpload]:
-        """Ask how broken uploads stand and write their outcomes, oldest first.
+        """Ask what became of broken uploads and write their outcomes, oldest first.
 
         No upload may run meanwhile.
         """
@@ -148,7 +150,7 @@ class Outcomes:
         return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent))
 
     async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
-        """Status, receipt, and why it is not ``sent``."""
+        """The status, the receipt, and why the upload is not ``sent``."""
         intent = message.intent
         try:
             # a hidden message is of one part

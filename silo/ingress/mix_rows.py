@@ -88,6 +88,7 @@ def announced_rows(
 
     They come in the order of the parts.
     """
+    # Counted before they are parsed: each row costs memory and signatures to check.
     mixed = rows_from_wire(peer, messages, sum(each.most for each in expected.values()))
     names, places = [each.part for each in mixed], list(expected)
     for name in dict.fromkeys(names):
@@ -104,6 +105,8 @@ def announced_rows(
             Code.SPEC,
             f"brings {names.count(name)} rows of {name!r}",
         )
+
+    # The words come without names: in another order they would be read as another part's.
     in_order = names == sorted(names, key=places.index)
     check(
         in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts"
@@ -219,6 +222,8 @@ class IncomingRows:
         self, expected: Expected, before: OpenedRows, mixed: Sequence[Mixed]
     ) -> tuple[list[_Admitted], RowMemory]:
         """The rows of one part, and the memory of having opened them."""
+        # A delivery may come again after a crash: rows that were remembered from it pass again, and
+        # no others.
         sharing, memory = self._sharing, before.memory
         line = sharing.line(expected.part)
         found: list[_Admitted] = []
@@ -236,8 +241,8 @@ class IncomingRows:
                 self._terms,
                 sharing.signers,
             )
-            # Beyond that, a row comes once, and what was put aside for this silo has no part of its
-            # own in it.
+
+            # A row comes once, and mail that waited for this silo has no part of its own in it.
             check(
                 all(row != other.row for other in found),
                 COORDINATOR,

@@ -64,6 +64,8 @@ class Declared:
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
+        # Plain values alone: code of a method that runs later can change objects of the job, and
+        # none of these.
         schema, security = document["schema"], document["security"]
         plain = cls(
             job=document["name"],
@@ -75,6 +77,7 @@ class Declared:
         if security["secure_aggregation"] == "off":
             return plain
 
+        # The parts of a blind job come to the gate whole; the gate hides them.
         parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in schema)
         limits = Bounds(
             security["clip_exponent"],

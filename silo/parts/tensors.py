@@ -202,6 +202,7 @@ def announced(
     bytes of the open sums and of the rows of a Mix behind the tensors. In a keyed job what comes in
     words never comes as tensors.
     """
+    # A delivery of another job or round would be trained on as if it were this one's.
     named = (manifest.job, manifest.job_digest.hex(), manifest.round)
     if named != (job.name, job.digest, round_):
         raise RefusedError(
@@ -212,6 +213,7 @@ def announced(
             peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"
         )
 
+    # In a keyed job these come as words that the silos' tags prove; bare tensors have no tags.
     in_words = Mix if job.keyed else ()
     expected = {
         part.name: part for part in job.down(round_) if not isinstance(part.exchange, in_words)
