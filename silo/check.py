@@ -1,6 +1,6 @@
-"""``staddle silo check``: all that the agent needs, tried before it starts.
+"""``staddle silo check`` tries all that the agent needs, before it starts.
 
-Nothing is changed, nothing trained.
+It changes nothing and trains nothing.
 """
 
 import secrets

@@ -1,8 +1,8 @@
 """Can this silo reach its coordinator? Three steps tell apart why a call fails.
 
-Nothing of ours goes out but TLS and one call of the standard health service with an empty message,
-which is no control message and leaves the session of a running agent as it is; the serialiser below
-can give nothing else. The egress gate is the door for everything that has content.
+Nothing of ours leaves but TLS and one call of the standard health service with an empty message. It
+is not a control message and leaves the session of a running agent as it is; the serialiser below
+can write nothing else. Everything that has content leaves through the egress gate.
 """
 
 import socket

@@ -83,7 +83,7 @@ class HiddenUploadGate(Protocol):
 
 
 class HiddenUploads:
-    """Those of one round; ``give`` may be called again after a lost connection, and goes on."""
+    """The hidden uploads of one round; ``give`` called again after a lost connection resumes."""
 
     def __init__(
         self,
@@ -94,10 +94,7 @@ class HiddenUploads:
         cohort: Sequence[str],
         accepted: set[bytes],
     ) -> None:
-        """``accepted`` are the contexts of uploads that the coordinator has, as it said.
-
-        It may grow.
-        """
+        """``accepted`` are the contexts of uploads that the coordinator has; the set may grow."""
         self._door = door
         self._sharing = sharing
         self._declared = declared
@@ -108,7 +105,7 @@ class HiddenUploads:
         self._given: set[str] = set()
 
     async def give(self, contributions: Contributions) -> None:
-        """Until the coordinator has all of them, in the order of the job's parts."""
+        """Upload until the coordinator has all of them, in the order of the job's parts."""
         for part in self._declared.hidden(self._round):
             if part.name in self._given:
                 continue
@@ -154,9 +151,10 @@ class HiddenUploads:
         return message
 
     def _begin(self, part: Part) -> Padding:
-        """A new version, remembered; RefusedError if this round or a later one has a signed one.
+        """Begin a new version, and remember it.
 
-        LocalError where the memory of those before is lost.
+        RefusedError if this round or a later one has a signed version, LocalError where the memory
+        of earlier versions is lost.
         """
         sharing = self._sharing
         memory = sharing.memory.versions(part.name)
@@ -198,7 +196,7 @@ class HiddenUploads:
     def _check_kept(self, part: Part, newest: int) -> None:
         """LocalError where the ledger has more of a part than its memory: the memory was lost.
 
-        The newest round of the memory is given.
+        ``newest`` is the newest round of the memory.
         """
         if newest < self._round and self._door.part_left(self._declared, self._round, part.name):
             job = self._sharing.job.name
@@ -223,7 +221,7 @@ class HiddenUploads:
         await asyncio.to_thread(self._accept, part, ctx)
 
     def _remember(self, part: Part, contributions: Contributions, ctx: bytes) -> bool:
-        """Remember these vectors before they leave; whether the coordinator has them.
+        """Remember these vectors before they leave; returns whether the coordinator has them.
 
         RefusedError or LocalError where others were rotated for this round.
         """

@@ -1,11 +1,9 @@
 """The blind round that this silo is in, kept while its connection is lost and found again.
 
-What this silo remembers of a job's secure sums, in its folder:
-``secagg-<exchange>-<purpose>-<recipient>.json``.
-
-Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a
-second answer (security/secagg/memory.py). It carries its digest (files/checked_file.py), and holds
-no secret.
+The silo's memory of a job's secure sums lies in the job's folder, as
+``secagg-<exchange>-<purpose>-<recipient>.json``. It is durable before the message that it is about
+leaves, so that neither a crash nor a restart leads to a second answer (security/secagg/memory.py).
+It carries its digest (files/checked_file.py), and holds no secret.
 """
 
 import asyncio
@@ -45,10 +43,10 @@ from .round import BlindRound, Pads, no_pads
 
 
 class MemoryFiles:
-    """A ``Keeper`` of one job."""
+    """The memory of one job's secure sums on disk: a ``MemoryStore``."""
 
     def __init__(self, folder: Path, entered: Callable[[], bool]) -> None:
-        """``entered``: whether the ledger has that this silo gave keys into a sum of the job."""
+        """``entered``: whether, by the ledger, this silo uploaded keys into a sum of the job."""
         self._folder = folder
         self._entered = entered
 
@@ -85,10 +83,9 @@ def _reusing(kept: Contributions | None, train: Train) -> Train:
 
 @dataclass(frozen=True)
 class OwnValues:
-    """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
+    """The silo's side of a delivery: its job's folder, and the values that it mixes in itself.
 
-    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last
-    that counts.
+    ``counted`` is one more than the last round of this silo that counts, as the coordinator says.
     """
 
     folder: Path
@@ -152,7 +149,7 @@ class BlindRounds:
                 await self.leave()
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """The delivery for a round of a blind job, the final one too.
+        """Download the delivery for a round of a blind job, the final one too.
 
         Sums are checked, and rows are opened. RefusedError for a coordinator that sets this silo
         back, or that hides a sum which was opened (rule 34).

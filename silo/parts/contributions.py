@@ -38,12 +38,12 @@ class Contributions:
     start: int = UNSAID
 
     def taint(self, part: str, name: str) -> Taint:
-        """What a tensor was computed from; private unless something else was said."""
+        """The taint of a tensor; private unless something else was said."""
         return self.taints.get(part, {}).get(name, PRIVATE)
 
 
 def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:
-    """What leaves, in whatever form, with what it was computed from."""
+    """The releases, in whatever form, with what each was computed from."""
     found = []
     for release in releases:
         taint = _taint(release, contributions)
@@ -64,7 +64,7 @@ def _taint(release: Release, contributions: Contributions) -> Taint:
 
 
 def to_bytes(contributions: Contributions) -> bytes:
-    """The file."""
+    """The outbox file of these contributions."""
     metadata = {START: str(contributions.start)}
     taints = _flat(contributions.taints)
     if taints:
@@ -86,7 +86,7 @@ def read(path: Path) -> Contributions:
 
 
 def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """By ``part/name``."""
+    """The values by ``part/name``."""
     return {f"{part}/{name}": value for part, own in values.items() for name, value in own.items()}
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordCount:
-    """How many records this silo has for a job in which this may show."""
+    """The number of this silo's records, for a job in which it may show."""
 
     train: int
     test: int
@@ -46,7 +46,7 @@ class RecordCount:
 
 @dataclass(frozen=True)
 class Declared:
-    """One admitted job."""
+    """The declarations of one admitted job."""
 
     job: str
     digest: str  # SHA-256 of the canonical document, hex

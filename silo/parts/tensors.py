@@ -28,7 +28,7 @@ from .declared import RecordCount
 
 
 class Buffer:
-    """The bytes of a delivery, in memory that is taken once."""
+    """The bytes of a delivery, in memory that is allocated once."""
 
     def __init__(self) -> None:
         self.bytes = memoryview(b"")
@@ -39,7 +39,7 @@ class Buffer:
         self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
-        """Append bytes, of which no more come than there is room for."""
+        """Append bytes; no more may come than there is room for."""
         end = self._filled + len(chunk)
         self.bytes[self._filled : end] = chunk
         self._filled = end
@@ -134,7 +134,7 @@ def _shown(name: object) -> str:
 
 
 def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordCount | None) -> str:
-    """Which value counts what this silo does not have; empty if none does.
+    """The reason against a value that counts records which this silo lacks; empty for none.
 
     A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count
     test records. In a private job, which has no ``records``, they are noisy: whole numbers that
