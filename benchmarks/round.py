@@ -181,7 +181,7 @@ async def echo(
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, folder / silo / "heads.json")
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
-        group_keys = GroupKeys(roster, keys, gate, place.parent)
+        group_keys = GroupKeys(roster, keys, gate.protocol, place.parent)
         blind = BlindRounds(roster, policy, gate, keys, group_keys)
         last: dict[str, torch.Tensor] = {}
 
