@@ -31,7 +31,7 @@ from ...security.blind.padded_mix import make_upload
 from ...security.blind.rotation import digest_of
 from ...security.blind.sealing import SECRET_BYTES
 from ...security.identity.pairwise_keys import KEY_BYTES
-from ..egress.hidden_messages import Padding, Rotating, Sent, sent_of
+from ..egress.messages import Padding, Rotating, Sent, sent_of
 from ..ingress.keyed_job import Sharing
 from ..ingress.mix_memory import Rotations
 from ..parts.contributions import Contributions

@@ -17,7 +17,7 @@ rule 27).
 (10) OUTCOME is durable.
 
 An upload takes one of four forms: plain, the masked words of a secure sum, or one part of a Mix or
-a Gram on its own, padded or rotated (messages.py, hidden_messages.py). All pass the same body.
+a Gram on its own, padded or rotated (messages.py). All pass the same body.
 
 Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator was
 asked (outcomes.py). The next attempt is an INTENT of its own, over the bytes that the coordinator
@@ -32,14 +32,12 @@ know what the declared numbers say: a method can write anything into the tensors
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
-from torch import Tensor
-
 from ... import log
-from ...algorithms.exchange.parts import Gram, Item, Mix, Part, value_fault
+from ...algorithms.exchange.parts import Gram, Mix, value_fault
 from ...algorithms.job.job import Job
 from ...errors import LocalError
 from ...proto import tensor_pb2 as tensor
@@ -61,25 +59,24 @@ from ..parts.declared import Declared
 from ..parts.releases import bytes_by_kind, readers_of
 from ..parts.tensors import exactly, miscounted, norms, of_parts
 from .client import Client
-from .hidden_messages import Padding, Rotating, Sent, padded, rotated, sent
-from .messages import Masking, Outgoing, masked, plain, streamed
+from .messages import (
+    Masking,
+    Outgoing,
+    Padding,
+    Rotating,
+    Sent,
+    UploadForm,
+    masked,
+    padded,
+    plain,
+    rotated,
+    sent,
+    streamed,
+)
 from .outcomes import Denials, Outcomes, SettledUpload, Status, SumRecords
 from .protocol import ProtocolMessages
 from .session import CoordinatorSession, TurnedAwayError, UnreachableError
 from .witness import Witness
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One form in which a round's contributions leave.
-
-    ``parts`` are those that leave in the message; None for all of the round's. ``mismatch`` says
-    how what hides them differs from the signed document.
-    """
-
-    make: Callable[[Sequence[Item], Sequence[Tensor]], Outgoing]
-    parts: Sequence[Part] | None = None
-    mismatch: str = ""
 
 
 @dataclass
@@ -134,7 +131,7 @@ class Gate:
                 f"job {declared.job!r} wants secure aggregation; nothing of it leaves in the clear"
             )
         readers = readers_of(self._roster)
-        form = _Form(lambda items, values: plain(items, values, readers))
+        form = UploadForm(lambda items, values: plain(items, values, readers))
         await self._upload(declared, round_, contributions, cohort, form)
 
     async def upload_masked(
@@ -161,7 +158,7 @@ class Gate:
             mismatch = f"compares {spec.compared}, the signed job declares {as_declared}"
         elif (groups := tuple(map(unscaled, spec.groups))) != own:
             mismatch = f"a secure sum of groups {groups}, the signed job declares {own}"
-        form = _Form(
+        form = UploadForm(
             lambda items, values: masked(parts, items, values, masking),
             (*parts, *compared),
             mismatch,
@@ -192,7 +189,7 @@ class Gate:
         mismatch = ""
         if bound != own:
             mismatch = f"a padded upload bound to {bound}, the signed job declares {own}"
-        form = _Form(lambda _, values: padded(part, values, padding), (part,), mismatch)
+        form = UploadForm(lambda _, values: padded(part, values, padding), (part,), mismatch)
         outgoing, digests = await self._upload(declared, round_, contributions, cohort, form)
         return sent(outgoing, digests)
 
@@ -213,7 +210,7 @@ class Gate:
         mismatch = ""
         if bound != own:
             mismatch = f"vectors rotated for {bound}, the signed job declares {own}"
-        form = _Form(lambda _, values: rotated(part, values, rotating), (part,), mismatch)
+        form = UploadForm(lambda _, values: rotated(part, values, rotating), (part,), mismatch)
         await self._upload(declared, round_, contributions, cohort, form)
 
     # The one body.
@@ -224,7 +221,7 @@ class Gate:
         round_: int,
         contributions: Contributions,
         cohort: Sequence[str],
-        form: _Form,
+        form: UploadForm,
     ) -> tuple[Outgoing, Digests]:
         """Let an upload out by the ten checks; returns what left, and its digests."""
         # (1) Code of a method may still hold its tensors, and write to them behind a check. So the

@@ -8,32 +8,37 @@ masked
     read them under the tensors' names; all rows of a part are one. The ledger has the hash of all:
     a hash of values could be guessed.
 padded
-    One part of a Mix, words of 64 bits under a stream of its own, read under the tensors' names.
-    The ledger has the hash of all (hidden_messages.py).
+    One part of a Mix, words of 64 bits under a stream of its own, read under the tensors' names
+    (security/blind/padded_mix.py). The ledger has the hash of all.
 rotated
-    One part of a Gram as the job's schema has it, each row under a secret rotation. The ledger has
-    the hash of all (hidden_messages.py).
+    One part of a Gram as the job's schema has it, each row under a secret rotation
+    (security/blind/rotation.py). The ledger has the hash of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
+import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import WEIGHT, Gram, Item, Part
+from ...algorithms.exchange.parts import DTYPES, WEIGHT, Gram, Item, Part, all_finite, upload_items
 from ...errors import LocalError
 from ...proto import tensor_pb2 as tensor
 from ...proto.frames import ChunkFrame
 from ...proto.stream import Digester, Digests, chunks, recut
 from ...proto.wire import to_wire
-from ...security.arithmetic.fixedpoint import Words
+from ...security.arithmetic.fixedpoint import Words, check_values
 from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import is_row
+from ...security.blind.mix_context import MixContext, Version
+from ...security.blind.padded_mix import hidden_pieces, tagger_of
+from ...security.blind.rotated_sketch import hidden_each
+from ...security.blind.rotation import Use
 from ...security.blind.silo_pads import silo_pads
 from ...security.blind.sum import given
 from ...security.ledger.records import HiddenBinding, Secagg, TensorDigest
-from ...security.policy.release import Release
+from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED, Release
 from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
 from ...security.secagg.linear_tags import Tagger
 from ...security.secagg.masked_sum import GroupValues, check_group_values, masked_chunks
@@ -42,13 +47,20 @@ from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import RoundSpec
 from ..parts.contributions import Contributions
 from ..parts.declared import Declared
-from ..parts.releases import masked_releases, readers_of_each, release_of, shared_releases
-from ..parts.tensors import exactly, vectors_of
+from ..parts.releases import (
+    masked_releases,
+    padded_releases,
+    readers_of_each,
+    release_of,
+    rotated_releases,
+    shared_releases,
+)
+from ..parts.tensors import exactly, flat, vectors_of
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What is about to leave."""
+    """An upload that is about to leave."""
 
     form: str
     readers: tuple[str, ...]  # all who can open some of it
@@ -87,8 +99,21 @@ class Outgoing:
         return self.secagg.attempt if self.secagg else 0
 
 
+@dataclass(frozen=True)
+class UploadForm:
+    """One form in which a round's contributions leave.
+
+    ``parts`` are those that leave in the message; None for all of the round's. ``mismatch`` says
+    how what hides them differs from the signed document.
+    """
+
+    make: Callable[[Sequence[Item], Sequence[Tensor]], Outgoing]
+    parts: Sequence[Part] | None = None
+    mismatch: str = ""
+
+
 def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
-    """The values as they are, for ``readers``."""
+    """The upload of the values as they are, for ``readers``."""
 
     def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
         named = zip(items, digests.tensors, strict=True)
@@ -272,3 +297,115 @@ def streamed_of(
     parts, _ = declared.groups(round_, masking.readers)
     outgoing = masked(parts, items, exactly(items, contributions.tensors), masking)
     return streamed(outgoing, outgoing.digests())
+
+
+# One part of a Mix or a Gram on its own. Both are hidden from the coordinator by a key that it
+# lacks; whoever has that key and these bytes has the values.
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The line, version, fresh seed and key of the job's silos that hide a part of a Mix."""
+
+    line: MixContext
+    version: Version
+    seed: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """SHA-256 of a padded upload's bytes, and its padded tag: what its silo signs."""
+
+    sha256: bytes
+    tag: bytes
+
+
+def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
+    """One part of a Mix as it leaves; ``values`` are those of the part's tensors.
+
+    LocalError for one beyond the bounds that the job declares.
+    """
+    # A value beyond the bounds would wrap around in the ring, and spoil every row that it is in.
+    reals = flat(values)
+    check_values(padding.line.group, reals)
+    ctx = padding.version.context(padding.line)
+    tag = b""
+
+    # Made anew each time, so that an upload whose connection broke has the same bytes again.
+    def pieces() -> Iterator[ChunkFrame]:
+        nonlocal tag
+        tagger = tagger_of(padding.line, padding.key)
+        words = hidden_pieces(padding.line, padding.version, padding.seed, reals, tagger)
+        yield from recut(each.data.cast("B") for each in words)
+        tag = tagger.padded(padding.key, ctx, padding.version.silo)
+
+    return Outgoing(
+        form=PADDED,
+        readers=(MIX_READER,),
+        releases=padded_releases(part),
+        sizes=(padding.line.nbytes,),
+        headers=(),
+        chunks=pieces,
+        hashes=lambda _: (),
+        hidden=HiddenBinding(ctx=ctx.hex(), number=padding.version.number),
+        part=part.name,
+        tags=lambda: tag,
+    )
+
+
+def sent(outgoing: Outgoing, digests: Digests) -> Sent:
+    """What a padded upload was whose chunks were made to the last."""
+    return Sent(digests.tensors[0], outgoing.tags())
+
+
+def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
+    """What the padded upload of these values is, without sending it."""
+    outgoing = padded(part, values, padding)
+    return sent(outgoing, outgoing.digests())
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """The use and the key of the job's silos that hide a part of a Gram.
+
+    ``context`` binds the upload to the use.
+    """
+
+    use: Use
+    context: bytes
+    key: bytes = field(repr=False)
+
+
+def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
+    """The vectors as they are compared, in the wire's dtype.
+
+    Each row, or its sketch, is under a rotation of its own. LocalError for a vector too long for
+    the dtype.
+    """
+    # One rotation per row: inner products of different rows are nobody's to see.
+    (item,), (value,) = upload_items((part,)), values
+    vectors, size = vectors_of(part, value), part.sketch
+    keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
+    hidden = (
+        torch.from_numpy(hidden_each(vectors, size, keys))
+        .to(DTYPES[item.spec.dtype])
+        .reshape(item.spec.shape)
+    )
+
+    # The gate checked the vectors before: the cast to the wire's dtype can still overflow.
+    if not all_finite(hidden):
+        raise LocalError(
+            f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged"
+        )
+    return Outgoing(
+        form=ROTATED,
+        readers=(GRAM_READER,),
+        releases=rotated_releases(part),
+        sizes=(item.spec.nbytes,),
+        headers=tuple(to_wire((item,))),
+        chunks=lambda: chunks([hidden]),
+        hashes=lambda _: (),
+        hidden=HiddenBinding(ctx=rotating.context.hex(), number=0),
+        part=part.name,
+    )

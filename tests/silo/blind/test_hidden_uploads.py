@@ -22,7 +22,7 @@ from staddle.security.blind.padded_mix import check_upload, open_seed
 from staddle.security.blind.sealing import letters
 from staddle.silo.blind.hidden_uploads import HiddenUploads
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
-from staddle.silo.egress.hidden_messages import padded, rotated, sent
+from staddle.silo.egress.messages import padded, rotated, sent
 from staddle.silo.ingress.keyed_job import KNOWN, OWN
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount

@@ -26,9 +26,8 @@ from staddle.security.blind.prekeys import Prekey
 from staddle.security.blind.rotated_sketch import sketched
 from staddle.security.blind.rotation import rotate
 from staddle.security.secagg.spec import specify
-from staddle.silo.egress import hidden_messages
-from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, sent_of
-from staddle.silo.egress.messages import Masking
+from staddle.silo.egress import messages
+from staddle.silo.egress.messages import Masking, Padding, Rotating, Sent, sent_of
 from staddle.silo.egress.outcomes import DeniedError
 from staddle.silo.egress.session import TurnedAwayError, UnreachableError
 from staddle.silo.parts.contributions import Contributions
@@ -111,8 +110,8 @@ def world(keyed, tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Chunks of 4096 bytes, so that there are some."""
-    real = hidden_messages.recut
-    monkeypatch.setattr(hidden_messages, "recut", lambda pieces: real(pieces, 4096))
+    real = messages.recut
+    monkeypatch.setattr(messages, "recut", lambda pieces: real(pieces, 4096))
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
 
 
