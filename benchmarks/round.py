@@ -64,7 +64,8 @@ from staddle.security.policy.policy import Policy  # noqa: E402
 from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
 from staddle.silo.blind.rounds import BlindRounds, OwnValues  # noqa: E402
 from staddle.silo.egress import gate as egress  # noqa: E402
-from staddle.silo.egress.gate import Gate, open_client  # noqa: E402
+from staddle.silo.egress.gate import Gate  # noqa: E402
+from staddle.silo.egress.session import open_client  # noqa: E402
 from staddle.silo.egress.witness import Witness  # noqa: E402
 from staddle.silo.ingress.delivery import ReceivedDelivery  # noqa: E402
 from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
@@ -180,7 +181,7 @@ async def echo(
         ledger.put_in_force(policy.digest, policy.text)
         witness = Witness(ledger, roster, keys, folder / silo / "heads.json")
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
-        group_keys = GroupKeys(roster, keys, gate, place.parent)
+        group_keys = GroupKeys(roster, keys, gate.protocol, place.parent)
         blind = BlindRounds(roster, policy, gate, keys, group_keys)
         last: dict[str, torch.Tensor] = {}
 
@@ -192,15 +193,15 @@ async def echo(
         def own(_: Part) -> Flat:
             return tuple(value.reshape(-1).numpy() for value in last.values())
 
-        await gate.hello()
+        await gate.session.hello()
         while True:
-            task = await gate.poll()
+            task = await gate.session.poll()
             match task.WhichOneof("body"):
                 case "offer":
                     if job.keyed:
                         MixMemory(place).begin(job)
                         await group_keys.contribute(job)
-                    await gate.answer(job.name, job.digest, 0, "ACCEPT")
+                    await gate.session.answer(job.name, job.digest, 0, "ACCEPT")
                 case "round":
                     spent |= {"gate": 0.0, "ledger": 0.0}
                     if job.security.required:
@@ -210,16 +211,18 @@ async def echo(
                             declared, plan.round(task.round.round), cohort, local, None, trained, ()
                         )
                     else:
-                        bundle = await trained(await gate.fetch(plan.round(task.round.round)))
-                        await gate.give(
-                            declared, task.round.round, bundle, tuple(task.round.cohort)
+                        contributions = await trained(
+                            await gate.session.fetch(plan.round(task.round.round))
+                        )
+                        await gate.upload_plain(
+                            declared, task.round.round, contributions, tuple(task.round.cohort)
                         )
                     if task.round.round:
                         took.append((spent["gate"], spent["ledger"]))
                 case "finish":
-                    await gate.answer(job.name, job.digest, job.rounds, "DONE")
+                    await gate.session.answer(job.name, job.digest, job.rounds, "DONE")
                     break
-        await gate.close()
+        await gate.session.close()
     return took
 
 

@@ -34,7 +34,9 @@ from .blind.group_keys import GroupKeys
 from .blind.round import REFUSED
 from .blind.rounds import BlindRounds, OwnValues
 from .config import SiloConfig
-from .egress.gate import DeniedError, Gate, TurnedAwayError, UnreachableError
+from .egress.gate import Gate
+from .egress.outcomes import DeniedError
+from .egress.session import TurnedAwayError, UnreachableError
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .job_folder import JobFolder, split_key
@@ -75,11 +77,12 @@ BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cu
 WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
 # what ``admit`` says, after a restart too
 ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
-PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
+# after what led to nothing: a coordinator must not be able to make us spin
+PAUSE_SECONDS = 0.5
 
 
 class Agent:
-    """One silo at one coordinator."""
+    """The agent of one silo at one coordinator."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Agent:
         self._policy = policy
         self._gate = gate
         self._budget = budget
-        self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
+        self._group_keys = GroupKeys(roster, keys, gate.protocol, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._plain = PlainRounds(gate)
         self._trainer = Trainer()
@@ -117,7 +120,7 @@ class Agent:
         self._trainer.cancel()
 
     async def run(self) -> str:
-        """Until stopped (empty string) or barred (why).
+        """Run until stopped (returns an empty string) or barred (returns why).
 
         UnwritableError where the disk does not take what we keep.
         """
@@ -126,7 +129,7 @@ class Agent:
         finally:
             self._trainer.close()
             await self._blind.leave()
-            await self._gate.close()
+            await self._gate.session.close()
 
     async def _run(self) -> str:
         state, effect = begin()
@@ -147,7 +150,7 @@ class Agent:
         return effect.why
 
     async def _perform(self, effect: Effect) -> Event:
-        """Run one effect; what came of it."""
+        """Run one effect; returns the event that came of it."""
         try:
             return await self._run_effect(effect)
         except TurnedAwayError as error:
@@ -172,7 +175,7 @@ class Agent:
                 return StopAsked()
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
-        """Leave, greet again or go on: by what the coordinator turned away, and why."""
+        """Stop, greet again or continue, by what the coordinator turned away, and why."""
         if error.code in BARRING:
             return Barred(str(error))
         log.problem("turned.away", code=error.code, why=str(error))
@@ -184,7 +187,7 @@ class Agent:
     async def _poll(self) -> Event:
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        task = _task(self._roster.coordinator.id, await self._gate.poll())
+        task = _task(self._roster.coordinator.id, await self._gate.session.poll())
         if task is None and loop.time() - asked < PAUSE_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
         return TaskReceived(task)
@@ -193,7 +196,7 @@ class Agent:
         if attempt > 0:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
-        self._beat_seconds = await self._gate.hello()
+        self._beat_seconds = await self._gate.session.hello()
         for upload in await self._gate.settle():
             log.event(
                 "upload.settled",
@@ -216,12 +219,12 @@ class Agent:
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
-        if job.name in self._admitted:  # offered again: a coordinator does not set our pace
+        if job.name in self._admitted:  # rate limit: it is offered again
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
 
         # ledger and folder come before any answer: after a crash this silo knows what it accepted
-        await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
+        await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         if job.keyed:
             await asyncio.to_thread(self._mixed(job.name).begin, job)
@@ -231,7 +234,7 @@ class Agent:
                 if error.code != REFUSED:
                     raise
                 return await self._decline(offer, error)
-        await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
+        await self._gate.session.answer(job.name, job.digest, 0, "ACCEPT")
         self._log_accepted(admitted)
         return Worked()
 
@@ -248,8 +251,8 @@ class Agent:
 
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
-        await self._gate.record_decision(offer.job, offer.digest, "", (error.why,))
-        await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+        await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
+        await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
@@ -264,7 +267,7 @@ class Agent:
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
                 self._mixed(admitted.job.name).check_begun(
-                    admitted.job, self._gate.contributed(admitted.job)
+                    admitted.job, self._gate.protocol.contributed(admitted.job)
                 )
         except ExhaustedError as error:
             raise RefusedError(self._roster.coordinator.id, "POLICY", str(error)) from error
@@ -305,10 +308,14 @@ class Agent:
         async with self._beating(asked.job, asked.round):
             try:
                 await self._round(self._known(asked.job, asked.digest), asked)
+            # The coordinator wanted the round no more: there is nothing to answer.
             except CancelledError:
                 log.event("round.abandoned", job=asked.job, round=asked.round)
             except UnwritableError:
                 raise
+
+            # These are facts about this silo: it answers with a code of a closed list, never with
+            # an error's text, in which code of a method could say anything.
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
             # nothing was trained, nothing leaves; what comes down is taken further
@@ -324,6 +331,8 @@ class Agent:
                 await self._give_up(
                     asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}")
                 )
+
+            # The connection is lost, or the coordinator refused us: the session decides what next.
             except (UnreachableError, TurnedAwayError):
                 raise
             except PeerError as error:
@@ -332,23 +341,28 @@ class Agent:
 
     async def _give_up(self, asked: RoundOpened, code: str, error: Exception) -> None:
         log.problem("round.failed", job=asked.job, round=asked.round, code=code, why=str(error))
-        await self._gate.answer(asked.job, asked.digest, asked.round, "FAILED", code)
+        await self._gate.session.answer(asked.job, asked.digest, asked.round, "FAILED", code)
         await asyncio.sleep(PAUSE_SECONDS)
 
     async def _round(self, admitted: Admitted, asked: RoundOpened) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
-        if job.privacy is not None and not self._gate.witnessed:
+
+        # Under an older copy of the ledger, privacy that was already spent would be forgotten.
+        if job.privacy is not None and not self._gate.session.witnessed:
             await self._await_word(asked)
             return
+
+        # A round that was trained before is uploaded as it was: training again would be another
+        # model for the same round, and in a private job cost privacy a second time.
         rounds = self._rounds(admitted)
         goes_on = rounds.goes_on(job.digest, round_)
-        bundle = None if goes_on else await self._outbox(job, folder, round_)
-        if bundle is not None:
-            self._check_start(job, asked, bundle)
+        contributions = None if goes_on else await self._outbox(job, folder, round_)
+        if contributions is not None:
+            self._check_start(job, asked, contributions)
 
         # whoever could repeat rounds would ask this silo about models of its own choice
-        over = bundle is None and not goes_on and round_ < folder.rounds_done
+        over = contributions is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
                 self._roster.coordinator.id,
@@ -359,17 +373,17 @@ class Agent:
         plan = admitted.plan.round(round_)
         train = partial(self._train, admitted, asked)
         own = self._own(admitted, asked.counted)
-        await rounds.take_part(admitted.declared, plan, cohort, own, bundle, train, WAITING)
+        await rounds.take_part(admitted.declared, plan, cohort, own, contributions, train, WAITING)
         log.event("round.given", job=job.name, round=round_)
 
-    def _check_start(self, job: Job, asked: RoundOpened, bundle: Contributions) -> None:
-        if bundle.start not in (UNSAID, asked.counted):
+    def _check_start(self, job: Job, asked: RoundOpened, contributions: Contributions) -> None:
+        if contributions.start not in (UNSAID, asked.counted):
             raise RefusedError(
                 self._roster.coordinator.id,
                 "DELIVERY",
                 f"asks for round {asked.round} of job {job.name!r} from the state after round"
                 f" {asked.counted - 1}; what it gives was trained from the state after round"
-                f" {bundle.start - 1}, as the coordinator had said before",
+                f" {contributions.start - 1}, as the coordinator had said before",
             )
 
     def _rounds(self, admitted: Admitted) -> BlindRounds | PlainRounds:
@@ -396,11 +410,12 @@ class Agent:
         return None
 
     async def _await_word(self, asked: RoundOpened) -> None:
-        """A private round waits for another silo's word, which comes with a poll.
+        """Let a private round wait for another silo's word, which comes with a poll.
 
-        Then the round is told again.
+        The coordinator offers the round again then. LocalError where no silo's word would count.
         """
-        witnesses = sorted(self._gate.witnesses)
+        # Waiting could never end: no silo's word would count.
+        witnesses = sorted(self._gate.session.witnesses)
         if not witnesses:
             raise LocalError(
                 "private rounds wait for another silo's signed word of what it holds of this silo's"
@@ -408,6 +423,8 @@ class Agent:
                 " but such as the coordinator's organisation runs: have one added that another"
                 " organisation runs"
             )
+
+        # The round is told again and again while it waits; its operator needs to read it once.
         waits = (asked.digest, asked.round)
         if waits != self._waits_told:
             self._waits_told = waits
@@ -431,16 +448,18 @@ class Agent:
         began = time.monotonic()
         train = self._work(admitted).train
         try:
-            bundle = await self._trainer.run(train, asked.round, asked.counted, delivered.tensors)
+            contributions = await self._trainer.run(
+                train, asked.round, asked.counted, delivered.tensors
+            )
         except TrapError as error:
             await self._gate.hold_back(admitted.job, asked.round, "delivery", str(error))
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
         self._tell_withheld(admitted, delivered)
-        return bundle
+        return contributions
 
     def _tell_withheld(self, admitted: Admitted, delivered: ReceivedDelivery) -> None:
-        """Once a job, as soon as its silos know who holds which class, which does not change."""
+        """Log the withheld classes, once per job: who holds which class does not change."""
         job = admitted.job
         if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
             self._withheld_told.add(job.digest)
@@ -482,7 +501,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._beat_seconds)
             try:
-                if not await self._gate.beat(job, round_):
+                if not await self._gate.session.beat(job, round_):
                     self._trainer.cancel()
             except StaddleError as error:
                 log.problem("beat.failed", job=job, round=round_, why=str(error))
@@ -512,7 +531,7 @@ class Agent:
             log.problem("job.finish_failed", job=finished.job, why=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
         await asyncio.to_thread(self._group_keys.end, finished.job)
-        await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
+        await self._gate.session.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 
     async def _take_final(self, finished: JobFinished) -> None:
@@ -524,9 +543,9 @@ class Agent:
 
 
 def _code(error: StaddleError) -> str:
-    """The code for work that we refused: an admission check's, since our files changed.
+    """The code for work that we refused.
 
-    Or that of a delivery.
+    It is an admission check's where our files changed since, otherwise that of a delivery.
     """
     if isinstance(error, RefusedError) and error.code in ADMISSION:
         return error.code

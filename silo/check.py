@@ -1,6 +1,6 @@
-"""``staddle silo check``: all that the agent needs, tried before it starts.
+"""``staddle silo check`` tries all that the agent needs, before it starts.
 
-Nothing is changed, nothing trained.
+It changes nothing and trains nothing.
 """
 
 import secrets
@@ -41,7 +41,7 @@ STATES = 3
 
 
 def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
-    """Findings in running order; what needs a thing that failed is not tried."""
+    """Findings in running order; a step that needs one that failed is skipped."""
     report = PreflightReport()
     config = report.look("configuration", partial(_config, path))
     if config is None:
@@ -154,7 +154,8 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
 def _job(
     path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig
 ) -> tuple[Job, str]:
-    """What the agent would answer, were this job offered now."""
+    """The agent's answer, were this job offered now; LocalError where it would decline."""
+    # The checks are the agent's own, so that both say the same.
     signed = read_bytes(path)
     kept = config.directory / "split.key"
     # the agent draws its own

@@ -1,8 +1,8 @@
 """Can this silo reach its coordinator? Three steps tell apart why a call fails.
 
-Nothing of ours goes out but TLS and one call of the standard health service with an empty message,
-which is no control message and leaves the session of a running agent as it is; the serialiser below
-can give nothing else. The egress gate is the door for everything that has content.
+Nothing of ours leaves but TLS and one call of the standard health service with an empty message. It
+is not a control message and leaves the session of a running agent as it is; the serialiser below
+can write nothing else. Everything that has content leaves through the egress gate.
 """
 
 import socket
@@ -45,6 +45,7 @@ def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
 
 def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[bool, str]:
     """(2) It shows the certificate that the roster has for the coordinator, and takes ours."""
+    # The roster's certificate alone is trusted, as by the agent: no public authority counts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import log, metrics
 from ..errors import LocalError
+from ..proto.channel import checked_address
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
 from ..security.identity.roster import Roster
@@ -23,7 +24,8 @@ from ..security.policy.release import nothing_paid
 from .admission.signed_sets import check_remembered
 from .agent import Agent
 from .config import SiloConfig
-from .egress.gate import Gate, checked_address, open_client
+from .egress.gate import Gate
+from .egress.session import open_client
 from .egress.witness import HEADS, Witness
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 async def serve(config: SiloConfig) -> None:
     """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why)."""
+    # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
     address = checked_address(config.coordinator)
     keys = load_keys(config.keys)
@@ -43,6 +46,8 @@ async def serve(config: SiloConfig) -> None:
             f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
             f" {roster.version}; have its entry.json added and the roster signed"
         )
+
+    # Whatever is missing is said before the ledger has a start.
     policy = policies.load(config.policy, config.dataset)
     config.data.check_present()
     ledger_folder = config.directory / LEDGER
@@ -53,12 +58,16 @@ async def serve(config: SiloConfig) -> None:
     ):
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
+        # An older ledger put back would make this silo forget which sums it signed.
         check_remembered(config.directory / "jobs", ledger)
+
+        # The ledger says under which policy everything behind this record left.
         software = f"staddle {version('staddle')}"
         roster_digest = rosters.digest(roster)
         start = Start(silo=entry.id, software=software, roster=roster_digest, policy=policy.digest)
         ledger.append(start)
         ledger.put_in_force(policy.digest, policy.text)
+
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         with _budget(config, policy, ledger, roster, keys) as budget:
             paid = budget.paid if budget else nothing_paid
@@ -106,7 +115,7 @@ def _budget(
 
 
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
-    """What the silo's metrics show as it is now."""
+    """The silo's metrics as they are now."""
     yield metrics.Gauge(
         "connected", "Whether a session with the coordinator is open.", (), {(): agent.connected}
     )

@@ -65,7 +65,7 @@ class LastCountedRound(Strict):
 
 @dataclass(frozen=True)
 class JobFolder:
-    """One job's files."""
+    """The files of one job."""
 
     path: Path
 
@@ -148,6 +148,7 @@ class JobFolder:
         LocalError for a round before one that counted already: the coordinator cannot take a round
         back.
         """
+        # Whoever could take rounds back would ask this silo about models of its own choice.
         path, done, confirmed = self._state(counted), self.rounds_done, self._confirmed()
         if counted < confirmed:
             raise LocalError(
@@ -244,7 +245,7 @@ def _check_digest(path: Path, document: dict[str, Any]) -> None:
 
 
 def _digest(report: Mapping[str, Any]) -> str:
-    """Of a report without its digest; its numbers are no integers, so it is no canonical JSON."""
+    """The digest of a report, not of canonical JSON: that has no fractions."""
     return sha256(json.dumps(report).encode()).hexdigest()
 
 

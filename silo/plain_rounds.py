@@ -17,13 +17,13 @@ PAUSE_SECONDS = 0.5  # rate limit: a coordinator must not be able to make us spi
 
 
 class PlainRounds:
-    """Nothing of a round is in memory between two calls."""
+    """The plain rounds of this silo; nothing of a round is in memory between two calls."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Never: what a lost connection leaves of a round is on disk."""
+        """Always false: what a lost connection leaves of a round is on disk."""
         return False
 
     async def take_part(
@@ -36,13 +36,13 @@ class PlainRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the coordinator has the contributions: those ``kept``, or newly trained ones."""
+        """Upload the ``kept`` contributions, or newly trained ones."""
         if kept is None:
             kept = await train(await self.fetch(plan, local))
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the round is asked for again
-        await self._gate.give(declared, plan.round, kept, cohort)
+        await self._gate.upload_plain(declared, plan.round, kept, cohort)
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """What comes down for a round, the final delivery too."""
-        return await self._gate.fetch(plan)
+        """Download the delivery for a round, the final one too."""
+        return await self._gate.session.fetch(plan)

@@ -59,7 +59,7 @@ class RoundOpened:
 
 @dataclass(frozen=True)
 class JobFinished:
-    """A job that is over; ``counted`` as in Asked."""
+    """A job that is over; ``counted`` as in RoundOpened."""
 
     job: str
     digest: str
@@ -73,7 +73,7 @@ Task: TypeAlias = JobOffered | RoundOpened | JobFinished
 
 @dataclass(frozen=True)
 class SessionState:
-    """Where the conversation stands."""
+    """The stage of the conversation."""
 
     stage: Stage = "offline"
     attempt: int = 0
@@ -146,7 +146,7 @@ class Decide:
 
 @dataclass(frozen=True)
 class TakePart:
-    """Fetch, train, give."""
+    """Fetch, train, upload."""
 
     asked: RoundOpened
 

@@ -48,7 +48,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True)
 class SiloStatus:
-    """All of it."""
+    """The status of a silo's folder."""
 
     directory: Path
     running: bool
@@ -94,9 +94,9 @@ def _job(folder: JobFolder) -> SiloJobStatus:
 
 
 def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:
-    """Records tested and right: of the final evaluation.
+    """The records tested, and how many of them correctly, in the final evaluation.
 
-    Before it, of the last round after local training.
+    Before that, in the last round after local training.
     """
     final, rounds = report["final"], report["rounds"]
     if final:

@@ -192,11 +192,85 @@ def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
     }
 
 
-def test_only_the_egress_gate_holds_the_client():
-    def forbidden(name, path):
-        return under(name, "staddle.silo.egress.client") and path != "silo/egress/gate.py"
+# All that leaves a silo leaves by these, and by no other module (docs/structure.md).
+WAY_OUT = tuple(f"silo/egress/{name}.py" for name in ("client", "session", "gate", "protocol"))
+CALLERS = {  # which of them makes which call of the client
+    "silo/egress/session.py": {
+        *("hello", "poll", "beat", "answer", "standing", "attest", "fetch", "close")
+    },
+    "silo/egress/gate.py": {"upload"},
+    "silo/egress/protocol.py": {"secure", "secure_next", "contribute", "group_key", "padded"},
+}
 
-    assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
+
+def ways_out(path, text=None):
+    """How a module could send an upload: the stub, its raw call, or the client that has both."""
+    for name in imports_of(path, text):
+        if under(name, "staddle.silo.egress.client") or name.endswith(".FederationStub"):
+            yield name
+    in_silo = path.relative_to(ROOT).parts[0] == "silo"
+    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in {"upload", "Upload"}:
+            yield f"{node.lineno} {called.attr}"
+        elif isinstance(node, ast.Attribute):
+            raw = node.attr in {"stream_unary", "FederationStub"}
+            if raw or (in_silo and node.attr in {"client", "_client"}):
+                yield f"{node.lineno} {node.attr}"
+
+
+def is_server(path):
+    """The coordinator answers calls: the handlers of its server have names of raw calls."""
+    return path.relative_to(ROOT).as_posix() == "coordinator/rpc/guard.py"
+
+
+def test_the_walk_sees_a_second_caller_of_the_upload():
+    text = (
+        "from .egress.client import Client\n"
+        "from ..proto.federation_pb2_grpc import FederationStub\n"
+        "async def leak(gate, channel, frames):\n"
+        "    await gate.session.client.upload(frames, 1)\n"
+        "    await channel.stream_unary(UPLOAD)(frames)\n"
+        "    await FederationStub(channel).Upload(frames)\n"
+    )
+    assert set(ways_out(ROOT / "silo" / "x.py", text)) == {
+        "staddle.silo.egress.client.Client",
+        "staddle.proto.federation_pb2_grpc.FederationStub",
+        "4 client",
+        "4 upload",
+        "5 stream_unary",
+        "6 Upload",
+    }
+
+
+def test_only_four_files_can_send_what_leaves_a_silo():
+    found = {
+        path.relative_to(ROOT).as_posix(): list(ways_out(path))
+        for path in sources()
+        if not is_server(path)
+    }
+    assert {path for path, ways in found.items() if ways} == set(WAY_OUT)
+    assert sum(len((ROOT / path).read_text().splitlines()) for path in WAY_OUT) < 1200
+
+
+def calls_of_the_client(path):
+    """Names of the client's methods that a module calls."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            *owner, name = ast.unparse(node.func).split(".")
+            if owner and owner[-1] == "client":
+                yield name
+
+
+def test_each_call_of_the_client_is_made_in_one_file():
+    assert {path: set(calls_of_the_client(ROOT / path)) for path in CALLERS} == CALLERS
+    (client,) = (
+        node
+        for node in ast.parse((ROOT / WAY_OUT[0]).read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Client"
+    )
+    methods = {node.name for node in client.body if isinstance(node, ast.AsyncFunctionDef)}
+    assert {name for name in methods if not name.startswith("_")} == set().union(*CALLERS.values())
 
 
 # Each folder imports from those before it alone; a coordinator's and a silo's processes and the

@@ -2,7 +2,7 @@
 
 Each message is a table (shape.py); signatures, proofs and seals are for security/blind/group_key.py
 and security/blind/sealing.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n
-bytes, a ``KeyPoll`` 166, fit for a control message (silo/egress/control.py), and a ``KeyReply``
+bytes, a ``KeyPoll`` 166, fit for a control message (silo/egress/session.py), and a ``KeyReply``
 738 (n - 1): below the 4 MiB of a message (proto/channel.py).
 """
 

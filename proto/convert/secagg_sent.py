@@ -17,7 +17,7 @@ p bytes of inner products (the columns have none of either)::
     end        219                219      219      219      219
 
 ``SecurePoll`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more
-than 73 tags are longer than a control message may be (1024 bytes, silo/egress/control.py); all are
+than 73 tags are longer than a control message may be (1024 bytes, silo/egress/session.py); all are
 below the 4 MiB of a message (proto/channel.py). Of a message with more entries than there are silos
 nothing is made (proto/field_limits.py).
 """

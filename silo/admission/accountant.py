@@ -53,11 +53,11 @@ class OpenSpending:
 
     @property
     def id(self) -> int:
-        """Its place in the budget's log."""
+        """The reservation's place in the budget's log."""
         return self.steppers.reservation.seq
 
     def take(self, purpose: str) -> None:
-        """One step for this purpose."""
+        """Take one step for this purpose; LocalError for one without a reservation."""
         if purpose not in self.purposes:
             raise LocalError(
                 f"reservation {self.id} has no step for {purpose!r}; this is a bug in Staddle"
@@ -66,7 +66,7 @@ class OpenSpending:
 
 
 class JobAccount:
-    """One job's, at this silo."""
+    """The privacy account of one job at this silo."""
 
     def __init__(self, budget: DatasetBudget, job: Job, folder: JobFolder) -> None:
         self._budget = budget
@@ -89,7 +89,7 @@ class JobAccount:
         return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
 
     def keep_counts(self, counts: Counts) -> None:
-        """Durable before they are used."""
+        """Write the counts; durable before they are used."""
         kept = KeptCounts(counts=tuple(counts.counts.tolist()), reservation=counts.id)
         checked_file.write_json(self._path, kept)
 
@@ -99,5 +99,5 @@ class JobAccount:
         return OpenSpending(steppers, [spend.purpose for spend in spends])
 
     def commit(self, spending: ReservedSteps) -> None:
-        """What came of the steps that were taken is durable; the rest is free again."""
+        """Commit the steps that were taken, whose results are durable; the rest is free again."""
         self._budget.commit(self._job, spending.id)

@@ -47,12 +47,13 @@ from ...security.identity.keys import Keys
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
-from ..egress.gate import UnreachableError
+from ..egress.session import UnreachableError
 from ..ingress.keyed_job import KNOWN, OWN, PrekeyFiles
 
 SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"
 ERASED = (OWN, KEY, SECRET, KNOWN)  # when the job ends
-PAUSE_SECONDS = 0.5  # before asking again: a coordinator does not set our pace
+# before asking again: a coordinator must not be able to make us spin
+PAUSE_SECONDS = 0.5
 # times in a row that it lacks contributions; then the agent greets again, and is told what to do
 MOST_ASKED = 20
 PIECE = 32  # bytes
@@ -66,16 +67,16 @@ class _Secrets:
 
 
 class KeyGate(Protocol):
-    """What the keys want of the gate."""
+    """The protocol messages that the keys need."""
 
     async def contribute(
         self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
     ) -> None:
-        """Give this silo's contribution."""
+        """Upload this silo's contribution."""
         ...
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
-        """What the others gave; nothing while some are missing."""
+        """Fetch the other silos' contributions; empty while some are missing."""
         ...
 
 
@@ -91,7 +92,7 @@ class GroupKeys:
         self._jobs = jobs
 
     def check_new(self, job: Job) -> None:
-        """LocalError where this silo cannot give to the key of a job that it is about to accept."""
+        """LocalError where this silo cannot contribute to the key of a job offered to it."""
         epoch = self._epoch(job)
         epoch.others(self._silo)
         if self.ended(job.name):
@@ -107,22 +108,20 @@ class GroupKeys:
         self._kept_secret(job, epoch)
 
     async def contribute(self, job: Job) -> None:
-        """Give this silo's part, before it accepts the job.
+        """Upload this silo's contribution to the key, before it accepts the job.
 
-        The very same however often it gives it.
-
-        Ed25519 and the seals are deterministic. The job's folder is there. RefusedError where the
-        coordinator does not take it.
+        It is the very same however often it is uploaded: Ed25519 and the seals are deterministic.
+        The job's folder exists. RefusedError where the coordinator does not take it.
         """
         epoch = self._epoch(job)
         contribution, pieces = await asyncio.to_thread(self._contribution, job, epoch)
         await self._door.contribute(job, epoch.context(), contribution, pieces)
 
     async def keys(self, job: Job) -> JobKeys:
-        """From the folder, or made of what the coordinator brings, which is asked once.
+        """The keys from the folder, or made of what the coordinator brings.
 
-        RefusedError says who brought or gave what is wrong. UnreachableError: some silos' parts are
-        still missing.
+        RefusedError says who brought or contributed what is wrong. UnreachableError where some
+        silos' contributions are still missing.
         """
         epoch = self._epoch(job)
         kept = await asyncio.to_thread(self._kept_keys, job, epoch)
@@ -219,7 +218,10 @@ class GroupKeys:
         return JobKeys(key, parts, dict(zip(others, prekeys, strict=True)))
 
     def _kept_secret(self, job: Job, epoch: Epoch) -> _Secrets | None:
-        """None also for those of another epoch: no key of this one is made of them."""
+        """The secrets that were contributed in this epoch.
+
+        None also for those of another epoch: no key of this one is made of them.
+        """
         path = self._jobs / job.name / SECRET
         if not path.exists():
             return None
@@ -237,7 +239,7 @@ class GroupKeys:
 
 
 def _pieces(path: Path, number: int) -> tuple[bytes, ...]:
-    """What a file holds; a LocalError tells its length alone."""
+    """The pieces of a file; a LocalError shows its length alone, for they are secrets."""
     kept = checked_file.read_bytes(path)
     if len(kept) != number * PIECE:
         raise LocalError(

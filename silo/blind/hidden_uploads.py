@@ -31,7 +31,7 @@ from ...security.blind.padded_mix import make_upload
 from ...security.blind.rotation import digest_of
 from ...security.blind.sealing import SECRET_BYTES
 from ...security.identity.pairwise_keys import KEY_BYTES
-from ..egress.hidden_messages import Padding, Rotating, Sent, sent_of
+from ..egress.messages import Padding, Rotating, Sent, sent_of
 from ..ingress.keyed_job import Sharing
 from ..ingress.mix_memory import Rotations
 from ..parts.contributions import Contributions
@@ -39,42 +39,51 @@ from ..parts.declared import Declared
 from ..parts.tensors import exactly, vectors_of
 
 
+class PaddedWords(Protocol):
+    """The protocol message that a padded upload needs."""
+
+    async def padded(self, ctx: bytes, message: pb.PaddedWordUpload) -> None:
+        """Upload the signed word on a padded upload."""
+        ...
+
+
 class HiddenUploadGate(Protocol):
-    """What these uploads want of the gate."""
+    """What these uploads need of the gate."""
+
+    @property
+    def protocol(self) -> PaddedWords:
+        """The messages of padded uploads."""
+        ...
 
     async def upload_padded(
         self,
         declared: Declared,
         round_: int,
-        bundle: Contributions,
+        contributions: Contributions,
         padding: Padding,
         cohort: Sequence[str],
     ) -> Sent:
-        """Give the padded words of a part."""
+        """Upload the padded words of a part."""
         ...
 
     async def upload_rotated(
         self,
         declared: Declared,
         round_: int,
-        bundle: Contributions,
+        contributions: Contributions,
         rotating: Rotating,
         cohort: Sequence[str],
     ) -> None:
-        """Give the rotated vectors of a part."""
+        """Upload the rotated vectors of a part."""
         ...
 
-    async def padded(self, ctx: bytes, message: pb.PaddedWordUpload) -> None:
-        """Give the word on a padded upload."""
-        ...
-
-    def has_left(self, declared: Declared, round_: int, part: str) -> bool:
+    def part_left(self, declared: Declared, round_: int, part: str) -> bool:
         """Whether anything of the part has left in this round, as the ledger has it."""
         ...
 
 
 class HiddenUploads:
-    """Those of one round; ``give`` may be called again after a lost connection, and goes on."""
+    """The hidden uploads of one round; ``give`` called again after a lost connection resumes."""
 
     def __init__(
         self,
@@ -85,10 +94,7 @@ class HiddenUploads:
         cohort: Sequence[str],
         accepted: set[bytes],
     ) -> None:
-        """``accepted`` are the contexts of uploads that the coordinator has, as it said.
-
-        It may grow.
-        """
+        """``accepted`` are the contexts of uploads that the coordinator has; the set may grow."""
         self._door = door
         self._sharing = sharing
         self._declared = declared
@@ -98,15 +104,15 @@ class HiddenUploads:
         self._begun: dict[str, Padding] = {}
         self._given: set[str] = set()
 
-    async def give(self, bundle: Contributions) -> None:
-        """Until the coordinator has all of them, in the order of the job's parts."""
+    async def give(self, contributions: Contributions) -> None:
+        """Upload until the coordinator has all of them, in the order of the job's parts."""
         for part in self._declared.hidden(self._round):
             if part.name in self._given:
                 continue
             if isinstance(part.exchange, Mix):
-                await self._give_padded(part, bundle)
+                await self._give_padded(part, contributions)
             else:
-                await self._give_rotated(part, bundle)
+                await self._give_rotated(part, contributions)
             self._given.add(part.name)
             log.event(
                 "round.part_given", job=self._sharing.job.name, round=self._round, part=part.name
@@ -114,16 +120,16 @@ class HiddenUploads:
 
     # Padded.
 
-    async def _give_padded(self, part: Part, bundle: Contributions) -> None:
+    async def _give_padded(self, part: Part, contributions: Contributions) -> None:
         message = await asyncio.to_thread(self._signed, part)
         if message is None:
             if part.name not in self._begun:
                 self._begun[part.name] = await asyncio.to_thread(self._begin, part)
             padding = self._begun[part.name]
-            sent = await self._upload(part, bundle, padding)
+            sent = await self._upload(part, contributions, padding)
             message = await asyncio.to_thread(self._sign, part, padding, sent)
         version = upload_from_wire(self._sharing.silo, message.upload).version
-        await self._door.padded(version.context(self._sharing.line(part)), message)
+        await self._door.protocol.padded(version.context(self._sharing.line(part)), message)
 
     def _signed(self, part: Part) -> pb.PaddedWordUpload | None:
         """The word that was signed in this round, if one was.
@@ -145,9 +151,10 @@ class HiddenUploads:
         return message
 
     def _begin(self, part: Part) -> Padding:
-        """A new version, remembered; RefusedError if this round or a later one has a signed one.
+        """Begin a new version, and remember it.
 
-        LocalError where the memory of those before is lost.
+        RefusedError if this round or a later one has a signed version, LocalError where the memory
+        of earlier versions is lost.
         """
         sharing = self._sharing
         memory = sharing.memory.versions(part.name)
@@ -156,19 +163,19 @@ class HiddenUploads:
         sharing.memory.save_versions(part.name, memory.began(version))
         return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
 
-    async def _upload(self, part: Part, bundle: Contributions, padding: Padding) -> Sent:
+    async def _upload(self, part: Part, contributions: Contributions, padding: Padding) -> Sent:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
-            return await asyncio.to_thread(self._sent, part, bundle, padding)
+            return await asyncio.to_thread(self._sent, part, contributions, padding)
         sent = await self._door.upload_padded(
-            self._declared, self._round, bundle, padding, self._cohort
+            self._declared, self._round, contributions, padding, self._cohort
         )
         self._accepted.add(ctx)
         return sent
 
-    def _sent(self, part: Part, bundle: Contributions, padding: Padding) -> Sent:
+    def _sent(self, part: Part, contributions: Contributions, padding: Padding) -> Sent:
         items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
-        return sent_of(part, exactly(items, {part.name: bundle.tensors[part.name]}), padding)
+        return sent_of(part, exactly(items, {part.name: contributions.tensors[part.name]}), padding)
 
     def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedWordUpload:
         sharing, line, version = self._sharing, padding.line, padding.version
@@ -189,9 +196,9 @@ class HiddenUploads:
     def _check_kept(self, part: Part, newest: int) -> None:
         """LocalError where the ledger has more of a part than its memory: the memory was lost.
 
-        The newest round of the memory is given.
+        ``newest`` is the newest round of the memory.
         """
-        if newest < self._round and self._door.has_left(self._declared, self._round, part.name):
+        if newest < self._round and self._door.part_left(self._declared, self._round, part.name):
             job = self._sharing.job.name
             raise LocalError(
                 f"what this silo remembers of part {part.name!r} of job {job!r} ends with round"
@@ -201,20 +208,20 @@ class HiddenUploads:
 
     # Rotated.
 
-    async def _give_rotated(self, part: Part, bundle: Contributions) -> None:
+    async def _give_rotated(self, part: Part, contributions: Contributions) -> None:
         ctx = self._sharing.rotation(part, self._round)
-        if await asyncio.to_thread(self._remember, part, bundle, ctx):
+        if await asyncio.to_thread(self._remember, part, contributions, ctx):
             return
         if ctx not in self._accepted:
             use = self._sharing.plan.use(part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
             await self._door.upload_rotated(
-                self._declared, self._round, bundle, rotating, self._cohort
+                self._declared, self._round, contributions, rotating, self._cohort
             )
         await asyncio.to_thread(self._accept, part, ctx)
 
-    def _remember(self, part: Part, bundle: Contributions, ctx: bytes) -> bool:
-        """Remember these vectors before they leave; whether the coordinator has them.
+    def _remember(self, part: Part, contributions: Contributions, ctx: bytes) -> bool:
+        """Remember these vectors before they leave; returns whether the coordinator has them.
 
         RefusedError or LocalError where others were rotated for this round.
         """
@@ -222,7 +229,7 @@ class HiddenUploads:
         kept = self._sharing.memory.rotations(part.name)
         self._check_kept(part, kept.memory.round)
         memory = kept.memory.used(
-            self._round, 0, digest_of(vectors_of(part, bundle.tensors[part.name][spec.name]))
+            self._round, 0, digest_of(vectors_of(part, contributions.tensors[part.name][spec.name]))
         )
         if memory != kept.memory:
             self._sharing.memory.save_rotations(

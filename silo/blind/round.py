@@ -46,18 +46,18 @@ from ...security.secagg.silo_events import (
 )
 from ...security.secagg.spec import Frame, RoundSpec
 from ..admission.signed_sets import SignedSets
-from ..egress.gate import DeniedError, TurnedAwayError
 from ..egress.messages import Masking, streamed_of
-from ..egress.protocol_records import SecureRecords
+from ..egress.outcomes import DeniedError, SumRecords
+from ..egress.session import TurnedAwayError
 from ..parts.contributions import Contributions
 from ..parts.declared import Declared
 
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
-# after an answer without a message that came at once: a coordinator does not set our pace
+# after an answer without a message that came at once: a coordinator must not make us spin
 PAUSE_SECONDS = 0.5
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
-# that enter another attempt, end one or give one up: silos die, and the next attempt is for us to
-# begin
+# messages that enter another attempt, end one or abandon one, at our full pace: silos die, and the
+# next attempt must not wait
 MOST_AGAIN = 8
 LEADING_ON = SendShares | SendComplaint | UploadWords | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
@@ -65,43 +65,52 @@ REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not t
 CLOSED = "ROUND_CLOSED"
 
 
-class RoundGate(Protocol):
-    """What a blind round wants of the gate."""
-
-    secure_records: SecureRecords
-    signed_sets: SignedSets
+class SumMessages(Protocol):
+    """The protocol messages that a blind round needs."""
 
     async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
-        """The next message; None where none came."""
+        """Wait for the next message; None where none came."""
         ...
 
     async def secure(self, attempt: Attempt, body: UploadBody) -> None:
-        """Give a message."""
+        """Upload a message."""
+        ...
+
+
+class RoundGate(Protocol):
+    """What a blind round needs of the gate."""
+
+    sum_records: SumRecords
+    signed_sets: SignedSets
+
+    @property
+    def protocol(self) -> SumMessages:
+        """The messages of its secure sum."""
         ...
 
     async def upload_masked(
-        self, declared: Declared, round_: int, bundle: Contributions, masking: Masking
+        self, declared: Declared, round_: int, contributions: Contributions, masking: Masking
     ) -> Streamed:
-        """Give the masked upload."""
+        """Upload the masked words."""
         ...
 
 
 class Before(Protocol):
-    """What leaves before the masked upload."""
+    """The uploads that leave before the masked one."""
 
-    async def give(self, bundle: Contributions) -> None:
-        """Until the coordinator has all of it; what it has is not given again."""
+    async def give(self, contributions: Contributions) -> None:
+        """Upload until the coordinator has all of them; none is uploaded twice."""
         ...
 
 
 def no_pads(_: RoundSpec) -> Mapping[int, Term]:
-    """Those of a sum that the coordinator reads all of."""
+    """The pads of a sum that the coordinator may read whole: none."""
     return {}
 
 
 @dataclass(frozen=True)
 class Doing:
-    """An effect, and the attempt that it is of."""
+    """An effect, and the attempt that it belongs to."""
 
     attempt: Attempt
     effect: Effect | Over
@@ -152,7 +161,7 @@ class BlindRound:
         self._uploaded = b""
 
     async def run(self) -> None:
-        """Until the sum is open; whatever else ends it is raised.
+        """Run until the sum is open; whatever else ends the round is raised.
 
         After a lost connection it may be run again.
         """
@@ -171,7 +180,7 @@ class BlindRound:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         try:
-            delivery = await self._door.secure_next(self.job, self.round, self._had)
+            delivery = await self._door.protocol.secure_next(self.job, self.round, self._had)
             if delivery is not None:
                 await self._take(delivery)
         except TurnedAwayError:
@@ -200,7 +209,7 @@ class BlindRound:
     def _paced(self) -> bool:
         """Whether the last message leads on.
 
-        A coordinator does not set our pace, nor how fast our ledger grows.
+        A coordinator must neither make us spin, nor set how fast our ledger grows.
         """
         effects = [doing.effect for doing in self._todo]
         if not effects:  # after an interruption, all that the round has had is delivered again
@@ -212,7 +221,7 @@ class BlindRound:
         return self._again <= MOST_AGAIN
 
     def accepted(self, ctx: bytes) -> None:
-        """The coordinator has the upload that was bound to this, whose connection broke."""
+        """Note that the coordinator has the upload bound to this, whose connection broke."""
         self._uploaded = ctx
 
     def _attempt(self, state: SiloAttempt) -> Attempt:
@@ -253,6 +262,8 @@ class BlindRound:
 
     async def _begin(self, attempt: Attempt, spec: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
+        # A process that begins anew has lost the secrets of its attempt, and must not answer in it
+        # a second time (SECURITY.md rule 18).
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
         if self._state is None:
             if memory.ctx == attempt.ctx.hex():
@@ -260,6 +271,9 @@ class BlindRound:
                 return
             if memory.round == attempt.round and memory.attempt > attempt.attempt:
                 return  # after an interruption, all attempts are delivered from the first on
+
+        # A specification under which this silo sums nothing ends the attempt for it, in the ledger
+        # too: its operator reads there who is to blame.
         try:
             state, effects = self._entered(spec, memory)
         except RefusedError as error:
@@ -292,7 +306,7 @@ class BlindRound:
         ]
 
     def _entered(self, spec: SignedSpec, memory: Memory) -> tuple[SiloAttempt, tuple[Effect, ...]]:
-        """RefusedError for a specification by which this silo sums nothing."""
+        """Enter an attempt; RefusedError for a specification by which this silo sums nothing."""
         # else `begin` asks for evidence
         if (self.round, self._start) != (memory.signed_round, memory.start):
             memory = memory.starting(self._start)
@@ -312,9 +326,9 @@ class BlindRound:
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
-        """What this silo has against a sum over these, next to all that it signed before.
+        """The reason against a sum over these, next to all that this silo signed before.
 
-        Empty for nothing. It has nothing against a part of a batch, which no sum may be over: the
+        Empty for none. There is none against a part of a batch, over which no sum may be: the
         coordinator is to blame for that (_advance).
         """
         survivors = [header.silo for header in headers]
@@ -346,7 +360,7 @@ class BlindRound:
                 except DeniedError as error:
                     self._advance(AttemptStopped(str(error), Code.POLICY))
             case Finish():
-                await self._door.secure_records.summed(attempt, effect)
+                await self._door.sum_records.summed(attempt, effect)
                 log.event(
                     "secagg.summed",
                     job=self.job.name,
@@ -394,7 +408,7 @@ class BlindRound:
             blame=ended.blame,
             why=ended.why,
         )
-        await self._door.secure_records.ended(attempt, ended)
+        await self._door.sum_records.ended(attempt, ended)
 
     async def _give(self, attempt: Attempt, body: UploadBody) -> None:
         """Upload a message; where it is refused, the attempt is over for us.
@@ -403,8 +417,9 @@ class BlindRound:
         one asks what came of it.
         """
         try:
-            await self._door.secure(attempt, body)
+            await self._door.protocol.secure(attempt, body)
         except RefusedError as error:
+            # The others may have opened the sum without us: the next message says.
             if error.code == CLOSED:
                 log.event(
                     "secagg.late", job=self.job.name, round=self.round, attempt=attempt.attempt
@@ -412,6 +427,8 @@ class BlindRound:
                 return
             if error.code != REFUSED:
                 raise
+
+            # An attempt that this silo has left meanwhile needs no second end.
             if (
                 self._state is not None
                 and self._state.ctx == attempt.ctx
@@ -429,9 +446,9 @@ class BlindRound:
             return  # it ended meanwhile
 
         # shielded: the training outlives an attempt, and the next one sums the same contributions
-        bundle = await asyncio.shield(self._training)
+        contributions = await asyncio.shield(self._training)
         if self._before is not None:
-            await self._before.give(bundle)
+            await self._before.give(contributions)
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
@@ -442,12 +459,12 @@ class BlindRound:
         # the coordinator has this upload already: what it was is made again, and does not leave
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(
-                streamed_of, self._declared, self.round, bundle, masking
+                streamed_of, self._declared, self.round, contributions, masking
             )
         else:
             try:
                 streamed = await self._door.upload_masked(
-                    self._declared, self.round, bundle, masking
+                    self._declared, self.round, contributions, masking
                 )
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):

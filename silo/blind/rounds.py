@@ -1,11 +1,9 @@
 """The blind round that this silo is in, kept while its connection is lost and found again.
 
-What this silo remembers of a job's secure sums, in its folder:
-``secagg-<exchange>-<purpose>-<recipient>.json``.
-
-Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a
-second answer (security/secagg/memory.py). It carries its digest (files/checked_file.py), and holds
-no secret.
+The silo's memory of a job's secure sums lies in the job's folder, as
+``secagg-<exchange>-<purpose>-<recipient>.json``. It is durable before the message that it is about
+leaves, so that neither a crash nor a restart leads to a second answer (security/secagg/memory.py).
+It carries its digest (files/checked_file.py), and holds no secret.
 """
 
 import asyncio
@@ -29,8 +27,9 @@ from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.silo import Participant
 from ...security.secagg.spec import context_of
 from ..admission.checks import asked_of_rows
-from ..egress.gate import Gate, TurnedAwayError, UnreachableError
+from ..egress.gate import Gate
 from ..egress.outcomes import SettledUpload
+from ..egress.session import TurnedAwayError, UnreachableError
 from ..ingress.delivery import ReceivedDelivery
 from ..ingress.directed_rows import AnyRows, DirectedRows
 from ..ingress.keyed_job import Sharing
@@ -44,10 +43,10 @@ from .round import BlindRound, Pads, no_pads
 
 
 class MemoryFiles:
-    """A ``Keeper`` of one job."""
+    """The memory of one job's secure sums on disk: a ``MemoryStore``."""
 
     def __init__(self, folder: Path, entered: Callable[[], bool]) -> None:
-        """``entered``: whether the ledger has that this silo gave keys into a sum of the job."""
+        """``entered``: whether, by the ledger, this silo uploaded keys into a sum of the job."""
         self._folder = folder
         self._entered = entered
 
@@ -64,7 +63,7 @@ class MemoryFiles:
         return checked_file.read_json(path, Memory)
 
     def save(self, instance: str, memory: Memory) -> None:
-        """Durable before it returns."""
+        """Write the memory of an instance; durable before it returns."""
         checked_file.write_json(self._path(instance), memory)
 
     def _path(self, instance: str) -> Path:
@@ -84,10 +83,9 @@ def _reusing(kept: Contributions | None, train: Train) -> Train:
 
 @dataclass(frozen=True)
 class OwnValues:
-    """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
+    """The silo's side of a delivery: its job's folder, and the values that it mixes in itself.
 
-    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last
-    that counts.
+    ``counted`` is one more than the last round of this silo that counts, as the coordinator says.
     """
 
     folder: Path
@@ -96,7 +94,7 @@ class OwnValues:
 
 
 class BlindRounds:
-    """One at a time."""
+    """The blind rounds of this silo, one at a time."""
 
     def __init__(
         self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys
@@ -113,7 +111,7 @@ class BlindRounds:
         self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Whether it is in this round already, with its training; files say nothing then."""
+        """Whether the round and its training are in memory; files do not say so."""
         now = self._now
         return now is not None and (now.job.digest, now.round) == (job_digest, round_)
 
@@ -127,13 +125,16 @@ class BlindRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the round's sum is open; a round whose contributions are ``kept`` trains no more.
+        """Take part until the round's sum is open; ``kept`` contributions are not trained again.
 
-        ``waiting`` are the codes of refusals after which it may still go on.
+        ``waiting`` are the codes of refusals after which the round may still resume.
         """
+        # One that is in memory resumes with the secrets of its attempt.
         if self._now is None or not self.goes_on(plan.job.digest, plan.round):
             await self.leave()
             self._now = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
+
+        # Whatever else ends it, the round is over for this process: its secrets and training go.
         goes_on = False
         try:
             await self._now.run()
@@ -148,7 +149,7 @@ class BlindRounds:
                 await self.leave()
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """The delivery for a round of a blind job, the final one too.
+        """Download the delivery for a round of a blind job, the final one too.
 
         Sums are checked, and rows are opened. RefusedError for a coordinator that sets this silo
         back, or that hides a sum which was opened (rule 34).
@@ -159,7 +160,7 @@ class BlindRounds:
         sums = None
         if plan.sums_down:
             sums = IncomingSums(await self._sharing(plan.whole, folder), plan, memory)
-        delivered = await self._gate.fetch(plan, rows, sums)
+        delivered = await self._gate.session.fetch(plan, rows, sums)
         missing = [name for name in plan.summed_before if name not in delivered.tensors]
         if missing:
             why = (
@@ -183,7 +184,7 @@ class BlindRounds:
         return IncomingRows(sharing, plan, terms, local.own)
 
     async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
-        """Memory of the job's sums; RefusedError where the coordinator sets this silo back."""
+        """The memory of the job's sums; RefusedError where the coordinator sets this silo back."""
         memory = await asyncio.to_thread(
             self._keeper(plan.job, local.folder).load, plan.whole.instance
         )
@@ -199,11 +200,11 @@ class BlindRounds:
         """Record who is to blame, then reject."""
         no_attempt = context_of(b"")  # it is refused before an attempt has a specification
         refusal = Refusal(round_, no_attempt, error)
-        await self._gate.secure_records.refused(job.name, job.digest, refusal)
+        await self._gate.sum_records.refused(job.name, job.digest, refusal)
         raise error
 
     def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
-        return MemoryFiles(folder, lambda: self._gate.entered(job))
+        return MemoryFiles(folder, lambda: self._gate.protocol.entered(job))
 
     async def _enter(
         self,
@@ -213,6 +214,8 @@ class BlindRounds:
         local: OwnValues,
         train: Train,
     ) -> BlindRound:
+        # The coordinator lacks the key of a keyed job: it can neither forge the tags of a sum, nor
+        # read what is padded.
         job = plan.job
         before, key, parts = None, b"", b""
         pads: Pads = no_pads
@@ -262,9 +265,9 @@ class BlindRounds:
             now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:
-        """Contexts of the uploads of a round that the coordinator has, which may grow.
+        """The contexts of a round's uploads that the coordinator has; the set may grow.
 
-        Other rounds are forgotten.
+        Those of other rounds are forgotten.
         """
         self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
         return self._accepted[job, round_]

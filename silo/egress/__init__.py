@@ -1,1 +1,1 @@
-"""The gate: everything that leaves a silo passes here."""
+"""The way out: whatever leaves a silo is checked and recorded here."""

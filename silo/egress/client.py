@@ -1,6 +1,6 @@
-"""The silo's end of the channel: raw calls, errors in our own words.
+"""The silo's end of the channel: one method per call, and errors in our own words.
 
-Only ``gate.py`` may import this module.
+Only session.py makes a client, and only session.py, gate.py and protocol.py send through it.
 """
 
 import asyncio
@@ -51,13 +51,11 @@ class Client:
         hint: str,
         silos: int,
     ) -> None:
-        """``certificates``: the coordinator's certificate, our private key, our certificate, all
-        PEM.
+        """Open a channel to ``address`` on which ``coordinator`` alone can answer.
 
-        No message is read that is of more than so many ``silos``.
-
-        ``hint`` says who we are (key fingerprint, roster version), for the text of a failed
-        handshake.
+        ``certificates`` are the coordinator's certificate, our private key and our certificate, all
+        PEM. ``hint`` says who we are (key fingerprint, roster version), for the text of a failed
+        handshake. Messages that name more than ``silos`` silos are rejected.
         """
         require_tls13()
         root, key, own = certificates
@@ -76,7 +74,9 @@ class Client:
             ],
         )
         self._stub = cast("Any", FederationStub)(self._channel)
-        # With codecs of their own in place of the stub's.
+
+        # These have codecs of our own: the stub's copy each chunk twice, and parse a message whole
+        # before its number of fields is bounded.
         self._fetch: Any = self._channel.unary_stream(
             FETCH, pb.FetchRequest.SerializeToString, decode
         )
@@ -111,42 +111,44 @@ class Client:
         return cast("pb.AnswerReply", await self._unary(self._stub.Answer, request, CALL_SECONDS))
 
     async def standing(self, request: pb.StandingRequest) -> pb.StandingReply:
-        """Ask what has come of an upload."""
+        """Ask what became of an upload."""
         return cast(
             "pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS)
         )
 
-    async def attest(self, said: pb.Attestation) -> None:
-        """Say what we hold of another silo's ledger."""
-        await self._unary(self._stub.Attest, said, CALL_SECONDS)
+    async def attest(self, attestation: pb.Attestation) -> None:
+        """Upload what we hold of another silo's ledger."""
+        await self._unary(self._stub.Attest, attestation, CALL_SECONDS)
 
-    async def secure(self, given: secure_pb2.SecureUpload) -> None:
-        """Give a message of a secure sum."""
-        await self._unary(self._stub.Secure, given, CALL_SECONDS)
+    async def secure(self, message: secure_pb2.SecureUpload) -> None:
+        """Upload a message of a secure sum."""
+        await self._unary(self._stub.Secure, message, CALL_SECONDS)
 
     async def secure_next(
-        self, asked: secure_pb2.SecurePoll, hold: float
+        self, question: secure_pb2.SecurePoll, hold: float
     ) -> secure_pb2.SecureDelivery:
         """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
         return cast(
             "secure_pb2.SecureDelivery",
-            await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS),
+            await self._unary(self._secure_next, question, hold + HOLD_GRACE_SECONDS),
         )
 
-    async def contribute(self, given: secure_pb2.Contributed) -> None:
-        """Give what this silo has for the key of a job."""
-        await self._unary(self._stub.Contribute, given, CALL_SECONDS)
+    async def contribute(self, message: secure_pb2.Contributed) -> None:
+        """Upload this silo's contribution to the key of a job."""
+        await self._unary(self._stub.Contribute, message, CALL_SECONDS)
 
-    async def group_key(self, asked: secure_pb2.KeyPoll) -> secure_pb2.KeyReply:
-        """What the other silos gave to the key of a job."""
-        return cast("secure_pb2.KeyReply", await self._unary(self._group_key, asked, CALL_SECONDS))
+    async def group_key(self, question: secure_pb2.KeyPoll) -> secure_pb2.KeyReply:
+        """Fetch what the other silos uploaded for the key of a job."""
+        return cast(
+            "secure_pb2.KeyReply", await self._unary(self._group_key, question, CALL_SECONDS)
+        )
 
-    async def padded(self, given: secure_pb2.PaddedWordUpload) -> None:
-        """Give the word on a padded upload."""
-        await self._unary(self._stub.Padded, given, CALL_SECONDS)
+    async def padded(self, word: secure_pb2.PaddedWordUpload) -> None:
+        """Upload the signed word on a padded upload."""
+        await self._unary(self._stub.Padded, word, CALL_SECONDS)
 
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
-        """Frames of a delivery of at most ``largest`` bytes."""
+        """Download the frames of a delivery of at most ``largest`` bytes."""
         try:
             async for frame in self._fetch(request, timeout=transfer_seconds(largest)):
                 yield self._present(frame)
@@ -154,7 +156,7 @@ class Client:
             raise self._explained(error) from None
 
     async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
-        """Stream frames up; the receipt.
+        """Upload frames of ``size`` payload bytes; returns the receipt.
 
         An error raised by ``frames`` ends the call and is raised here.
         """
@@ -183,7 +185,7 @@ class Client:
             raise self._explained(error) from None
 
     def _present(self, message: Any) -> Any:
-        """What arrived; gRPC gives None for bytes that are no such message, or for none at all."""
+        """The message; gRPC returns None for bytes that are not one, or for no bytes at all."""
         if message is None:
             raise UnreachableError(
                 self._peer, "answered with bytes that are not a message of this protocol"
@@ -199,7 +201,7 @@ class Client:
         return self._ended((error.code(), error.details() or "", code))
 
     def _ended(self, status: tuple[Any, str, str]) -> PeerError:
-        """A refusal keeps its code; everything else is a coordinator that cannot be reached."""
+        """A refusal keeps its code; anything else means that the coordinator cannot be reached."""
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)

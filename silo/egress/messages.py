@@ -1,47 +1,44 @@
-"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its
-bytes are made.
+"""One upload of the gate's, whatever its form: what policy and ledger read of it, and its bytes.
 
-=======  ===========================================  =====================================
-                                                      ======================
-form     tensors                                      bytes on the wire                      hashes
-                                                      in the ledger
-=======  ===========================================  =====================================
-                                                      ======================
-plain    as the job's schema has them                 the tensors, one after another         of each
-                                                      tensor, of all
-masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all:
-                                                      a hash of values
-         with those of all rows of a part as one      canaries, under masks                  could
-                                                      be guessed
-padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
-                                                      stream of its own
-rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
-                                                      under a secret rotation
-=======  ===========================================  =====================================
-                                                      ======================
-
-The last two are made in hidden_messages.py.
+plain
+    The tensors as the job's schema has them, one after another. The ledger has the hash of each,
+    and of all.
+masked
+    All groups of a secure sum with their canaries, words of the ring under masks. Policy and ledger
+    read them under the tensors' names; all rows of a part are one. The ledger has the hash of all:
+    a hash of values could be guessed.
+padded
+    One part of a Mix, words of 64 bits under a stream of its own, read under the tensors' names
+    (security/blind/padded_mix.py). The ledger has the hash of all.
+rotated
+    One part of a Gram as the job's schema has it, each row under a secret rotation
+    (security/blind/rotation.py). The ledger has the hash of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
+import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import WEIGHT, Gram, Item, Part
+from ...algorithms.exchange.parts import DTYPES, WEIGHT, Gram, Item, Part, all_finite, upload_items
 from ...errors import LocalError
 from ...proto import tensor_pb2 as tensor
 from ...proto.frames import ChunkFrame
 from ...proto.stream import Digester, Digests, chunks, recut
 from ...proto.wire import to_wire
-from ...security.arithmetic.fixedpoint import Words
+from ...security.arithmetic.fixedpoint import Words, check_values
 from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import is_row
+from ...security.blind.mix_context import MixContext, Version
+from ...security.blind.padded_mix import hidden_pieces, tagger_of
+from ...security.blind.rotated_sketch import hidden_each
+from ...security.blind.rotation import Use
 from ...security.blind.silo_pads import silo_pads
 from ...security.blind.sum import given
 from ...security.ledger.records import HiddenBinding, Secagg, TensorDigest
-from ...security.policy.release import Release
+from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED, Release
 from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
 from ...security.secagg.linear_tags import Tagger
 from ...security.secagg.masked_sum import GroupValues, check_group_values, masked_chunks
@@ -50,13 +47,20 @@ from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import RoundSpec
 from ..parts.contributions import Contributions
 from ..parts.declared import Declared
-from ..parts.releases import masked_releases, readers_of_each, release_of, shared_releases
-from ..parts.tensors import exactly, vectors_of
+from ..parts.releases import (
+    masked_releases,
+    padded_releases,
+    readers_of_each,
+    release_of,
+    rotated_releases,
+    shared_releases,
+)
+from ..parts.tensors import exactly, flat, vectors_of
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What is about to leave."""
+    """An upload that is about to leave."""
 
     form: str
     readers: tuple[str, ...]  # all who can open some of it
@@ -76,20 +80,40 @@ class Outgoing:
         """Bytes of the whole payload."""
         return sum(self.sizes)
 
+    def digests(self) -> Digests:
+        """The digests of the bytes, made without sending them."""
+        digester = Digester(self.sizes)
+        for chunk in self.chunks():
+            digester.update(chunk.payload)
+        return digester.digests()
+
     @property
     def context(self) -> bytes:
-        """Ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
+        """The ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
         bound = self.secagg or self.hidden
         return bytes.fromhex(bound.ctx) if bound else b""
 
     @property
     def attempt(self) -> int:
-        """Number of that attempt."""
+        """The number of the attempt at a secure sum; 0 for any other message."""
         return self.secagg.attempt if self.secagg else 0
 
 
+@dataclass(frozen=True)
+class UploadForm:
+    """One form in which a round's contributions leave.
+
+    ``parts`` are those that leave in the message; None for all of the round's. ``mismatch`` says
+    how what hides them differs from the signed document.
+    """
+
+    make: Callable[[Sequence[Item], Sequence[Tensor]], Outgoing]
+    parts: Sequence[Part] | None = None
+    mismatch: str = ""
+
+
 def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
-    """The values as they are, for ``readers``."""
+    """The upload of the values as they are, for ``readers``."""
 
     def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
         named = zip(items, digests.tensors, strict=True)
@@ -111,10 +135,10 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 
 @dataclass(frozen=True)
 class Masking:
-    """What a secure sum does to the values of a round.
+    """The inputs by which a secure sum masks the values of a round.
 
-    Its specification, the masks of this silo, the members of U2, how many training records this
-    silo has, None in a private job, and in a keyed job the key that its silos share.
+    ``terms`` are the masks of this silo, ``members`` those of U2. ``records`` is how many training
+    records this silo has; None in a private job. ``key`` is what the silos of a keyed job share.
     """
 
     spec: RoundSpec
@@ -135,14 +159,14 @@ class Masking:
 
 
 class _Tagging:
-    """The linear tags of a masked upload, which are made anew each time that its chunks are."""
+    """The linear tags of a masked upload, made anew each time that its chunks are made."""
 
     def __init__(self, masking: Masking) -> None:
         self._masking = masking
         self._padded = b""
 
     def chunks(self, contributions: Sequence[GroupValues]) -> Iterator[Words]:
-        """The masked words; once the last is taken, ``tags`` has what they add up to."""
+        """The masked words; once the last is taken, ``tags`` has their tags."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
             yield from masked_chunks(
@@ -161,7 +185,7 @@ class _Tagging:
         self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
     def tags(self) -> bytes:
-        """Those of the chunks that were made to the last."""
+        """The tags of the chunks, once all of them were made."""
         if self._masking.spec.tagged and not self._padded:
             raise LocalError(
                 "tags of an upload that was not made to its end; this is a bug in Staddle"
@@ -176,6 +200,8 @@ def masked(
 
     LocalError for one beyond the bounds that the job declares.
     """
+    # Public weights are the declared counts of records: a method that weighs by something else
+    # would be averaged wrongly, and nobody would see it.
     spec = masking.spec
     by_name = {
         (item.part, item.spec.name): value for item, value in zip(items, values, strict=True)
@@ -186,10 +212,13 @@ def masked(
         if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         contributions.append(given(part, own, tensors))
+
+    # A value beyond the bounds would wrap around in the ring, and spoil the sum of all silos.
     clipped = check_group_values(spec, contributions)
     tagging = _Tagging(masking)
     sealed, kept, releases = _dealt(items, values, masking)
 
+    # Made anew each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
         words = (words.data.cast("B") for words in tagging.chunks(contributions))
         return recut(chain(words, map(memoryview, sealed)))
@@ -220,8 +249,9 @@ def masked(
 def _dealt(
     items: Sequence[Item], values: Sequence[Tensor], masking: Masking
 ) -> tuple[list[bytes], bytes, tuple[Release, ...]]:
-    """Shares of what is compared by shares: those sealed to the others, our own, and what policy
-    and ledger read.
+    """The shares of the part that is compared by shares.
+
+    Returns those sealed to the other silos, our own, and the releases for policy and ledger.
     """
     spec = masking.spec
     if spec.compared is None:
@@ -240,11 +270,11 @@ def _dealt(
 
 
 def _check_declared(part: str, weight: float, records: int) -> None:
-    """A sum by public weights takes the declared counts of records in place of the method's own:
-    they are of one kind.
+    """LocalError unless the method weighs the part by this silo's number of training records.
 
-    A count may be declared rounded, so it need not be the very number. The method of a private job
-    knows a noisy one.
+    A sum by public weights takes the declared counts of records in place of the method's own
+    weights. A count may be declared rounded, so it need not be the very number. The method of a
+    private job knows a noisy one.
     """
     if weight != records:
         raise LocalError(
@@ -254,15 +284,128 @@ def _check_declared(part: str, weight: float, records: int) -> None:
         )
 
 
+def streamed(outgoing: Outgoing, digests: Digests) -> Streamed:
+    """The header's account of a masked upload whose chunks were made to the last."""
+    return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
+
+
 def streamed_of(
-    declared: Declared, round_: int, bundle: Contributions, masking: Masking
+    declared: Declared, round_: int, contributions: Contributions, masking: Masking
 ) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(
-        declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking
+    parts, _ = declared.groups(round_, masking.readers)
+    outgoing = masked(parts, items, exactly(items, contributions.tensors), masking)
+    return streamed(outgoing, outgoing.digests())
+
+
+# One part of a Mix or a Gram on its own. Both are hidden from the coordinator by a key that it
+# lacks; whoever has that key and these bytes has the values.
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The line, version, fresh seed and key of the job's silos that hide a part of a Mix."""
+
+    line: MixContext
+    version: Version
+    seed: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """SHA-256 of a padded upload's bytes, and its padded tag: what its silo signs."""
+
+    sha256: bytes
+    tag: bytes
+
+
+def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
+    """One part of a Mix as it leaves; ``values`` are those of the part's tensors.
+
+    LocalError for one beyond the bounds that the job declares.
+    """
+    # A value beyond the bounds would wrap around in the ring, and spoil every row that it is in.
+    reals = flat(values)
+    check_values(padding.line.group, reals)
+    ctx = padding.version.context(padding.line)
+    tag = b""
+
+    # Made anew each time, so that an upload whose connection broke has the same bytes again.
+    def pieces() -> Iterator[ChunkFrame]:
+        nonlocal tag
+        tagger = tagger_of(padding.line, padding.key)
+        words = hidden_pieces(padding.line, padding.version, padding.seed, reals, tagger)
+        yield from recut(each.data.cast("B") for each in words)
+        tag = tagger.padded(padding.key, ctx, padding.version.silo)
+
+    return Outgoing(
+        form=PADDED,
+        readers=(MIX_READER,),
+        releases=padded_releases(part),
+        sizes=(padding.line.nbytes,),
+        headers=(),
+        chunks=pieces,
+        hashes=lambda _: (),
+        hidden=HiddenBinding(ctx=ctx.hex(), number=padding.version.number),
+        part=part.name,
+        tags=lambda: tag,
     )
-    digester = Digester(outgoing.sizes)
-    for chunk in outgoing.chunks():
-        digester.update(chunk.payload)
-    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags(), outgoing.kept)
+
+
+def sent(outgoing: Outgoing, digests: Digests) -> Sent:
+    """What a padded upload was whose chunks were made to the last."""
+    return Sent(digests.tensors[0], outgoing.tags())
+
+
+def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
+    """What the padded upload of these values is, without sending it."""
+    outgoing = padded(part, values, padding)
+    return sent(outgoing, outgoing.digests())
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """The use and the key of the job's silos that hide a part of a Gram.
+
+    ``context`` binds the upload to the use.
+    """
+
+    use: Use
+    context: bytes
+    key: bytes = field(repr=False)
+
+
+def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
+    """The vectors as they are compared, in the wire's dtype.
+
+    Each row, or its sketch, is under a rotation of its own. LocalError for a vector too long for
+    the dtype.
+    """
+    # One rotation per row: inner products of different rows are nobody's to see.
+    (item,), (value,) = upload_items((part,)), values
+    vectors, size = vectors_of(part, value), part.sketch
+    keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
+    hidden = (
+        torch.from_numpy(hidden_each(vectors, size, keys))
+        .to(DTYPES[item.spec.dtype])
+        .reshape(item.spec.shape)
+    )
+
+    # The gate checked the vectors before: the cast to the wire's dtype can still overflow.
+    if not all_finite(hidden):
+        raise LocalError(
+            f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged"
+        )
+    return Outgoing(
+        form=ROTATED,
+        readers=(GRAM_READER,),
+        releases=rotated_releases(part),
+        sizes=(item.spec.nbytes,),
+        headers=tuple(to_wire((item,))),
+        chunks=lambda: chunks([hidden]),
+        hashes=lambda _: (),
+        hidden=HiddenBinding(ctx=rotating.context.hex(), number=0),
+        part=part.name,
+    )

@@ -1,26 +1,28 @@
-"""How the messages of the gate end: receipts, OUTCOME records, and what became of uploads whose
-connection broke.
+"""How uploads and secure sums end, as the ledger records it. Nothing leaves from here.
 
-Where the connection breaks, the INTENT stays open. After the next greeting, of this process or of
-one after it, the coordinator is asked how it stands and OUTCOME is written: ``sent`` with the
-receipt that was lost, else ``unknown``, which counts as left. What the coordinator has of the bytes
-need not go again.
-
-Nothing leaves from here: the gate hands in the call that asks.
+An upload that the policy holds back ends in a denial. One that left ends in OUTCOME. Where the
+connection breaks, the INTENT stays open: after the next greeting, of this process or of one after
+it, the coordinator is asked what became of the upload and OUTCOME is written. It is ``sent`` with
+the receipt that was lost, else ``unknown``, which counts as left. The bytes that the coordinator
+has need not go again.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
-from ...errors import PeerError, RefusedError
+from ...errors import LocalError, PeerError, RefusedError
 from ...proto import federation_pb2 as pb
+from ...proto.convert.secagg_sent import Attempt
 from ...proto.stream import resumable
+from ...security.faults import Code
 from ...security.identity import roster as rosters
 from ...security.ledger.egress_ledger import Ledger, Unsettled
 from ...security.ledger.receipt import Receipt
-from ...security.ledger.records import Intent, OutcomeRecord
+from ...security.ledger.records import MOST_WHY, Deny, Intent, OutcomeRecord, SumEnd, SumOpened
+from ...security.secagg.silo_events import Finish, LeaveAttempt
+from ..ingress.open_sums import Refusal
 
 Status: TypeAlias = Literal["sent", "failed", "unknown"]
 # (job, job digest, round, part)
@@ -39,9 +41,41 @@ class SettledUpload:
     ctx: str = ""  # what a blind upload was bound to, hex
 
 
+class DeniedError(LocalError):
+    """The silo's own policy holds a message back; nothing left."""
+
+
+class Denials:
+    """Records what the policy held back, and says so."""
+
+    def __init__(self, ledger: Ledger, policy: str) -> None:
+        """``policy`` is the digest of the one in force."""
+        self._ledger = ledger
+        self._policy = policy
+        # job digest, round and reasons of the last denial
+        self._last: tuple[str, int, tuple[str, ...]] | None = None
+
+    async def deny(
+        self, job: str, digest: str, round_: int, reasons: tuple[str, ...], purpose: str = "update"
+    ) -> NoReturn:
+        """Record why a round is held back, then raise DeniedError."""
+        denial = (digest, round_, reasons)
+        # The coordinator may ask for the same round without end, and the ledger must not grow by
+        # that: the same denial in a row is recorded once.
+        if denial != self._last:
+            record = Deny(
+                job=job, round=round_, purpose=purpose, policy=self._policy, reasons=reasons
+            )
+            await asyncio.to_thread(self._ledger.append, record)
+        self._last = denial
+        raise DeniedError("this silo holds the round back: " + "; ".join(reasons))
+
+
 class Outcomes:
-    """Writes the outcomes, and knows what the ledger does not: how far broken uploads came, and
-    what waits for them.
+    """Writes the outcomes of uploads.
+
+    It knows what the ledger does not: how far broken uploads came, and how many of their bytes wait
+    at the coordinator.
     """
 
     def __init__(self, ledger: Ledger, roster: rosters.Roster) -> None:
@@ -53,9 +87,9 @@ class Outcomes:
         self._received: dict[tuple[str, int, str], int] = {}
 
     def check_receipt(self, intent: int, reply: pb.Receipt) -> int:
-        """Where our ledger has the message.
+        """The place in our ledger of a message that the coordinator has.
 
-        PeerError unless the coordinator signed that it has it, from this place.
+        PeerError unless the coordinator signed that it has the message, from this place.
         """
         message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
         if message is None or message.digest is None or message.place is None:
@@ -82,23 +116,23 @@ class Outcomes:
         await asyncio.to_thread(self._ledger.append, record)
 
     def broke(self, intent: int, size: int) -> None:
-        """The connection broke when ``size`` payload bytes had been handed to the transport:
-        OUTCOME has to wait.
+        """Note that the connection broke, so that OUTCOME has to wait.
+
+        ``size`` payload bytes had been handed to the transport.
         """
         self._handed[intent] = size
 
     def offset(self, job_digest: str, round_: int, size: int, ctx: str = "") -> int:
-        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the
-        coordinator.
+        """The byte from which an upload of ``size`` bytes resumes, returned once.
 
-        ``ctx`` is what a blind upload is bound to: the words of another attempt or version are
-        other bytes.
+        It is 0, or behind the bytes that wait at the coordinator. ``ctx`` is what a blind upload is
+        bound to: the words of another attempt or version are other bytes.
         """
         received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
 
     async def settle(self, ask: Ask) -> list[SettledUpload]:
-        """Ask how broken uploads stand and write their outcomes, oldest first.
+        """Ask what became of broken uploads and write their outcomes, oldest first.
 
         No upload may run meanwhile.
         """
@@ -116,7 +150,7 @@ class Outcomes:
         return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent))
 
     async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
-        """Status, receipt, and why it is not ``sent``."""
+        """The status, the receipt, and why the upload is not ``sent``."""
         intent = message.intent
         try:
             # a hidden message is of one part
@@ -144,3 +178,41 @@ def _ctx(intent: Intent) -> str:
     """What a blind upload is bound to, hex; empty for a plain one."""
     bound = intent.secagg or intent.hidden
     return bound.ctx if bound else ""
+
+
+class SumRecords:
+    """Records how attempts at secure sums ended; each method returns once its record is durable."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def summed(self, attempt: Attempt, done: Finish) -> None:
+        """The sum was opened, over these survivors."""
+        record = SumOpened(
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round=attempt.round,
+            ctx=attempt.ctx.hex(),
+            survivors=tuple(done.survivors),
+            sha256=done.sha256.hex(),
+        )
+        await asyncio.to_thread(self._ledger.append, record)
+
+    async def ended(self, attempt: Attempt, ended: LeaveAttempt) -> None:
+        """An attempt ended without a sum, by whose fault and why; a long reason is cut."""
+        record = SumEnd(
+            job=attempt.job,
+            job_digest=attempt.job_digest.hex(),
+            round=attempt.round,
+            ctx=attempt.ctx.hex(),
+            code=ended.code,
+            blame=ended.blame,
+            why=ended.why[:MOST_WHY],
+        )
+        await asyncio.to_thread(self._ledger.append, record)
+
+    async def refused(self, job: str, job_digest: str, refusal: Refusal) -> None:
+        """A sum that came down was rejected: recorded as an attempt that ended."""
+        error = refusal.error
+        attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
+        await self.ended(attempt, LeaveAttempt(Code(error.code), error.peer, error.why))

@@ -1,4 +1,4 @@
-"""What this silo holds of others' ledgers, and what others hold of its own (rules 29 and 30).
+"""Heads that this silo holds of others' ledgers, and others of its own (rules 29 and 30).
 
 Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody
 else holds a head that was signed before. So the silo stops, and nothing more leaves, where a head
@@ -44,8 +44,7 @@ MAX_HEAD_BYTES = 4096
 
 
 class MemberHeads(Strict):
-    """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it
-    was signed.
+    """``heads.json``: by member, the last signed head of its ledger that was passed on to us.
 
     ``forks`` has a second one, of the same size or later, that does not extend it: with the first,
     the evidence of a ledger that was altered. Under a new log key a member's head replaces the one
@@ -57,7 +56,7 @@ class MemberHeads(Strict):
 
 
 class Witness:
-    """The two directions of one silo; used by the gate alone."""
+    """Both directions for one silo; only the gate's session and uploads use it."""
 
     def __init__(self, ledger: Ledger, roster: rosters.Roster, keys: Keys, path: Path) -> None:
         self._ledger = ledger
@@ -97,7 +96,7 @@ class Witness:
     async def attested(self, said: pb.Attestation) -> None:
         """Another silo says what it holds.
 
-        PeerError where it did not, LocalError as of ``greeted``.
+        PeerError where it did not say so, LocalError as for ``greeted``.
         """
         coordinator = self._roster.coordinator.id
         if (
@@ -144,12 +143,11 @@ class Witness:
 
     @property
     def answered(self) -> bool:
-        """Whether another silo has signed in this session what it holds of our ledger, though it be
-        nothing.
+        """Whether another silo has signed in this session what it holds of our ledger.
 
-        What differential privacy has cost stands in the ledger, so nothing is spent under a copy
-        that no other silo was asked about. The coordinator's word is not enough: it may agree with
-        whoever put an older copy back.
+        It may hold nothing. What differential privacy has cost stands in the ledger, so nothing is
+        spent under a copy that no other silo was asked about. The coordinator's word is not enough:
+        it may agree with whoever put an older copy back.
         """
         return bool(self.told & self.independent)
 
@@ -161,15 +159,16 @@ class Witness:
     # The head that goes with an upload.
 
     def proof(self, sealed: SignedRecord) -> tuple[bytes, tuple[bytes, ...]]:
-        """For END: that our ledger grew from the head that the coordinator holds, and that it ends
+        """The proofs for END: our ledger grew from the head that the coordinator holds, and ends
         with the record.
         """
         growth = self._ledger.growth(self._by_coordinator, sealed.checkpoint)
         return bytes(growth), self._ledger.inclusion(sealed.place.seq, sealed.place.seq + 1)
 
     def accepted(self, seq: int) -> None:
-        """The coordinator has taken an upload whose DIGEST is this record, and holds the head that
-        ends with it.
+        """Note that the coordinator holds the head that ends with this record.
+
+        The record is the DIGEST of an upload that it accepted.
         """
         self._by_coordinator = max(self._by_coordinator, seq + 1)
 
@@ -182,10 +181,11 @@ class Witness:
         return held.size if held else 0
 
     async def coordinator_head(self, data: bytes) -> None:
-        """The coordinator's ledger has grown.
+        """Keep the head to which the coordinator's ledger has grown.
 
-        What does not extend the head that we hold is kept beside it.
+        A head that does not extend the one that we hold is kept next to it, as evidence.
         """
+        # Bytes that nobody signed prove nothing against the coordinator: they are ignored.
         coordinator = self._roster.coordinator.id
         key = self._key(coordinator)
         try:
@@ -195,6 +195,9 @@ class Witness:
         except ProofError as error:
             log.problem("head.ignored", holder=coordinator, why=str(error))
             return
+
+        # From here on the coordinator's own signature is on the head. One that does not extend the
+        # head before it shows, together with that, that its ledger was altered.
         try:
             consistency.verify_from(self._held(coordinator), proof, key)
         except ProofError as error:
@@ -209,11 +212,12 @@ class Witness:
         await self._keep(heads={coordinator: bytes(note).decode()})
 
     async def relayed(self, heads: Sequence[bytes]) -> None:
-        """Heads of other silos; the largest of each is kept, and the evidence where two are of one
-        size and differ.
-        """
+        """Keep the largest head of each other silo, and both where two of one size differ."""
         larger: dict[str, str] = {}
         forks: dict[str, str] = {}
+
+        # The coordinator relays these and may send any number, of anybody: one per member is read,
+        # and only what the silo itself signed is kept.
         for data in heads[: len(self._roster.entries)]:
             try:
                 note = _parsed(data)
@@ -226,6 +230,8 @@ class Witness:
             except ProofError as error:
                 log.problem("head.ignored", holder=self._roster.coordinator.id, why=str(error))
                 continue
+
+            # Heads of different sizes cannot be compared without a proof, which only the silo has.
             old = self._held(silo)
             if old is None or new.size > old.size:
                 larger[silo] = bytes(note).decode()
@@ -234,6 +240,8 @@ class Witness:
                     "ledger.forked", member=silo, why=f"it signed two heads of {new.size} records"
                 )
                 forks[silo] = bytes(note).decode()
+
+        # Evidence must outlive this process; a larger head can be had again.
         if forks:
             await self._keep(larger, forks)
         else:  # on the disk with the coordinator's next head, or at the end
@@ -277,8 +285,9 @@ class Witness:
         }
 
     def _held(self, member: str) -> TreeHead | None:
-        """The head that we hold of a ledger under the member's key of now: a new key may have a new
-        ledger.
+        """The head that we hold of a member's ledger, if it is under the key that it has now.
+
+        A new key may have a new ledger.
         """
         text = self._heads.heads.get(member)
         if text is None:
@@ -299,7 +308,7 @@ class Witness:
         return log_key(self._roster.federation, member, self._roster[member].log_key)
 
     async def flush(self) -> None:
-        """Bring what was passed on last to the disk."""
+        """Write the heads that were passed on last to the disk."""
         if self._heads != self._kept:
             await self._keep()
 

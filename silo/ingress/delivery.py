@@ -1,5 +1,4 @@
-"""What the coordinator delivers at the start of a round: checked against the job, and recorded as
-ingress.
+"""The delivery at the start of a round: checked against the job, and recorded as ingress.
 
 Open sums come behind the plain tensors and are checked (open_sums.py); rows of a Mix come last and
 are opened as they come (mix_rows.py).
@@ -31,12 +30,10 @@ from .open_sums import IncomingSums, largest_sums
 
 @dataclass(frozen=True)
 class ReceivedDelivery:
-    """What came down: tensors by part and name.
+    """The tensors of a delivery, by part and name; all fields are in wire order.
 
-    Of the plain ones what they were declared as, and the SHA-256 of each.
-
-    ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire
-    order.
+    ``items`` are the declared plain tensors, ``digests`` the SHA-256 of each. ``sums`` are the
+    parts that came as words of open sums, with the SHA-256 of their words.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -64,12 +61,13 @@ async def take(
     rows: AnyRows | None = None,
     sums: IncomingSums | None = None,
 ) -> ReceivedDelivery:
-    """Take a delivery in; RefusedError for anything that the job's schema does not have in this
-    round.
+    """Check and record a delivery.
 
-    ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop;
-    without the one or the other there may be none.
+    RefusedError for anything that the job's schema does not have in this round. ``rows`` opens
+    those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one
+    or the other there may be none.
     """
+    # Opening rows and checking sums takes long: off the loop, so that heartbeats go on.
     taking = _Taking(sender.id, plan, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
     waiting: list[Frame] = []
@@ -83,6 +81,8 @@ async def take(
             waiting = []
     if waiting:  # of a stream that stopped before its end
         await asyncio.to_thread(_feed, inbound, waiting)
+
+    # Durable before the delivery is handed on, so that no model is used that the ledger lacks.
     _, digests = inbound.finish()
     delivered = taking.delivered()
     if delivered:
@@ -99,7 +99,7 @@ def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
 
 
 class _Taking:
-    """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
+    """Takes the plain tensors first, then the words of open sums, then those of the rows."""
 
     def __init__(
         self, sender: str, plan: RoundPlan, rows: AnyRows | None, sums: IncomingSums | None
@@ -112,10 +112,11 @@ class _Taking:
         self._summed = 0  # bytes of the words of sums
 
     def check(self, manifest: tensor.Manifest) -> Sequence[int]:
-        """The sizes of what is hashed.
+        """Check a manifest; returns the sizes of the pieces that are hashed.
 
         Nothing is allocated before all of the manifest is what it may be.
         """
+        # A sum or a row without a checker would come in unchecked.
         self._check_words({header.part for header in manifest.tensors})
         words: list[int] = []
         summed: list[int] = []
@@ -134,11 +135,14 @@ class _Taking:
         self.items = announced(
             self._sender, self._plan.job, self._plan.round, manifest, [*summed, *words]
         )
+
+        # Evidence first: it says which silos a sum may lack.
         self._show(manifest)
         if self._sums is not None:
             self._sums.admit()
         if self._rows is not None:
             self._rows.admit()
+
         self.size, self._summed = manifest.size, sum(summed)
         self._left = manifest.size - self._summed - sum(words)
         self._buffer.reserve(self._left)

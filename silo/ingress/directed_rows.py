@@ -48,7 +48,7 @@ class _AwaitedRow:
 
     @property
     def group(self) -> Group:
-        """That of its words."""
+        """The group of the row's words."""
         return self.spec.groups[self.index]
 
 
@@ -115,20 +115,23 @@ class DirectedRows:
         self._words.begin((each, each.group) for each in coming)
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes of the rows, in order; not more than were announced.
+        """Take the next bytes of the rows, in order; not more than were announced.
 
-        RefusedError for a row that is none.
+        RefusedError for an invalid row.
         """
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """What the rows came to, part by part."""
+        """The mixed tensors, part by part."""
         return self._made
 
     def _checked(
         self, mixed: Mixed, before: OpenedDirected, found: Sequence[_AwaitedRow]
     ) -> _AwaitedRow:
-        """A row that may be opened after these; RefusedError, the steps run in order."""
+        """A row that may be opened after these; RefusedError for any other.
+
+        The steps run in order.
+        """
         sharing, job = self._sharing, self._sharing.job
         claim = Claim(mixed.document, mixed.signature, mixed.survivors, mixed.tag)
         # (1) It is of a sum that the coordinator signed, of a round before this one, in turn.
@@ -141,6 +144,7 @@ class DirectedRows:
             Code.SPEC,
             f"brings a row of round {round_} in {self._round}, after that of {last}",
         )
+
         # (2) That round has a row for this silo: it was away, or it was drawn and gave in no later
         # round.
         was = "drawn" if sharing.silo in job.cohort(round_) else "not drawn"
@@ -157,6 +161,7 @@ class DirectedRows:
             f" {self._last}"
         )
         check(last_own, COORDINATOR, Code.SPEC, why)
+
         # (3) The sum is the one that this silo would have written, with its own weights, and may be
         # open.
         frame = sharing.plan.round(round_).frame(
@@ -171,10 +176,12 @@ class DirectedRows:
             Code.SPEC,
             f"sums over {', '.join(spec.cohort)}: not all were drawn for its round",
         )
+
         # (4) It is new, or one of those that came last.
         again = spec.context().hex() in before.delivered
         why = f"brings a row of round {round_} after those up to {before.newest} were opened"
         check(again or round_ > before.newest, COORDINATOR, Code.SPEC, why)
+
         # (5) There is such a row for this silo, and (6) it is mixed in as the method says.
         names, own = [group.name for group in spec.groups], row_name(mixed.part, sharing.silo)
         check(

@@ -49,7 +49,7 @@ EACH = GENERATION_BYTES + KEY_BYTES
 
 @dataclass(frozen=True)
 class PrekeyFiles:
-    """Those of one job; ``context`` is that of the epoch of its key."""
+    """The prekey files of one job; ``context`` is that of the epoch of its key."""
 
     folder: Path
     context: bytes
@@ -165,7 +165,7 @@ class Sharing:
         return self.plan.job
 
     def line(self, part: Part) -> MixContext:
-        """What uploads and rows of a Mix part are bound to."""
+        """The line to which uploads and rows of a Mix part are bound."""
         return self.plan.line(part, self.federation, self.roster)
 
     def proven(self, proofs: Sequence[Misdealing]) -> frozenset[str]:
@@ -181,11 +181,11 @@ class Sharing:
         return self.prekeys.own()[0]
 
     def pads(self, spec: RoundSpec) -> dict[int, Term]:
-        """Those that hide what one silo alone is to read of a secure sum, by group."""
+        """The pads that hide what one silo alone is to read of a secure sum, by group."""
         if self.job.security.mix != "directed":  # whose first prekey may be erased
             return {}
         return sender_pads(spec, self.silo, self.first_prekey, self.others)
 
     def rotation(self, part: Part, round_: int) -> bytes:
-        """Ctx of the upload of a Gram part in a round."""
+        """The ctx of the upload of a Gram part in a round."""
         return self.plan.use(part, round_).context(self.federation, self.roster)

@@ -98,7 +98,10 @@ class MixMemory:
             self._begun(_rows(job, part), _model(job))
 
     def begin(self, job: Job) -> None:
-        """Before this silo gives to the job's key: nothing was opened yet. What is there stays."""
+        """Note, before this silo contributes to the job's key, that nothing was opened yet.
+
+        Files that exist stay.
+        """
         for part in _mixed(job):
             if not (self._folder / _rows(job, part)).exists():
                 self._save(_rows(job, part), _model(job)())
@@ -111,7 +114,7 @@ class MixMemory:
         return self._begun(f"mix-{part}.rows.json", OpenedRows)
 
     def directed(self, part: str) -> OpenedDirected:
-        """The same where they are directed."""
+        """The directed rows of a part that were opened; LocalError also where that is gone."""
         return self._begun(f"mix-{part}.directed.json", OpenedDirected)
 
     def _begun(self, name: str, model: type[M]) -> M:
@@ -124,11 +127,11 @@ class MixMemory:
         return self._load(name, model)
 
     def save_rows(self, part: str, memory: OpenedRows) -> None:
-        """Before a seed is opened; durable before it returns, as all below."""
+        """Call before a seed is opened; durable before it returns, as all below."""
         self._save(f"mix-{part}.rows.json", memory)
 
     def save_directed(self, part: str, memory: OpenedDirected) -> None:
-        """Before the words of a directed row are taken in."""
+        """Call before the words of a directed row are taken in."""
         self._save(f"mix-{part}.directed.json", memory)
 
     # Uploads.
@@ -138,7 +141,7 @@ class MixMemory:
         return self._load(f"mix-{part}.versions.json", VersionMemory)
 
     def save_versions(self, part: str, memory: VersionMemory) -> None:
-        """Before the first byte of the newest leaves, and before the word on it does."""
+        """Call before the first byte of the newest leaves, and before the word on it does."""
         self._save(f"mix-{part}.versions.json", memory)
 
     def signed(self, part: str) -> pb.PaddedWordUpload | None:
@@ -154,19 +157,19 @@ class MixMemory:
             ) from error
 
     def word(self, part: str) -> Path:
-        """Where the last word on an upload of a part lies."""
+        """The path of the last word on an upload of a part."""
         return self._folder / f"mix-{part}.signed"
 
     def save_signed(self, part: str, message: pb.PaddedWordUpload) -> None:
-        """In place of the last one."""
+        """Keep a word in place of the last one."""
         checked_file.write_bytes(self.word(part), message.SerializeToString(deterministic=True))
 
     def rotations(self, part: str) -> Rotations:
-        """What was rotated of a part."""
+        """The vectors of a part that were rotated."""
         return self._load(f"gram-{part}.json", Rotations)
 
     def save_rotations(self, part: str, memory: Rotations) -> None:
-        """Before a vector leaves."""
+        """Call before a vector leaves."""
         self._save(f"gram-{part}.json", memory)
 
     def _load(self, name: str, model: type[M]) -> M:

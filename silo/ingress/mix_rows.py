@@ -54,7 +54,7 @@ class Expected:
 
     @property
     def nbytes(self) -> int:
-        """The words of one row."""
+        """Bytes of the words of one row."""
         directed = self.part.exchange == Mix(directed=True)
         return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(
             spec.elements for spec in self.part.tensors
@@ -64,7 +64,7 @@ class Expected:
 def expected_rows(plan: RoundPlan) -> dict[str, Expected]:
     """The parts of a round's delivery that come down in rows, by name.
 
-    Of mail a row for each round there was.
+    Mail has one row for each round that there was.
     """
     found, job = {}, plan.job
     one = job.method().directed_for == "members"  # a silo's own round clears what waited for it
@@ -88,6 +88,7 @@ def announced_rows(
 
     They come in the order of the parts.
     """
+    # Counted before they are parsed: each row costs memory and signatures to check.
     mixed = rows_from_wire(peer, messages, sum(each.most for each in expected.values()))
     names, places = [each.part for each in mixed], list(expected)
     for name in dict.fromkeys(names):
@@ -104,6 +105,8 @@ def announced_rows(
             Code.SPEC,
             f"brings {names.count(name)} rows of {name!r}",
         )
+
+    # The words come without names: in another order they would be read as another part's.
     in_order = names == sorted(names, key=places.index)
     check(
         in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts"
@@ -177,18 +180,22 @@ class IncomingRows:
             memories[name] = OpenedRows(
                 memory=memory, delivered=tuple(each.row.digest() for each in found)
             )
+
         # (2) Prekeys of other silos are theirs, and no upload is sealed to an earlier one of ours
         # than those before it.
         known = self._heard(admitted)
+
         # (3) All of it is remembered.
         for name, opened in memories.items():
             self._sharing.memory.save_rows(name, opened)
         if known != self._sharing.prekeys.known():
             self._sharing.prekeys.save(known)
+
         # (4) Their seeds are opened.
         own = self._sharing.prekeys.own()
         ready = [(each, self._summands(each, own)) for each in admitted]
         self._openings = ((each, self._opening(each, summands)) for each, summands in ready)
+
         # (5) Prekeys of ours that nothing is sealed to any more are erased. This delivery may come
         # again.
         sealed = [
@@ -197,7 +204,7 @@ class IncomingRows:
         self._sharing.prekeys.erase_before(known.floor(self._coming(), sealed))
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes of the rows, in order; not more than were announced."""
+        """Take the next bytes of the rows, in order; not more than were announced."""
         view = chunk
         while view:
             if self._now is None:
@@ -212,13 +219,15 @@ class IncomingRows:
                 self._now = None
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """What the rows came to, part by part."""
+        """The mixed tensors, part by part."""
         return self._made
 
     def _admitted(
         self, expected: Expected, before: OpenedRows, mixed: Sequence[Mixed]
     ) -> tuple[list[_Admitted], RowMemory]:
         """The rows of one part, and the memory of having opened them."""
+        # A delivery may come again after a crash: rows that were remembered from it pass again, and
+        # no others.
         sharing, memory = self._sharing, before.memory
         line = sharing.line(expected.part)
         found: list[_Admitted] = []
@@ -236,8 +245,8 @@ class IncomingRows:
                 self._terms,
                 sharing.signers,
             )
-            # Beyond that, a row comes once, and what was put aside for this silo has no part of its
-            # own in it.
+
+            # A row comes once, and mail that waited for this silo has no part of its own in it.
             check(
                 all(row != other.row for other in found),
                 COORDINATOR,
@@ -264,7 +273,7 @@ class IncomingRows:
         return found, memory
 
     def _heard(self, admitted: Sequence[_Admitted]) -> Known:
-        """What is known of prekeys after what came down."""
+        """The known prekeys after this delivery."""
         sharing, known = self._sharing, self._sharing.prekeys.known()
         for each in admitted:
             for share, summand in zip(each.row.shares, each.mixed.summands, strict=True):
@@ -289,7 +298,7 @@ class IncomingRows:
         return {name for start in coming for name in expected_rows(plan.round(start))}
 
     def _check_posted(self, row: RecipientRow, keep: float, found: Sequence[_Admitted]) -> None:
-        """RefusedError unless it is of one round, after that of the row before.
+        """RefusedError unless a row of mail is of one round, after that of the row before.
 
         It must be as the method posts it.
         """
@@ -374,7 +383,7 @@ def _cut(part: Part, values: Floats) -> dict[str, Tensor]:
 def mailed(
     part: Part, before: Mapping[str, Tensor] | None, row: Mapping[str, Tensor], keep: float
 ) -> dict[str, Tensor]:
-    """What was put together so far, with a row more; ``keep`` is what it keeps of that."""
+    """The mix so far with one row more; ``keep`` is the share of the mix that stays."""
     found: dict[str, Tensor] = {}
     for spec in part.tensors:
         share = row[spec.name].double() * (1 - keep)

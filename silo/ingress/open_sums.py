@@ -48,7 +48,7 @@ class _AwaitedSum:
 
     @property
     def group(self) -> Group:
-        """That of its words."""
+        """The group of the sum's words."""
         return self.spec.groups[self.place.group]
 
 
@@ -56,10 +56,7 @@ class IncomingSums:
     """The sums of one delivery: call ``announced``, ``admit``, ``write``, then ``delivered``."""
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, memory: Memory) -> None:
-        """``memory`` is what this silo remembers of the job's sums.
-
-        Afterwards it knows those that came down.
-        """
+        """``memory`` is what this silo remembers of the job's sums, later these too."""
         self.refused: Refusal | None = None
         self.memory = memory
         # against dealers of the job, whom its sums may lack
@@ -77,7 +74,7 @@ class IncomingSums:
         return tuple(self._claims)
 
     def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
-        """The bytes of each sum's words; RefusedError for sums that there cannot be."""
+        """The bytes of each sum's words; RefusedError for impossible sums."""
         self._claims = sums_from_wire(peer, messages, tuple(self._expected))
         bounds = self._sharing.plan.bounds
         return [group(self._expected[name].part, bounds).nbytes for name in self._claims]
@@ -103,19 +100,19 @@ class IncomingSums:
             self._refuse(self._expected[name], b"", RefusedError(peer, Code.SUM, why))
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes of the words, in order; not more than were announced.
+        """Take the next bytes of the words, in order; not more than were announced.
 
-        RefusedError for a sum that is none.
+        RefusedError for an invalid sum.
         """
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """What the sums came to, part by part."""
+        """The opened sums as tensors, part by part."""
         return self._made
 
     @property
     def _terms(self) -> Terms:
-        """By which sums of the job are opened, also such as this silo is not in."""
+        """The terms by which sums of the job are opened, also sums that this silo is not in."""
         return replace(self._sharing.plan.terms, excused=self._sharing.proven(self.proofs))
 
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
@@ -123,7 +120,8 @@ class IncomingSums:
         plan = sharing.plan.round(place.round)
         frame = plan.frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
         spec = check_claim(claim, frame, terms, sharing.signers)
-        # Beyond that, its cohort was drawn for that round.
+
+        # Its cohort was drawn for that round: the coordinator does not choose who is in a sum.
         drawn = set(spec.cohort) <= set(plan.job.cohort(place.round))
         check(
             drawn,
@@ -131,8 +129,9 @@ class IncomingSums:
             Code.SPEC,
             f"sums over {', '.join(spec.cohort)}: not all were drawn for its round",
         )
-        # Of a round in which this silo signed survivors it is the very sum that was signed
-        # (SECURITY.md rule 34), or one of other batches, which was made without this silo's.
+
+        # In a round in which this silo signed survivors, it is the very sum that was signed
+        # (SECURITY.md rule 34), or one of other batches, which was made without this silo's values.
         without = terms.regroups(spec) and sharing.silo not in claim.survivors
         why = (
             f"delivers the sum of another attempt at round {place.round} than the one that this"
@@ -140,7 +139,8 @@ class IncomingSums:
         )
         held = without or self.memory.may_be_opened(place.round, spec.context())
         check(held, COORDINATOR, Code.SUM, why)
-        # And where this silo's values are in it, that round counts.
+
+        # Where this silo's values are in it, the round counts for it.
         start = self.memory.start
         counts = sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
         why = (

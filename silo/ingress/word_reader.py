@@ -18,22 +18,19 @@ class WordReader(Generic[Each]):
     """
 
     def __init__(self, take: Callable[[Each, Words], None]) -> None:
-        """``take`` is called with each vector once it is whole.
-
-        It may raise, and then nothing goes on.
-        """
+        """``take`` is called with each whole vector; an error that it raises ends all."""
         self._take = take
         self._coming: deque[tuple[Each, Group]] = deque()
         self._words: Words = np.empty(0, WORD[32])  # of the first of them
         self._filled = 0  # bytes of it that are here
 
     def begin(self, coming: Iterable[tuple[Each, Group]]) -> None:
-        """What comes, and the group that each is the numbers of."""
+        """Expect these vectors, each with the group of its numbers."""
         self._coming = deque(coming)
         self._reserve()
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes; not more than all vectors have."""
+        """Take the next bytes; not more than all vectors have."""
         view = chunk
         while view:
             whole = self._words.data.cast("B")
@@ -46,7 +43,7 @@ class WordReader(Generic[Each]):
                 self._reserve()
 
     def _reserve(self) -> None:
-        """Memory for the words that come next; none where there are no more."""
+        """Allocate memory for the words that come next; none where there are no more."""
         self._filled, self._words = 0, np.empty(0, WORD[32])
         if self._coming:
             _, group = self._coming[0]

@@ -38,42 +38,42 @@ class Contributions:
     start: int = UNSAID
 
     def taint(self, part: str, name: str) -> Taint:
-        """What a tensor was computed from; private unless something else was said."""
+        """The taint of a tensor; private unless something else was said."""
         return self.taints.get(part, {}).get(name, PRIVATE)
 
 
-def tainted(releases: Sequence[Release], bundle: Contributions) -> tuple[Release, ...]:
-    """What leaves, in whatever form, with what it was computed from."""
+def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:
+    """The releases, in whatever form, with what each was computed from."""
     found = []
     for release in releases:
-        taint = _taint(release, bundle)
+        taint = _taint(release, contributions)
         # reservations paid for what is differentially private, and for nothing else
         ids = sorted(taint.ids) if taint.name == "dp" else ()
         found.append(replace(release, taint=taint.name, ledger_ids=tuple(ids)))
     return tuple(found)
 
 
-def _taint(release: Release, bundle: Contributions) -> Taint:
+def _taint(release: Release, contributions: Contributions) -> Taint:
     names = [release.name]
-    if release.form == MASKED and WEIGHT in bundle.tensors[release.part]:
+    if release.form == MASKED and WEIGHT in contributions.tensors[release.part]:
         names.append(WEIGHT)  # its weight is in what is masked
-    return worst(bundle.taint(release.part, name) for name in names)
+    return worst(contributions.taint(release.part, name) for name in names)
 
 
 # As the outbox has it: safetensors, of a private job with the taints in their metadata.
 
 
-def to_bytes(bundle: Contributions) -> bytes:
-    """The file."""
-    metadata = {START: str(bundle.start)}
-    taints = _flat(bundle.taints)
+def to_bytes(contributions: Contributions) -> bytes:
+    """The outbox file of these contributions."""
+    metadata = {START: str(contributions.start)}
+    taints = _flat(contributions.taints)
     if taints:
         metadata[TAINTS] = taints_to_text(taints)
-    return tensor_file.to_bytes(_flat(bundle.tensors), metadata)
+    return tensor_file.to_bytes(_flat(contributions.tensors), metadata)
 
 
 def read(path: Path) -> Contributions:
-    """The bundle of a file; LocalError for one not written here, or changed by the disk."""
+    """The contributions of a file; LocalError for one not written here, or changed by the disk."""
     tensors, metadata = tensor_file.read(path)
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
@@ -86,7 +86,7 @@ def read(path: Path) -> Contributions:
 
 
 def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """By ``part/name``."""
+    """The values by ``part/name``."""
     return {f"{part}/{name}": value for part, own in values.items() for name, value in own.items()}
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordCount:
-    """How many records this silo has for a job in which this may show."""
+    """The number of this silo's records, for a job in which it may show."""
 
     train: int
     test: int
@@ -46,7 +46,7 @@ class RecordCount:
 
 @dataclass(frozen=True)
 class Declared:
-    """One admitted job."""
+    """The declarations of one admitted job."""
 
     job: str
     digest: str  # SHA-256 of the canonical document, hex
@@ -64,6 +64,8 @@ class Declared:
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
+        # Plain values alone: code of a method that runs later can change objects of the job, and
+        # none of these.
         schema, security = document["schema"], document["security"]
         plain = cls(
             job=document["name"],
@@ -75,6 +77,7 @@ class Declared:
         if security["secure_aggregation"] == "off":
             return plain
 
+        # The parts of a blind job come to the gate whole; the gate hides them.
         parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in schema)
         limits = Bounds(
             security["clip_exponent"],
@@ -139,6 +142,19 @@ class Declared:
         LocalError where it has no blind round.
         """
         return uploaded(self._blind_parts(round_)[0])
+
+    def hidden_part(self, round_: int, name: str, exchange: type[Mix | Gram]) -> Part:
+        """The part of this name that is to leave hidden by such an exchange.
+
+        LocalError unless the signed document has it so in this round.
+        """
+        for part in self.hidden(round_):
+            if part.name == name and isinstance(part.exchange, exchange):
+                return part
+        raise LocalError(
+            f"part {name!r} does not cross by a {exchange.__name__} in round {round_}; nothing"
+            " leaves"
+        )
 
     def padded_group(self, part: Part) -> Group:
         """The group of a part that leaves padded; LocalError where the job is not blind."""

@@ -69,12 +69,12 @@ def padded_releases(part: Part) -> tuple[Release, ...]:
 
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
-    """What they read about a part whose vectors leave rotated."""
+    """What policy and ledger read about a part whose vectors leave rotated."""
     return tuple(_hidden(part, spec, spec.dtype, ROTATED, (GRAM_READER,)) for spec in part.wire)
 
 
 def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
-    """What they read about a part of which shares leave: the numbers dealt to the others.
+    """What policy and ledger read about a part of which shares leave: the numbers dealt.
 
     Those are the shares of its vectors, and of as many zeros as there are silos in the cohort.
     """
@@ -87,7 +87,10 @@ def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
 def _hidden(
     part: Part, spec: TensorSpec, dtype: str, form: str, readers: tuple[str, ...]
 ) -> Release:
-    """Nobody opens a silo's own blind part: readers stand for what it is read as, and by whom."""
+    """The release of a blind part, which nobody opens on its own.
+
+    ``readers`` stand for what it is read as, and by whom.
+    """
     kind = part.kind.name.lower()
     return Release(part.name, kind, spec.name, dtype, spec.shape, form, readers=readers)
 
@@ -128,7 +131,7 @@ def _upload_release(part: Part) -> tuple[Release, ...]:
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
-    """Bytes of a bundle's tensors behind an offset, by kind of part."""
+    """Bytes of an upload's tensors behind an offset, by kind of part."""
     sizes: Counter[str] = Counter()
     for release in releases:
         skipped = min(offset, release.nbytes)

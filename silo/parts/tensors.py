@@ -28,7 +28,7 @@ from .declared import RecordCount
 
 
 class Buffer:
-    """The bytes of a delivery, in memory that is taken once."""
+    """The bytes of a delivery, in memory that is allocated once."""
 
     def __init__(self) -> None:
         self.bytes = memoryview(b"")
@@ -39,7 +39,7 @@ class Buffer:
         self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
-        """Append bytes, of which no more come than there is room for."""
+        """Append bytes; no more may come than there is room for."""
         end = self._filled + len(chunk)
         self.bytes[self._filled : end] = chunk
         self._filled = end
@@ -54,6 +54,26 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
     vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
     check_vectors(part.name, vectors)
     return vectors
+
+
+def of_parts(
+    items: tuple[Item, ...],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    parts: Sequence[Part] | None,
+) -> tuple[tuple[Item, ...], Mapping[str, Mapping[str, Tensor]]]:
+    """The items of these parts, and all tensors but those of the round's other parts.
+
+    Tensors of parts that the round does not have stay, so that ``exactly`` rejects them. None
+    stands for all parts of the round.
+    """
+    if parts is None:
+        return items, tensors
+    own = {part.name for part in parts}
+    others = {item.part for item in items} - own  # they leave in messages of their own
+    return (
+        tuple(item for item in items if item.part in own),
+        {name: each for name, each in tensors.items() if name not in others},
+    )
 
 
 def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
@@ -114,7 +134,7 @@ def _shown(name: object) -> str:
 
 
 def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordCount | None) -> str:
-    """Which value counts what this silo does not have; empty if none does.
+    """The reason against a value that counts records which this silo lacks; empty for none.
 
     A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count
     test records. In a private job, which has no ``records``, they are noisy: whole numbers that
@@ -182,6 +202,7 @@ def announced(
     bytes of the open sums and of the rows of a Mix behind the tensors. In a keyed job what comes in
     words never comes as tensors.
     """
+    # A delivery of another job or round would be trained on as if it were this one's.
     named = (manifest.job, manifest.job_digest.hex(), manifest.round)
     if named != (job.name, job.digest, round_):
         raise RefusedError(
@@ -192,6 +213,7 @@ def announced(
             peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"
         )
 
+    # In a keyed job these come as words that the silos' tags prove; bare tensors have no tags.
     in_words = Mix if job.keyed else ()
     expected = {
         part.name: part for part in job.down(round_) if not isinstance(part.exchange, in_words)

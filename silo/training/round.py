@@ -32,7 +32,7 @@ Delivered = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class JobTraining:
-    """One job at one silo."""
+    """The training of one job at one silo."""
 
     admitted: Admitted
     folder: JobFolder
@@ -44,7 +44,7 @@ class JobTraining:
     caution: Caution = field(default_factory=Caution)
 
     def train(self, round_: int, counted: int, delivered: Delivered) -> Contributions:
-        """Train a round and keep what came of it; what it gives."""
+        """Train a round and keep what came of it; returns its contributions."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
         here, state = self.place.of(self.admitted), self._state(counted)
@@ -63,25 +63,27 @@ class JobTraining:
             device=here.device,
             caution=self.caution,
         )
+
+        # The gate hides the parts of a blind job, and takes them whole.
         parts = {part.name: part for part in job.up(round_)}
-        # what the gate hides is given to it whole
         give = laid_out if job.security.required else PLAIN.give
         given = {
             name: give(parts[name], contribution)
             for name, contribution in outcome.contributions.items()
         }
-        bundle = Contributions(given, outcome.taints)
+        contributions = Contributions(given, outcome.taints)
         if self.private is None:
-            # first: if it cannot be kept, it is trained again
+            # The report first: a round that cannot be kept is trained again, and its line replaced.
             self.folder.add_round(outcome.report, self._facts())
-            self.folder.save_round(round_, counted, outcome.state, bundle)
-            return bundle
-        # first: what was paid for is not trained again
-        self.folder.save_round(round_, counted, outcome.state, bundle)
+            self.folder.save_round(round_, counted, outcome.state, contributions)
+            return contributions
+
+        # The round first: what was paid for is not trained again.
+        self.folder.save_round(round_, counted, outcome.state, contributions)
         if outcome.spending is not None:
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
-        return bundle
+        return contributions
 
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model."""
@@ -103,7 +105,7 @@ class JobTraining:
         self.folder.finish(outcome.report, self._facts())
 
     def own(self, counted: int, part: Part) -> Flat:
-        """What this silo gave of a Mix part in the last round that counted, as its state has it."""
+        """The values of a Mix part that this silo uploaded in the last round that counted."""
         state = self._state(counted)
         values = []
         for spec in part.tensors:

@@ -54,7 +54,7 @@ class Trainer:
         self._cancel = threading.Event()
 
     def cancelled(self) -> bool:
-        """Asked by the training loop between batches."""
+        """Whether to stop; the training loop asks between batches."""
         return self._cancel.is_set()
 
     def cancel(self) -> None:
@@ -116,7 +116,7 @@ class TrainingDevice:
         self._held: tuple[Admitted, TrainingInput] | None = None
 
     def of(self, admitted: Admitted) -> TrainingInput:
-        """What a round of the job is given."""
+        """The means for a round of the job."""
         if self._device == CPU or admitted.job.privacy is not None:
             return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
         # read anew, a job may have other records

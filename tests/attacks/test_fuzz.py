@@ -415,9 +415,9 @@ def gate(made, tmp_path_factory):
             client, ledger, policy, made.roster, Witness(ledger, made.roster, keys, folder / HEADS)
         )
         with asyncio.Runner() as runner:
-            runner.run(found.hello())
+            runner.run(found.session.hello())
             yield SimpleNamespace(gate=found, client=client, run=runner.run)
-            runner.run(found.close())
+            runner.run(found.session.close())
 
 
 @example(steps=[("manifest", {"offset": WHOLE}), ("chunk", None)])
@@ -431,7 +431,7 @@ def any_delivery(made, gate, steps):
     good = delivery(made.job)
     gate.client.frames = [frame_of(caller, good, *one) for one in steps]
     with contextlib.nullcontext() if gate.client.frames == good else pytest.raises(PeerError):
-        gate.run(gate.gate.fetch(JobPlan(made.job).round(1)))
+        gate.run(gate.gate.session.fetch(JobPlan(made.job).round(1)))
 
 
 @pytest.mark.actor("coordinator")

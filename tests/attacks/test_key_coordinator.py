@@ -55,7 +55,7 @@ def rounds():
 
     async def key_alone(agent, admitted, asked):
         await agent._group_keys.keys(admitted.job)
-        await agent._gate.answer(
+        await agent._gate.session.answer(
             admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING"
         )
 

@@ -41,7 +41,8 @@ from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo import plain_rounds
 from staddle.silo.agent import Agent
-from staddle.silo.egress.gate import DeniedError, UnreachableError
+from staddle.silo.egress.outcomes import DeniedError
+from staddle.silo.egress.session import UnreachableError
 
 pytestmark = pytest.mark.actor("installed method")
 
@@ -138,7 +139,7 @@ def attack(world, tmp_path, monkeypatch):
         async def scenario():
             client = Coordinator(world.path, world.made, world.job)
             client.receipt = world.receipt
-            world.client = world.gate._client = client
+            world.client = world.gate.session.client = client
             agent = Agent(config, SILO, world.made.roster, world.policy, world.gate, world.keys)
             running = asyncio.create_task(agent.run())
             async with asyncio.timeout(30):

@@ -33,7 +33,8 @@ from staddle.security.identity.signers import Signers
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
 from staddle.silo.blind.group_keys import KEY, OWN, SECRET, GroupKeys
-from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.gate import Gate
+from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
 
 SILOS = ("north", "east", "south", "west")
@@ -479,9 +480,9 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
             witness = Witness(ledger, world.roster, keys, folder / HEADS)
             clients[name] = Tapped(open_client(here.address, keys, world.roster))
             gate = Gate(clients[name], ledger, rules, world.roster, witness)
-            await gate.hello()
-            yield gate, GroupKeys(world.roster, keys, gate, folder / "jobs")
-            await gate.close()
+            await gate.session.hello()
+            yield gate, GroupKeys(world.roster, keys, gate.protocol, folder / "jobs")
+            await gate.session.close()
 
     async def scenario():
         async with contextlib.AsyncExitStack() as stack:
@@ -489,7 +490,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
             for gate, keys in at.values():
                 keys.check_new(world.job)
                 await keys.contribute(world.job)
-                await gate.answer("job", world.job.digest, 0, "ACCEPT")
+                await gate.session.answer("job", world.job.digest, 0, "ACCEPT")
             secrets = {
                 name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes()
                 for name in SILOS

@@ -32,7 +32,8 @@ from staddle.silo import config as silo_configs
 from staddle.silo import plain_rounds
 from staddle.silo.agent import Agent
 from staddle.silo.egress import client as clients
-from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.gate import Gate
+from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
 from staddle.silo.job_folder import split_key
 

@@ -6,8 +6,8 @@ from staddle.algorithms.data.sources.images import Images
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
+from staddle.proto.channel import checked_address
 from staddle.silo import config as configs
-from staddle.silo.egress.gate import checked_address
 
 FOUNDER = "SHA256:" + "A" * 43
 HEAD = """

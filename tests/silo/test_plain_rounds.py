@@ -14,13 +14,14 @@ PLAN = SimpleNamespace(round=3)
 class RecordingGate:
     def __init__(self):
         self.calls = []
+        self.session = self
 
     async def fetch(self, plan):
         self.calls.append(("fetch", plan.round))
         return "delivered"
 
-    async def give(self, declared, round_, contributions, cohort):
-        self.calls.append(("give", declared, round_, contributions, cohort))
+    async def upload_plain(self, declared, round_, contributions, cohort):
+        self.calls.append(("upload", declared, round_, contributions, cohort))
 
 
 @pytest.mark.parametrize("kept", [None, "kept"])
@@ -34,7 +35,7 @@ def test_what_was_trained_before_is_uploaded_without_a_second_training(monkeypat
 
     asyncio.run(PlainRounds(gate).take_part("declared", PLAN, ("a", "b"), None, kept, train, ()))
     before = [] if kept else [("fetch", 3), ("train", "delivered")]
-    assert gate.calls == [*before, ("give", "declared", 3, kept or "trained", ("a", "b"))]
+    assert gate.calls == [*before, ("upload", "declared", 3, kept or "trained", ("a", "b"))]
 
 
 def test_a_plain_round_is_never_half_in_memory():

@@ -43,7 +43,7 @@ from staddle.security.log.head import log_key
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
 from staddle.security.log.tree_head import TreeHead
-from staddle.silo.egress.control import MAX_CONTROL_BYTES
+from staddle.silo.egress.session import MAX_CONTROL_BYTES
 
 UPLOAD, FETCH, SECURE, CONTRIBUTE, PADDED = (
     f"/staddle.v1.Federation/{name}"

@@ -35,7 +35,8 @@ from staddle.security.policy.release import nothing_paid
 from staddle.silo import daemon
 from staddle.silo.admission.signed_sets import check_remembered
 from staddle.silo.agent import Agent
-from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.gate import Gate
+from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
 
 SILO = "north"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from staddle.errors import LocalError
 from staddle.security.faults import Code
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import (
@@ -471,3 +472,15 @@ def private(path, key=KEY):
         spend(ledger, 3, "0.5000", "scans", limit="1.5")
         send(ledger, job="j2", job_digest="cd" * 32)
         return write_stop(ledger, "asked to stop")
+
+
+def failing(monkeypatch, kind):
+    """From now on the log refuses records of this type, as a full disk does."""
+    real = AppendLog._append
+
+    def append(self, record, *, durable):
+        if record["type"] == kind:
+            raise LocalError("takes no more records: the disk is full")
+        return real(self, record, durable=durable)
+
+    monkeypatch.setattr(AppendLog, "_append", append)

@@ -184,8 +184,8 @@ class Recipient:
 
         async def scenario():
             self.world.client.delivery = frames
-            if not self.world.gate._session:
-                await self.world.gate.hello()
+            if not self.world.gate.session.token:
+                await self.world.gate.session.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
             plan = sharing.plan.round(round_)
             taking = (
@@ -193,7 +193,7 @@ class Recipient:
                 if plan.sums_down
                 else None
             )
-            found = await self.world.gate.fetch(plan, None, taking)
+            found = await self.world.gate.session.fetch(plan, None, taking)
             self.remembered = taking and taking.memory
             return found
 

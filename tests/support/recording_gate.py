@@ -29,7 +29,8 @@ from staddle.security.ledger.receipt import Receipt
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy import policy as policies
-from staddle.silo.egress.gate import Gate, UnreachableError
+from staddle.silo.egress.gate import Gate
+from staddle.silo.egress.session import UnreachableError
 from staddle.silo.egress.witness import HEADS, Witness
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
@@ -284,10 +285,10 @@ class World:
 
     def give(self, payload=None, round_=0):
         async def scenario():
-            if not self.gate._session:
-                await self.gate.hello()
+            if not self.gate.session.token:
+                await self.gate.session.hello()
             given = self.payload(round_) if payload is None else payload
-            await self.gate.give(
+            await self.gate.upload_plain(
                 self.declared,
                 round_,
                 given if isinstance(given, Contributions) else Contributions(given),
@@ -316,7 +317,7 @@ class World:
         self.ledger = self.open_ledger()
         write_start(self.ledger, "test", rosters.digest(self.made.roster), self.policy.digest)
         self.gate = self.make_gate()
-        asyncio.run(self.gate.hello())
+        asyncio.run(self.gate.session.hello())
 
     def outcome(self):
         """The outcome record; durable at the latest when the ledger is closed."""
@@ -329,7 +330,7 @@ class World:
 
     def audited(self):
         """Close the ledger and check that it holds."""
-        asyncio.run(self.gate.close())
+        asyncio.run(self.gate.session.close())
         self.ledger.close()
         found = audit.verify(self.path)
         assert found.ok, found.problems

@@ -29,7 +29,7 @@ from staddle.proto.convert.shape import MOST_HASHES
 from staddle.security.blind.group_key import KeyContribution, Relayed
 from staddle.security.blind.sealing import SEALED_BYTES, Letter, SealedSecret, Sealing
 from staddle.security.secagg.spec import MOST_SILOS
-from staddle.silo.egress.control import MAX_CONTROL_BYTES
+from staddle.silo.egress.session import MAX_CONTROL_BYTES
 
 NS = (4, 10, 100, MOST_SILOS)
 sealed = st.builds(SealedSecret, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))

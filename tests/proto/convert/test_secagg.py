@@ -51,7 +51,7 @@ from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.messages import Abandon
 from staddle.security.secagg.spec import MOST_SILOS, RoundSpec, specify
-from staddle.silo.egress.control import MAX_CONTROL_BYTES
+from staddle.silo.egress.session import MAX_CONTROL_BYTES
 
 
 def carried_up(silo, value):

@@ -21,7 +21,7 @@ from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.identity.signers import Signers
 from staddle.silo.blind import group_keys
 from staddle.silo.blind.group_keys import ENDED, ERASED, KEY, KNOWN, OWN, SECRET, GroupKeys
-from staddle.silo.egress.gate import UnreachableError
+from staddle.silo.egress.session import UnreachableError
 from staddle.silo.ingress.keyed_job import PrekeyFiles
 
 

@@ -22,7 +22,7 @@ from staddle.security.blind.padded_mix import check_upload, open_seed
 from staddle.security.blind.sealing import letters
 from staddle.silo.blind.hidden_uploads import HiddenUploads
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
-from staddle.silo.egress.hidden_messages import PaddedPart, rotated
+from staddle.silo.egress.messages import padded, rotated, sent
 from staddle.silo.ingress.keyed_job import KNOWN, OWN
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
@@ -95,6 +95,7 @@ class Door:
     def __init__(self, desk, fails_at=None, *, after=False, step=lambda: None):
         self.desk, self.fails_at, self.after, self.step = desk, fails_at, after, step
         self.calls, self.order = 0, []
+        self.protocol = self
 
     def crossing(self, what, action):
         self.calls += 1
@@ -112,13 +113,13 @@ class Door:
             part for part in declared.hidden(round_) if part.name == padding.line.group.name
         )
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
-        made = PaddedPart(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
+        outgoing = padded(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
         self.desk.intend(round_, part.name)
-        data = b"".join(bytes(chunk.payload) for chunk in made.outgoing.chunks())
-        ctx = bytes.fromhex(made.outgoing.hidden.ctx)
+        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        ctx = bytes.fromhex(outgoing.hidden.ctx)
         self.crossing(part.name, lambda: self.desk.upload(part.name, ctx, data))
         digests = type("Digests", (), {"tensors": (sha256(data).digest(),)})
-        return made.sent(digests)
+        return sent(outgoing, digests)
 
     async def upload_rotated(self, declared, round_, payload, rotating, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == rotating.use.group)
@@ -131,7 +132,7 @@ class Door:
     async def padded(self, ctx, message):
         self.crossing("word", lambda: self.desk.sign(ctx, message))
 
-    def has_left(self, declared, round_, part):
+    def part_left(self, declared, round_, part):
         """The ledger, which outlives the process and the job's folder."""
         return (round_, part) in self.desk.left(declared)
 

@@ -28,8 +28,8 @@ from staddle.security.secagg.silo_events import SendAbandon, SendHeader, Streame
 from staddle.security.secagg.spec import Terms, specify
 from staddle.silo.blind.round import BlindRound
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
-from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import masked
+from staddle.silo.egress.outcomes import DeniedError
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
 from staddle.silo.parts.tensors import exactly
@@ -166,7 +166,8 @@ class Door:
 
     def __init__(self, hall, silo):
         self.hall, self.silo = hall, silo
-        self.secure_records = Notebook()
+        self.protocol = self
+        self.sum_records = Notebook()
         self.signed_sets = Anybody()
         self.given, self.uploads, self.calls = [], [], 0
         self.fails_at, self.after = None, False
@@ -301,8 +302,8 @@ def test_four_silos_and_a_coordinator_sum():
         check_sum(hall)
         assert hall.ends == [("summed", SILOS)]
         for silo, door in silos.doors.items():
-            assert door.secure_records.sums == [(0, SILOS)]
-            assert door.secure_records.ends == []
+            assert door.sum_records.sums == [(0, SILOS)]
+            assert door.sum_records.ends == []
             assert door.signed_sets.signed == [(0, SILOS)]
             assert [type(body).__name__ for _, body in door.given][:3] == [
                 "SendKeys",
@@ -356,11 +357,11 @@ def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt
         # It says that it cannot go on in the attempt, and three of four are enough without
         # Terms.whole.
         assert ("dropped", away, Code.STOPPED) in hall.ends
-        assert silos.doors[away].secure_records.ends == [(0, Code.STOPPED, "")]
+        assert silos.doors[away].sum_records.ends == [(0, Code.STOPPED, "")]
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*others)
         assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
-        assert silos.doors[away].secure_records.sums == []
+        assert silos.doors[away].sum_records.sums == []
         last.cancel()
         await asyncio.wait({last})
         await silos.close()
@@ -393,7 +394,7 @@ def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
         first, second = silos.doors[SILOS[3]].uploads
         assert first[0] != second[0]  # another context
         assert first[1] != second[1]  # and other masks over the same values
-        assert silos.doors[SILOS[3]].secure_records.sums == [(1, SILOS)]
+        assert silos.doors[SILOS[3]].sum_records.sums == [(1, SILOS)]
         await silos.close()
 
     asyncio.run(scenario())
@@ -411,7 +412,7 @@ def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
         async with asyncio.timeout(SECONDS):
             await until(lambda: silos.doors[odd].given)
         assert [body for _, body in silos.doors[odd].given] == [Over(Code.SPEC)]
-        assert silos.doors[odd].secure_records.ends == [(0, Code.SPEC, "coordinator")]
+        assert silos.doors[odd].sum_records.ends == [(0, Code.SPEC, "coordinator")]
         assert silos.kept[odd].memories == {}
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*running[1:])
@@ -435,10 +436,10 @@ def test_survivors_that_this_silo_has_something_against_are_not_signed():
         others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
         last = asyncio.create_task(silos.run(odd))
         async with asyncio.timeout(SECONDS):
-            await until(lambda: door.secure_records.ends)
+            await until(lambda: door.sum_records.ends)
             # three of four open it: only what this silo signed is its own to know
             await asyncio.gather(*others)
-        assert door.secure_records.ends == [(0, Code.POLICY, "")]
+        assert door.sum_records.ends == [(0, Code.POLICY, "")]
         assert door.signed_sets.signed == []
         assert [type(body).__name__ for _, body in door.given] == [
             "SendKeys",
@@ -634,7 +635,7 @@ def test_an_upload_that_the_policy_holds_back_ends_the_attempt():
         async def ended(attempt, end):
             whys.append((attempt.attempt, end.code, end.why))
 
-        silos.doors[odd].secure_records.ended = ended
+        silos.doors[odd].sum_records.ended = ended
         hall.begin()
         others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
         last = asyncio.create_task(silos.run(odd))

@@ -36,8 +36,8 @@ from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.records import ControlClose, ControlOpen, Intent, OutcomeRecord
 from staddle.security.policy import policy as policies
-from staddle.silo.egress import gate as egress
 from staddle.silo.egress import messages as outgoing
+from staddle.silo.egress.session import UnreachableError
 from staddle.silo.parts.declared import Declared
 
 CHUNK = 16  # bytes
@@ -109,14 +109,14 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
         world = World(made, Path(folder), policies.parse(POLICY.encode(), "policy.toml"))
         world.declares = drawn
         write_start(world.ledger, "test", rosters.digest(made.roster), world.policy.digest)
-        asyncio.run(world.gate.hello())
-        asyncio.run(world.gate.record_decision(drawn.job, drawn.digest, "operator", None))
+        asyncio.run(world.gate.session.hello())
+        asyncio.run(world.gate.session.record_decision(drawn.job, drawn.digest, "operator", None))
         for round_, cuts in ((0, first), (1, second)):
             world.client.task = round_task(drawn, round_)
-            asyncio.run(world.gate.poll())
+            asyncio.run(world.gate.session.poll())
             give_in_pieces(world, round_, cuts)
         if not killed:
-            asyncio.run(world.gate.close())
+            asyncio.run(world.gate.session.close())
         world.ledger.close()
 
         assert ledger_audit.verify(world.path).ok
@@ -158,7 +158,7 @@ def give_in_pieces(world, round_, cuts):
         client.stop_after = frames
         try:
             world.give(world.payload(round_), round_)
-        except egress.UnreachableError:
+        except UnreachableError:
             pass
         else:
             break
@@ -176,7 +176,7 @@ def give_in_pieces(world, round_, cuts):
         if restart:
             world.restart()
         else:
-            asyncio.run(world.gate.hello())
+            asyncio.run(world.gate.session.hello())
         world.settle()
         if reply.HasField("receipt"):
             break
@@ -208,23 +208,23 @@ def record(world):
     client.delivery = delivery(job, items, values)
 
     async def before():
-        await world.gate.hello()
-        await world.gate.record_decision(job.name, job.digest, "operator", None)
-        await world.gate.answer(job.name, job.digest, 0, "ACCEPT")
-        await world.gate.poll()
-        await world.gate.fetch(JobPlan(job).round(1))
-        await world.gate.beat(job.name, 1)
+        await world.gate.session.hello()
+        await world.gate.session.record_decision(job.name, job.digest, "operator", None)
+        await world.gate.session.answer(job.name, job.digest, 0, "ACCEPT")
+        await world.gate.session.poll()
+        await world.gate.session.fetch(JobPlan(job).round(1))
+        await world.gate.session.beat(job.name, 1)
 
     asyncio.run(before())
     client.stop_after = 4
-    with pytest.raises(egress.UnreachableError):
+    with pytest.raises(UnreachableError):
         world.give(round_=1)
     client.stop_after = None
     client.standing_reply = lambda _: pb.StandingReply(received=2 * 4096)
-    asyncio.run(world.gate.hello())
+    asyncio.run(world.gate.session.hello())
     world.settle()
     world.give(round_=1)
-    asyncio.run(world.gate.close())
+    asyncio.run(world.gate.session.close())
     world.ledger.close()
     return client.calls, entries(world.path)
 

@@ -3,33 +3,29 @@ import contextlib
 import json
 import os
 from hashlib import sha256
-from unittest import mock
 
 import pytest
 import torch
-from support.ledgers import first, intend_padded, intend_rotated, stored
+from support.ledgers import failing, first, intend_padded, intend_rotated, stored
 from support.recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
 
-from staddle.algorithms.exchange.parts import delivered_items, upload_items
-from staddle.errors import LocalError, PeerError, RefusedError
+from staddle.algorithms.exchange.parts import upload_items
+from staddle.errors import LocalError, PeerError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES
-from staddle.proto.convert.secagg_sent import Attempt, Over
 from staddle.proto.frames import decode
-from staddle.proto.stream import Digester, Inbound
+from staddle.proto.stream import Inbound
 from staddle.proto.wire import check_manifest, to_wire
-from staddle.security.blind.plan import JobPlan
-from staddle.security.faults import Code
-from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.log.append_log import AppendLog
 from staddle.silo.egress import gate as egress
 from staddle.silo.egress import messages as outgoing
-from staddle.silo.egress.control import MAX_CONTROL_BYTES
-from staddle.silo.egress.gate import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
+from staddle.silo.egress.outcomes import DeniedError
+from staddle.silo.egress.session import (
+    TurnedAwayError,
+    UnreachableError,
+)
 from staddle.silo.parts.contributions import Contributions
 
 
@@ -44,34 +40,6 @@ def world(made, tmp_path):
 def small_chunks(monkeypatch):
     monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 4096)  # what the other end takes
-
-
-def failing(monkeypatch, kind):
-    """From now on the log refuses records of this type, as a full disk does."""
-    real = AppendLog._append
-
-    def append(self, record, *, durable):
-        if record["type"] == kind:
-            raise LocalError("takes no more records: the disk is full")
-        return real(self, record, durable=durable)
-
-    monkeypatch.setattr(AppendLog, "_append", append)
-
-
-# A message of a secure sum.
-
-
-def test_a_message_of_a_secure_sum_is_in_the_ledger_before_it_leaves(world):
-    """Killed between the two, the ledger says too much, never too little."""
-    left = []
-
-    async def secure(request):
-        left.append((request.WhichOneof("body"), kinds(records(world.path))[-1]))
-
-    world.client.secure = secure
-    attempt = Attempt(world.job.name, bytes.fromhex(world.job.digest), 0, 0, bytes(32))
-    asyncio.run(world.gate.secure(attempt, Over(Code.SUM)))
-    assert left == [("end", "egress.protocol")]
 
 
 # The whole way.
@@ -586,7 +554,7 @@ def test_10_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
 
 def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
     async def scenario():
-        await world.gate.hello()
+        await world.gate.session.hello()
         reached, never = asyncio.Event(), asyncio.Event()
         real = world.client.upload
 
@@ -602,7 +570,7 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
 
         world.client.upload = stuck
         task = asyncio.create_task(
-            world.gate.give(world.declared, 0, Contributions(world.payload()), SILOS)
+            world.gate.upload_plain(world.declared, 0, Contributions(world.payload()), SILOS)
         )
         await reached.wait()
         task.cancel()
@@ -634,7 +602,7 @@ def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_a
     request = world.client.messages[-1]
     assert (request.session, request.job, request.round) == (SESSION, "simple", 0)
     assert request.job_digest.hex() == world.job.digest
-    assert world.gate._control.messages == 2  # a control message like any other
+    assert world.gate.session._counts.messages == 2  # a control message like any other
     assert "0 bytes" in settled.why
     assert world.settle() == []
 
@@ -793,356 +761,3 @@ def test_rounds_and_attempts_are_messages_of_their_own(world):
     assert world.audited().ok
     assert [m.intent.round for m in ledger_view.messages(world.path)] == [0, 0, 1]
     assert {m.status for m in ledger_view.messages(world.path)} == {"sent"}
-
-
-# Control messages.
-
-
-def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, monkeypatch):
-    assert asyncio.run(world.gate.hello()) == 5
-    opened = stored(world.path)[-1]
-    caps = world.policy.file.control
-    assert (opened["type"], opened["max_messages"], opened["max_bytes"]) == (
-        "control.open",
-        caps.max_messages,
-        caps.max_bytes,
-    )
-    (greeting,) = world.client.messages
-    assert (greeting.silo, greeting.roster_digest.hex()) == (
-        SILO,
-        rosters.digest(world.made.roster),
-    )
-    failing(monkeypatch, "control.open")
-    with pytest.raises(LocalError, match="no more records"):
-        asyncio.run(world.gate.hello())
-    assert len(world.client.messages) == 1
-
-
-def test_no_control_message_leaves_without_a_session(world):
-    for call in (
-        world.gate.poll(),
-        world.gate.beat("simple", 1),
-        world.gate.answer("simple", "00" * 32, 1, "DONE"),
-        world.gate.fetch(JobPlan(world.job).round(0)),
-    ):
-        with pytest.raises(UnreachableError, match="no session"):
-            asyncio.run(call)
-    assert world.client.messages == []
-
-
-def test_every_control_message_is_counted_and_the_totals_are_written(world):
-    async def scenario():
-        await world.gate.hello()
-        await world.gate.poll()
-        assert await world.gate.beat("simple", 1)
-        assert not await world.gate.beat("simple", 2)
-        await world.gate.answer("simple", "ab" * 32, 3, "FAILED", "TRAINING")
-        await world.gate.end_session()
-        await world.gate.end_session()
-
-    asyncio.run(scenario())
-    sent = world.client.messages
-    assert [type(m).__name__ for m in sent] == [
-        "HelloRequest",
-        "PollRequest",
-        "BeatRequest",
-        "BeatRequest",
-        "AnswerRequest",
-    ]
-    assert sent[4] == pb.AnswerRequest(
-        session=SESSION,
-        job="simple",
-        job_digest=b"\xab" * 32,
-        round=3,
-        kind="ANSWER_KIND_FAILED",
-        code=24,
-    )
-    closed = stored(world.path)[-1]
-    assert (closed["type"], closed["messages"], closed["bytes"]) == (
-        "control.close",
-        5,
-        sum(m.ByteSize() for m in sent),
-    )
-    assert kinds(stored(world.path)).count("control.close") == 1
-    assert world.audited().open_control is None
-
-
-def test_a_new_session_closes_the_one_before(world):
-    async def scenario():
-        for _ in range(3):
-            await world.gate.hello()
-
-    asyncio.run(scenario())
-    opened = ["control.open", "control.close"]
-    assert kinds(stored(world.path)) == [*opened, *opened, "control.open"]
-    assert len({r["session"] for r in stored(world.path) if r["type"] == "control.open"}) == 3
-
-
-def polled(made, folder, caps):
-    """Poll until the caps stop it; what left."""
-    world = World(made, folder, made.policy(*made.jobs.values(), replace=caps))
-
-    async def scenario():
-        await world.gate.hello()
-        with contextlib.suppress(UnreachableError):
-            for _ in range(1000):
-                await world.gate.poll()
-        with pytest.raises(UnreachableError, match="control record is full"):
-            await world.gate.poll()
-
-    asyncio.run(scenario())
-    assert world.audited().ok  # totals within the caps: the rules check it
-    return world.client.messages
-
-
-def test_the_cap_on_messages_holds(made, tmp_path):
-    assert len(polled(made, tmp_path, {"max_messages = 100000": "max_messages = 4"})) == 4
-
-
-def test_the_cap_on_bytes_holds(made, tmp_path):
-    sent = polled(made, tmp_path, {'max_bytes = "16MiB"': "max_bytes = 200"})
-    size = sum(m.ByteSize() for m in sent)
-    assert size <= 200 < size + sent[-1].ByteSize()
-
-
-def test_a_control_message_is_small(world):
-    async def scenario():
-        await world.gate.hello()
-        await world.gate.beat("x" * 900, 1)
-        for call in (
-            world.gate.beat("x" * 1100, 1),
-            world.gate.answer("x" * 1100, "00" * 32, 1, "DONE"),
-        ):
-            with pytest.raises(LocalError, match=f"at most {MAX_CONTROL_BYTES}"):
-                await call
-
-    asyncio.run(scenario())
-    assert len(world.client.messages) == 2
-    assert world.gate._control.messages == 2
-
-
-def test_an_answer_is_of_the_closed_lists(world):
-    async def scenario():
-        await world.gate.hello()
-        for kind, code in (("SECRET", "DATA"), ("FAILED", "free text")):
-            with pytest.raises(ValueError, match="enum"):
-                await world.gate.answer("simple", "00" * 32, 1, kind, code)
-
-    asyncio.run(scenario())
-    assert len(world.client.messages) == 1
-
-
-@pytest.mark.parametrize(("seconds", "beat", "hold"), [(0, 1, 0), (7, 7, 7), (10**6, 300, 300)])
-def test_what_the_coordinator_asks_for_is_kept_within_bounds(world, seconds, beat, hold):
-    world.client.greeting = pb.HelloReply(
-        session=SESSION, beat_seconds=seconds, hold_seconds=seconds
-    )
-
-    async def scenario():
-        found = await world.gate.hello()
-        await world.gate.poll()
-        return found
-
-    assert asyncio.run(scenario()) == beat
-    assert world.client.hold == hold
-
-
-# Deliveries.
-
-PIECE = 10_000  # bytes of a chunk of a delivery here
-
-
-def delivery(world, round_=1, values=None, **changes):
-    """Frames of a delivery as the coordinator streams them."""
-    items = delivered_items(world.job.down(round_))
-    rng = torch.Generator().manual_seed(5)
-    values = values or [torch.randn(item.spec.shape, generator=rng) for item in items]
-    digester = Digester([item.spec.nbytes for item in items])
-    cut = [bytes(chunk.payload) for chunk in stream.chunks(values, PIECE)]
-    for chunk in cut:
-        digester.update(chunk)
-    digests = digester.digests()
-    fields = {
-        "job": world.job.name,
-        "job_digest": bytes.fromhex(world.job.digest),
-        "round": round_,
-        "size": sum(item.spec.nbytes for item in items),
-        "tensors": to_wire(items),
-        **changes,
-    }
-    return [
-        tensor.Frame(manifest=tensor.Manifest(**fields)),
-        *(tensor.Frame(chunk=chunk) for chunk in cut),
-        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
-    ], values
-
-
-def fetched(world, frames, round_=1):
-    world.client.delivery = frames
-
-    async def scenario():
-        await world.gate.hello()
-        return (await world.gate.fetch(JobPlan(world.job).round(round_))).tensors
-
-    with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
-        return asyncio.run(scenario())
-
-
-def test_a_delivery_is_taken_and_recorded(world):
-    frames, values = delivery(world)
-    found = fetched(world, frames)
-    items = delivered_items(world.job.down(1))
-    for item, value in zip(items, values, strict=True):
-        assert torch.equal(found[item.part][item.spec.name], value)
-    ingress = stored(world.path)[-1]
-    assert (ingress["type"], ingress["job"], ingress["round"], ingress["purpose"]) == (
-        "ingress",
-        "simple",
-        1,
-        "delivery",
-    )
-    assert ingress["message"] == {
-        "bytes": frames[0].manifest.size,
-        "sha256": frames[-1].end.sha256.hex(),
-    }
-    assert ingress["sender"]["spki"] == world.made.roster.coordinator.spki_sha256
-    request = world.client.messages[-1]
-    assert (request.job, request.round, request.job_digest.hex()) == ("simple", 1, world.job.digest)
-    assert world.audited().ok
-
-
-def test_an_empty_delivery_leaves_no_record(world):
-    empty = tensor.Manifest(job="simple", job_digest=bytes.fromhex(world.job.digest), round=1)
-    end = tensor.End(sha256=sha256(b"").digest())
-    assert fetched(world, [tensor.Frame(manifest=empty), tensor.Frame(end=end)]) == {}
-    assert kinds(stored(world.path)) == ["control.open"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"job": "other"}, "MANIFEST"),
-        ({"job_digest": bytes(32)}, "MANIFEST"),
-        ({"round": 2}, "MANIFEST"),
-        ({"size": 1}, "MANIFEST"),
-        ({"offset": 1}, "MANIFEST"),
-        ({"offset": PIECE}, "MANIFEST"),
-        ({"tensors": []}, "MANIFEST"),
-        ({"tensors": [tensor.TensorHeader(part="secret", name="x")]}, "MANIFEST"),
-        ({"tensors": [tensor.TensorHeader(part="extractor", name="x")]}, "MANIFEST"),
-    ],
-    ids=lambda v: str(v)[:30],
-)
-def test_a_delivery_of_anything_else_is_refused(world, changes, code):
-    frames, _ = delivery(world, **changes)
-    with pytest.raises(RefusedError) as caught:
-        fetched(world, frames)
-    assert (caught.value.code, caught.value.peer) == (code, "coordinator")
-    assert "ingress" not in kinds(stored(world.path))
-
-
-def test_a_delivery_that_names_a_part_twice_is_refused(world):
-    frames, _ = delivery(world)
-    first = frames[0].manifest
-    first.tensors.extend(list(first.tensors))
-    with pytest.raises(RefusedError, match="undeclared tensor"):
-        fetched(world, frames)
-
-
-@pytest.mark.parametrize(
-    ("cut", "code"),
-    [
-        (lambda frames: frames[:-1], "INTERRUPTED"),
-        (lambda frames: frames[:1], "INTERRUPTED"),
-        (lambda _: [], "INTERRUPTED"),
-        (lambda frames: frames[1:], "MANIFEST"),
-        (lambda frames: [*frames[:2], *frames[1:]], "LENGTH"),
-        (lambda frames: [frames[0], *frames[2:]], "LENGTH"),
-        (lambda frames: [*frames, frames[1]], "MANIFEST"),
-        (lambda frames: [frames[0], frames[2], frames[1], *frames[3:]], "DIGEST"),
-    ],
-)
-def test_a_delivery_in_any_other_order_is_refused(world, cut, code):
-    frames, _ = delivery(world)
-    with pytest.raises(RefusedError) as caught:
-        fetched(world, cut(frames))
-    assert caught.value.code == code
-    assert "ingress" not in kinds(stored(world.path))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_delivered_value_that_is_not_finite_is_refused(world, bad):
-    _, values = delivery(world)
-    values[2].reshape(-1)[0] = bad
-    frames, _ = delivery(world, values=values)
-    with pytest.raises(RefusedError) as caught:
-        fetched(world, frames)
-    assert caught.value.code == "NOT_FINITE"
-
-
-def test_nothing_is_handed_on_when_the_ingress_cannot_be_recorded(world, monkeypatch):
-    failing(monkeypatch, "ingress")
-    with pytest.raises(LocalError, match="no more records"):
-        fetched(world, delivery(world)[0])
-
-
-# Decisions, and the end.
-
-
-def test_decisions_are_recorded(world):
-    async def scenario():
-        await world.gate.record_decision("simple", world.job.digest, "operator", None)
-        await world.gate.record_decision("other", "ab" * 32, "", ("no rule",))
-
-    asyncio.run(scenario())
-    accept, decline = stored(world.path)
-    assert (accept["type"], accept["job_digest"], accept["signer"]) == (
-        "job.accept",
-        world.job.digest,
-        "operator",
-    )
-    assert (decline["type"], decline["job"], decline["reasons"]) == (
-        "job.decline",
-        "other",
-        ["no rule"],
-    )
-
-
-def test_a_reason_of_any_length_is_recorded_short(world):
-    reasons = ("long" * 400_000, "x" * MAX_REASON, "brief")
-    asyncio.run(world.gate.record_decision("other", "ab" * 32, "", reasons))
-    (decline,) = stored(world.path)
-    assert decline["type"] == "job.decline"
-    assert decline["reasons"] == [("long" * 400_000)[:MAX_REASON], "x" * MAX_REASON, "brief"]
-    assert world.audited().ok
-
-
-@pytest.mark.parametrize("size", [0, 64])
-def test_a_session_has_a_short_name(world, size):
-    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
-    assert asyncio.run(world.gate.hello()) == 1
-
-
-@pytest.mark.parametrize("size", [65, 3_000_000])
-def test_a_session_of_a_long_name_is_refused(world, size):
-    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
-    with pytest.raises(PeerError, match=f"{size} bytes"):
-        asyncio.run(world.gate.hello())
-    assert world.gate._session == b""
-
-
-def test_closing_writes_the_totals_and_closes_the_channel(world):
-    async def scenario():
-        await world.gate.hello()
-        await world.gate.close()
-
-    asyncio.run(scenario())
-    assert kinds(stored(world.path)) == ["control.open", "control.close"]
-    assert world.client.closed
-
-
-def test_the_channel_is_closed_even_where_the_ledger_fails(world, monkeypatch):
-    asyncio.run(world.gate.hello())
-    failing(monkeypatch, "control.close")
-    asyncio.run(world.gate.close())
-    assert world.client.closed

@@ -26,10 +26,10 @@ from staddle.security.blind.prekeys import Prekey
 from staddle.security.blind.rotated_sketch import sketched
 from staddle.security.blind.rotation import rotate
 from staddle.security.secagg.spec import specify
-from staddle.silo.egress import hidden_messages
-from staddle.silo.egress.gate import DeniedError, TurnedAwayError, UnreachableError
-from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, sent_of
-from staddle.silo.egress.messages import Masking
+from staddle.silo.egress import messages
+from staddle.silo.egress.messages import Masking, Padding, Rotating, Sent, sent_of
+from staddle.silo.egress.outcomes import DeniedError
+from staddle.silo.egress.session import TurnedAwayError, UnreachableError
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.tensors import flat
 
@@ -71,8 +71,8 @@ class Keyed(World):
 
     def run(self, call):
         async def scenario():
-            if not self.gate._session:
-                await self.gate.hello()
+            if not self.gate.session.token:
+                await self.gate.session.hello()
             return await call()
 
         return asyncio.run(scenario())
@@ -110,8 +110,8 @@ def world(keyed, tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Chunks of 4096 bytes, so that there are some."""
-    real = hidden_messages.recut
-    monkeypatch.setattr(hidden_messages, "recut", lambda pieces: real(pieces, 4096))
+    real = messages.recut
+    monkeypatch.setattr(messages, "recut", lambda pieces: real(pieces, 4096))
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
 
 
@@ -442,7 +442,7 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
         await real(request)
 
     world.client.padded = padded
-    world.run(lambda: world.gate.padded(ctx, message))
+    world.run(lambda: world.gate.protocol.padded(ctx, message))
     assert message.session == b""  # as it is kept
     given = padded_from_wire(SILO, pb.PaddedWordUpload.FromString(world.client.calls[-1].sent[0]))
     assert (given.session, given.upload, given.pieces, given.prekey) == (
@@ -468,7 +468,7 @@ def test_a_word_that_is_refused_was_recorded_all_the_same(world):
     world.client.padded = padded
     message = pb.PaddedWordUpload(job="rows", job_digest=bytes.fromhex(world.job.digest))
     with pytest.raises(TurnedAwayError):
-        world.run(lambda: world.gate.padded(bytes(32), message))
+        world.run(lambda: world.gate.protocol.padded(bytes(32), message))
     assert records(world.path)[-1]["kind"] == "padded"
 
 
@@ -476,13 +476,16 @@ def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
     world.upload_padded()
     world.upload_rotated(round_=1)
     found = [
-        (part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)
+        (part, round_)
+        for part in world.parts
+        for round_ in (0, 1)
+        if part_left(world, round_, part)
     ]
     assert found == [("extractor", 0), ("rows", 1)]
 
 
-def has_left(world, round_, part):
-    return world.gate.has_left(world.declared, round_, part)
+def part_left(world, round_, part):
+    return world.gate.part_left(world.declared, round_, part)
 
 
 # Rows for members of a round, in the words of its sum.

@@ -21,8 +21,8 @@ from staddle.security.policy import policy as policies
 from staddle.security.policy.release import Release, nothing_paid, unpaid
 from staddle.security.secagg.spec import specify
 from staddle.silo.egress import messages
-from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import Masking
+from staddle.silo.egress.outcomes import DeniedError
 from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared
 from staddle.silo.parts.tensors import exactly

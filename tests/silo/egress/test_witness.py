@@ -77,7 +77,7 @@ def greeted(world, held):
     world.client.greeting = pb.HelloReply(
         protocol=1, session=b"s" * 16, beat_seconds=5, hold_seconds=5, held=held
     )
-    run(world.gate.hello())
+    run(world.gate.session.hello())
 
 
 def test_what_the_coordinator_holds_is_recorded(world):
@@ -97,16 +97,16 @@ def test_what_the_coordinator_holds_is_recorded(world):
 
 def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world):
     greeted(world, b"")
-    assert not world.gate.witnessed  # nor before anything was ever received
+    assert not world.gate.session.witnessed  # nor before anything was ever received
     world.give()
-    assert not world.gate.witnessed
+    assert not world.gate.session.witnessed
     world.restart()
     greeted(world, bytes(world.ledger.checkpoint()))
-    assert not world.gate.witnessed
+    assert not world.gate.session.witnessed
     run(world.witness.attested(attested(world, b"")))
-    assert world.gate.witnessed  # a silo holds nothing, and says so
+    assert world.gate.session.witnessed  # a silo holds nothing, and says so
     greeted(world, bytes(world.ledger.checkpoint()))
-    assert not world.gate.witnessed  # it said so in the session before
+    assert not world.gate.session.witnessed  # it said so in the session before
 
 
 @pytest.mark.parametrize("field", ["organisation", "host_operator"])
@@ -150,7 +150,7 @@ def test_a_private_round_waits_for_another_silos_word_and_says_so(made, world, m
 
 def test_a_private_round_that_no_silo_can_ever_answer_for_fails(made, world, monkeypatch):
     monkeypatch.setattr(Witness, "independent", frozenset())
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     with pytest.raises(LocalError, match="have one added that another organisation runs"):
         private_round(made, world)
 
@@ -174,7 +174,7 @@ def test_a_ledger_that_was_rolled_back_leaves_nothing(made, world):
 
 
 def test_a_ledger_that_was_written_anew_leaves_nothing(world):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     held = head_of(world, SILO, 2)
     with pytest.raises(LocalError, match="records were rewritten"):
         greeted(world, held)
@@ -264,7 +264,7 @@ def told(world, *attestations, asked=()):
         return tasks.pop(0)
 
     world.client.poll = poll
-    run(world.gate.poll())
+    run(world.gate.session.poll())
 
 
 def test_what_another_silo_holds_is_recorded(world):
@@ -284,11 +284,11 @@ def test_what_a_silo_said_in_a_session_is_recorded_once(world):
 
 
 def test_one_that_holds_nothing_has_answered_too(world):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     told(world, attested(world))
     assert world.witness.told == {OTHER}
     assert "witness" not in kinds(world)
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     assert world.witness.told == set()  # of the session before
 
 
@@ -329,7 +329,7 @@ def test_what_another_silo_did_not_sign_counts_for_nothing(world, changes, caplo
     "changes", [{"by": SILO}, {"by": "nobody"}, {"silo": OTHER}, {"challenge": bytes(32)}]
 )
 def test_what_nobody_asked_for_is_the_coordinators_fault(world, changes):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     with pytest.raises(PeerError, match="coordinator: passed on what"):
         told(world, attested(world, **changes))
 
@@ -342,12 +342,12 @@ def relayed(world, *heads):
         return pb.Task(round=pb.Round(job="simple", heads=heads))
 
     world.client.poll = poll
-    run(world.gate.poll())
+    run(world.gate.session.poll())
     run(world.witness.flush())
 
 
 def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     small, large, third = (
         head_of(world, OTHER, 3),
         head_of(world, OTHER, 7),
@@ -372,19 +372,19 @@ def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
 
 
 def test_a_silo_at_work_says_what_it_holds_with_a_heartbeat(world):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
 
     async def beat(request):
         return pb.BeatReply(wanted=True, asked=[pb.Challenge(silo=OTHER, challenge=b"c" * 32)])
 
     world.client.beat = beat
-    assert run(world.gate.beat("simple", 0))
+    assert run(world.gate.session.beat("simple", 0))
     said = world.client.messages[-1]
     assert (said.by, said.silo, said.challenge, said.held) == (SILO, OTHER, b"c" * 32, b"")
 
 
 def test_two_heads_of_one_size_are_kept_as_evidence(world, caplog):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     one, other = head_of(world, OTHER, 3), head_of(world, OTHER, 3, b"other")
     relayed(world, one)
     relayed(world, other)
@@ -405,7 +405,7 @@ def test_two_heads_of_one_size_are_kept_as_evidence(world, caplog):
     ],
 )
 def test_a_head_that_its_silo_did_not_sign_is_not_kept(world, head):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     relayed(world, head(world))
     assert heads_file(world)["heads"] == {}
 
@@ -414,14 +414,14 @@ def test_a_head_that_its_silo_did_not_sign_is_not_kept(world, head):
     "asked", [{"silo": SILO}, {"silo": "coordinator"}, {"silo": "nobody"}, {"challenge": b"short"}]
 )
 def test_a_question_that_nobody_may_ask_is_not_answered(world, asked):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     with pytest.raises(PeerError, match="asks what we hold of"):
         told(world, asked=[pb.Challenge(**{"silo": OTHER, "challenge": b"c" * 32, **asked})])
     assert not [message for message in world.client.messages if isinstance(message, pb.Attestation)]
 
 
 def test_a_coordinator_that_asks_without_end_does_not_set_our_pace(world):
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     polls = []
 
     async def poll(request, hold):
@@ -431,10 +431,10 @@ def test_a_coordinator_that_asks_without_end_does_not_set_our_pace(world):
         )
 
     world.client.poll = poll
-    task = run(asyncio.wait_for(world.gate.poll(), 60))
+    task = run(asyncio.wait_for(world.gate.session.poll(), 60))
     assert task.WhichOneof("body") == "nothing"
     assert len(polls) == 4 * len(world.made.roster.entries) + 1
-    run(world.gate.poll())
+    run(world.gate.session.poll())
     assert len(polls) == 4 * len(world.made.roster.entries) + 2  # the agent pauses between
 
 
@@ -502,7 +502,7 @@ def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_pa
 
     The roster has new keys for them, and the ledgers begin anew.
     """
-    run(world.gate.hello())
+    run(world.gate.session.hello())
     relayed(world, head_of(world, OTHER, 7))
     given(world, growth_of(world, 0, 9), 0)
     made, entries = world.made, {}

@@ -1,0 +1,383 @@
+"""The session: control messages, deliveries and decisions, as the ledger has them."""
+
+import asyncio
+import contextlib
+from hashlib import sha256
+from unittest import mock
+
+import pytest
+import torch
+from support.ledgers import failing, stored
+from support.recording_gate import SESSION, SILO, World, kinds
+
+from staddle.algorithms.exchange.parts import delivered_items
+from staddle.errors import LocalError, PeerError, RefusedError
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import stream
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.stream import Digester
+from staddle.proto.wire import to_wire
+from staddle.security.blind.plan import JobPlan
+from staddle.security.identity import roster as rosters
+from staddle.silo.egress.session import (
+    MAX_CONTROL_BYTES,
+    MAX_REASON,
+    UnreachableError,
+)
+
+
+@pytest.fixture
+def world(made, tmp_path):
+    found = World(made, tmp_path)
+    yield found
+    found.ledger.close()
+
+
+def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, monkeypatch):
+    assert asyncio.run(world.gate.session.hello()) == 5
+    opened = stored(world.path)[-1]
+    caps = world.policy.file.control
+    assert (opened["type"], opened["max_messages"], opened["max_bytes"]) == (
+        "control.open",
+        caps.max_messages,
+        caps.max_bytes,
+    )
+    (greeting,) = world.client.messages
+    assert (greeting.silo, greeting.roster_digest.hex()) == (
+        SILO,
+        rosters.digest(world.made.roster),
+    )
+    failing(monkeypatch, "control.open")
+    with pytest.raises(LocalError, match="no more records"):
+        asyncio.run(world.gate.session.hello())
+    assert len(world.client.messages) == 1
+
+
+def test_no_control_message_leaves_without_a_session(world):
+    for call in (
+        world.gate.session.poll(),
+        world.gate.session.beat("simple", 1),
+        world.gate.session.answer("simple", "00" * 32, 1, "DONE"),
+        world.gate.session.fetch(JobPlan(world.job).round(0)),
+    ):
+        with pytest.raises(UnreachableError, match="no session"):
+            asyncio.run(call)
+    assert world.client.messages == []
+
+
+def test_every_control_message_is_counted_and_the_totals_are_written(world):
+    async def scenario():
+        await world.gate.session.hello()
+        await world.gate.session.poll()
+        assert await world.gate.session.beat("simple", 1)
+        assert not await world.gate.session.beat("simple", 2)
+        await world.gate.session.answer("simple", "ab" * 32, 3, "FAILED", "TRAINING")
+        await world.gate.session.end()
+        await world.gate.session.end()
+
+    asyncio.run(scenario())
+    sent = world.client.messages
+    assert [type(m).__name__ for m in sent] == [
+        "HelloRequest",
+        "PollRequest",
+        "BeatRequest",
+        "BeatRequest",
+        "AnswerRequest",
+    ]
+    assert sent[4] == pb.AnswerRequest(
+        session=SESSION,
+        job="simple",
+        job_digest=b"\xab" * 32,
+        round=3,
+        kind="ANSWER_KIND_FAILED",
+        code=24,
+    )
+    closed = stored(world.path)[-1]
+    assert (closed["type"], closed["messages"], closed["bytes"]) == (
+        "control.close",
+        5,
+        sum(m.ByteSize() for m in sent),
+    )
+    assert kinds(stored(world.path)).count("control.close") == 1
+    assert world.audited().open_control is None
+
+
+def test_a_new_session_closes_the_one_before(world):
+    async def scenario():
+        for _ in range(3):
+            await world.gate.session.hello()
+
+    asyncio.run(scenario())
+    opened = ["control.open", "control.close"]
+    assert kinds(stored(world.path)) == [*opened, *opened, "control.open"]
+    assert len({r["session"] for r in stored(world.path) if r["type"] == "control.open"}) == 3
+
+
+def polled(made, folder, caps):
+    """Poll until the caps stop it; what left."""
+    world = World(made, folder, made.policy(*made.jobs.values(), replace=caps))
+
+    async def scenario():
+        await world.gate.session.hello()
+        with contextlib.suppress(UnreachableError):
+            for _ in range(1000):
+                await world.gate.session.poll()
+        with pytest.raises(UnreachableError, match="control record is full"):
+            await world.gate.session.poll()
+
+    asyncio.run(scenario())
+    assert world.audited().ok  # totals within the caps: the rules check it
+    return world.client.messages
+
+
+def test_the_cap_on_messages_holds(made, tmp_path):
+    assert len(polled(made, tmp_path, {"max_messages = 100000": "max_messages = 4"})) == 4
+
+
+def test_the_cap_on_bytes_holds(made, tmp_path):
+    sent = polled(made, tmp_path, {'max_bytes = "16MiB"': "max_bytes = 200"})
+    size = sum(m.ByteSize() for m in sent)
+    assert size <= 200 < size + sent[-1].ByteSize()
+
+
+def test_a_control_message_is_small(world):
+    async def scenario():
+        await world.gate.session.hello()
+        await world.gate.session.beat("x" * 900, 1)
+        for call in (
+            world.gate.session.beat("x" * 1100, 1),
+            world.gate.session.answer("x" * 1100, "00" * 32, 1, "DONE"),
+        ):
+            with pytest.raises(LocalError, match=f"at most {MAX_CONTROL_BYTES}"):
+                await call
+
+    asyncio.run(scenario())
+    assert len(world.client.messages) == 2
+    assert world.gate.session._counts.messages == 2
+
+
+def test_an_answer_is_of_the_closed_lists(world):
+    async def scenario():
+        await world.gate.session.hello()
+        for kind, code in (("SECRET", "DATA"), ("FAILED", "free text")):
+            with pytest.raises(ValueError, match="enum"):
+                await world.gate.session.answer("simple", "00" * 32, 1, kind, code)
+
+    asyncio.run(scenario())
+    assert len(world.client.messages) == 1
+
+
+@pytest.mark.parametrize(("seconds", "beat", "hold"), [(0, 1, 0), (7, 7, 7), (10**6, 300, 300)])
+def test_what_the_coordinator_asks_for_is_kept_within_bounds(world, seconds, beat, hold):
+    world.client.greeting = pb.HelloReply(
+        session=SESSION, beat_seconds=seconds, hold_seconds=seconds
+    )
+
+    async def scenario():
+        found = await world.gate.session.hello()
+        await world.gate.session.poll()
+        return found
+
+    assert asyncio.run(scenario()) == beat
+    assert world.client.hold == hold
+
+
+# Deliveries.
+
+PIECE = 10_000  # bytes of a chunk of a delivery here
+
+
+def delivery(world, round_=1, values=None, **changes):
+    """Frames of a delivery as the coordinator streams them."""
+    items = delivered_items(world.job.down(round_))
+    rng = torch.Generator().manual_seed(5)
+    values = values or [torch.randn(item.spec.shape, generator=rng) for item in items]
+    digester = Digester([item.spec.nbytes for item in items])
+    cut = [bytes(chunk.payload) for chunk in stream.chunks(values, PIECE)]
+    for chunk in cut:
+        digester.update(chunk)
+    digests = digester.digests()
+    fields = {
+        "job": world.job.name,
+        "job_digest": bytes.fromhex(world.job.digest),
+        "round": round_,
+        "size": sum(item.spec.nbytes for item in items),
+        "tensors": to_wire(items),
+        **changes,
+    }
+    return [
+        tensor.Frame(manifest=tensor.Manifest(**fields)),
+        *(tensor.Frame(chunk=chunk) for chunk in cut),
+        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
+    ], values
+
+
+def fetched(world, frames, round_=1):
+    world.client.delivery = frames
+
+    async def scenario():
+        await world.gate.session.hello()
+        return (await world.gate.session.fetch(JobPlan(world.job).round(round_))).tensors
+
+    with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
+        return asyncio.run(scenario())
+
+
+def test_a_delivery_is_taken_and_recorded(world):
+    frames, values = delivery(world)
+    found = fetched(world, frames)
+    items = delivered_items(world.job.down(1))
+    for item, value in zip(items, values, strict=True):
+        assert torch.equal(found[item.part][item.spec.name], value)
+    ingress = stored(world.path)[-1]
+    assert (ingress["type"], ingress["job"], ingress["round"], ingress["purpose"]) == (
+        "ingress",
+        "simple",
+        1,
+        "delivery",
+    )
+    assert ingress["message"] == {
+        "bytes": frames[0].manifest.size,
+        "sha256": frames[-1].end.sha256.hex(),
+    }
+    assert ingress["sender"]["spki"] == world.made.roster.coordinator.spki_sha256
+    request = world.client.messages[-1]
+    assert (request.job, request.round, request.job_digest.hex()) == ("simple", 1, world.job.digest)
+    assert world.audited().ok
+
+
+def test_an_empty_delivery_leaves_no_record(world):
+    empty = tensor.Manifest(job="simple", job_digest=bytes.fromhex(world.job.digest), round=1)
+    end = tensor.End(sha256=sha256(b"").digest())
+    assert fetched(world, [tensor.Frame(manifest=empty), tensor.Frame(end=end)]) == {}
+    assert kinds(stored(world.path)) == ["control.open"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"job": "other"}, "MANIFEST"),
+        ({"job_digest": bytes(32)}, "MANIFEST"),
+        ({"round": 2}, "MANIFEST"),
+        ({"size": 1}, "MANIFEST"),
+        ({"offset": 1}, "MANIFEST"),
+        ({"offset": PIECE}, "MANIFEST"),
+        ({"tensors": []}, "MANIFEST"),
+        ({"tensors": [tensor.TensorHeader(part="secret", name="x")]}, "MANIFEST"),
+        ({"tensors": [tensor.TensorHeader(part="extractor", name="x")]}, "MANIFEST"),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_a_delivery_of_anything_else_is_refused(world, changes, code):
+    frames, _ = delivery(world, **changes)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, frames)
+    assert (caught.value.code, caught.value.peer) == (code, "coordinator")
+    assert "ingress" not in kinds(stored(world.path))
+
+
+def test_a_delivery_that_names_a_part_twice_is_refused(world):
+    frames, _ = delivery(world)
+    first = frames[0].manifest
+    first.tensors.extend(list(first.tensors))
+    with pytest.raises(RefusedError, match="undeclared tensor"):
+        fetched(world, frames)
+
+
+@pytest.mark.parametrize(
+    ("cut", "code"),
+    [
+        (lambda frames: frames[:-1], "INTERRUPTED"),
+        (lambda frames: frames[:1], "INTERRUPTED"),
+        (lambda _: [], "INTERRUPTED"),
+        (lambda frames: frames[1:], "MANIFEST"),
+        (lambda frames: [*frames[:2], *frames[1:]], "LENGTH"),
+        (lambda frames: [frames[0], *frames[2:]], "LENGTH"),
+        (lambda frames: [*frames, frames[1]], "MANIFEST"),
+        (lambda frames: [frames[0], frames[2], frames[1], *frames[3:]], "DIGEST"),
+    ],
+)
+def test_a_delivery_in_any_other_order_is_refused(world, cut, code):
+    frames, _ = delivery(world)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, cut(frames))
+    assert caught.value.code == code
+    assert "ingress" not in kinds(stored(world.path))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_delivered_value_that_is_not_finite_is_refused(world, bad):
+    _, values = delivery(world)
+    values[2].reshape(-1)[0] = bad
+    frames, _ = delivery(world, values=values)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, frames)
+    assert caught.value.code == "NOT_FINITE"
+
+
+def test_nothing_is_handed_on_when_the_ingress_cannot_be_recorded(world, monkeypatch):
+    failing(monkeypatch, "ingress")
+    with pytest.raises(LocalError, match="no more records"):
+        fetched(world, delivery(world)[0])
+
+
+# Decisions, and the end.
+
+
+def test_decisions_are_recorded(world):
+    async def scenario():
+        await world.gate.session.record_decision("simple", world.job.digest, "operator", None)
+        await world.gate.session.record_decision("other", "ab" * 32, "", ("no rule",))
+
+    asyncio.run(scenario())
+    accept, decline = stored(world.path)
+    assert (accept["type"], accept["job_digest"], accept["signer"]) == (
+        "job.accept",
+        world.job.digest,
+        "operator",
+    )
+    assert (decline["type"], decline["job"], decline["reasons"]) == (
+        "job.decline",
+        "other",
+        ["no rule"],
+    )
+
+
+def test_a_reason_of_any_length_is_recorded_short(world):
+    reasons = ("long" * 400_000, "x" * MAX_REASON, "brief")
+    asyncio.run(world.gate.session.record_decision("other", "ab" * 32, "", reasons))
+    (decline,) = stored(world.path)
+    assert decline["type"] == "job.decline"
+    assert decline["reasons"] == [("long" * 400_000)[:MAX_REASON], "x" * MAX_REASON, "brief"]
+    assert world.audited().ok
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_session_has_a_short_name(world, size):
+    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
+    assert asyncio.run(world.gate.session.hello()) == 1
+
+
+@pytest.mark.parametrize("size", [65, 3_000_000])
+def test_a_session_of_a_long_name_is_refused(world, size):
+    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
+    with pytest.raises(PeerError, match=f"{size} bytes"):
+        asyncio.run(world.gate.session.hello())
+    assert world.gate.session.token == b""
+
+
+def test_closing_writes_the_totals_and_closes_the_channel(world):
+    async def scenario():
+        await world.gate.session.hello()
+        await world.gate.session.close()
+
+    asyncio.run(scenario())
+    assert kinds(stored(world.path)) == ["control.open", "control.close"]
+    assert world.client.closed
+
+
+def test_the_channel_is_closed_even_where_the_ledger_fails(world, monkeypatch):
+    asyncio.run(world.gate.session.hello())
+    failing(monkeypatch, "control.close")
+    asyncio.run(world.gate.session.close())
+    assert world.client.closed
