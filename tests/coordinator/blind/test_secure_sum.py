@@ -563,6 +563,27 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     assert [note.silo for note in asked.body.notes] == list(world.silos[:3])
 
 
+def test_the_third_attempt_brings_the_notes_of_both_before_it(world):
+    """A silo that took part in either signs survivors only once it knows that it is over."""
+    dead = world.silos[2:]
+    for attempt in (0, 1):
+        world.hear = stops_at(s.UploadWords, *dead)(world)
+        world.begin(attempt).run()
+        world.late()
+        world.hear, world.silent = (lambda _, effect: effect), set()
+        world.run()
+        assert [end[:2] for end in world.ends] == [("failed", attempt)]
+        world.ends = []
+    contexts = [state.ctx for state in world.summing._states]
+    world.begin(2).run()
+    world.check_sum(world.silos)
+    for told in lists(world.summing).values():
+        brought = [each.body.notes for each in told if isinstance(each.body, SignedSpec)]
+        assert [len(notes) for notes in brought] == [0, 4, 8]
+        for ctx in contexts:
+            assert sum(note.holds(ctx, world.setting.signers) for note in brought[-1]) == 4
+
+
 def test_an_attempt_that_ends_for_privacy_budgets_says_so(world):
     world.hear = stops_at(s.SendKeys, *world.silos[2:])(world)
     world.begin().run()
