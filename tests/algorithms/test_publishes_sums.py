@@ -11,7 +11,6 @@ from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import MemoryArchive
 from staddle.algorithms.exchange.parts import WEIGHT, Sum
-from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.security import summed_down
 from staddle.algorithms.method import METRICS
 from staddle.security.blind.sum import Bounds, Quantised
@@ -39,117 +38,70 @@ SUMLESS = ("cfl", "fedfomo", "fedsimsup", "local")  # by default they sum metric
 
 
 class Watched:
-    """Exchanges that keep the last fold of each Sum."""
+    """Exchanges that keep the fold of each Sum; the results of those that are ``hidden`` are empty,
+    as they are for others.
+    """
 
-    def __init__(self, own):
-        self.own, self.folds = own, {}
+    def __init__(self, own, hidden=()):
+        self.own, self.hidden, self.folds = own, hidden, {}
         self.give, self.mix = own.give, own.mix
 
     def collect(self, part, members, read):
         found = self.own.collect(part, members, read)
         if isinstance(part.exchange, Sum) and part != METRICS:
             self.folds[part.name] = found
-        return found
+        return {} if part.name in self.hidden else found
 
 
-def published(monkeypatch, job, exchanges):
-    """By round: the folds of its sums, and what was published, by part."""
-    rounds = []
+class Publishing(MemoryArchive):
+    """An archive that keeps what a method publishes in a round, by part."""
 
-    class Archive(MemoryArchive):
-        def publish(self, part, tensors):
-            rounds[-1][1][part] = {name: value.clone() for name, value in tensors.items()}
-            super().publish(part, tensors)
+    def __init__(self, *begun):
+        super().__init__(*begun)
+        self.made = {}
 
-    close = simulation.close_round
-
-    def closing(*args):
-        watched.folds = {}
-        rounds.append(({}, {}))
-        made = close(*args)
-        rounds[-1][0].update(watched.folds)
-        return made
-
-    watched = Watched(exchanges)
-    monkeypatch.setattr(simulation, "MemoryArchive", Archive)
-    monkeypatch.setattr(simulation, "close_round", closing)
-    data = digits()
-    shards = {
-        silo: (data.take(np.arange(n, n + 60)), data.take(np.arange(n + 60, n + 70)))
-        for n, silo in zip(range(0, 400, 70), SILOS, strict=False)
-    }
-    simulation.simulate(job, shards, exchanges=watched)
-    return rounds
+    def publish(self, part, tensors):
+        self.made[part] = {name: value.clone() for name, value in tensors.items()}
+        super().publish(part, tensors)
 
 
-@pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
+def test_every_method_publishes_its_sums_as_they_are(name, make_job, monkeypatch):
+    """In the clear, blind, and not at all where silos alone read them; all else is then the same.
+
+    Each round is closed in these three ways, of the same contributions.
+    """
     model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
     job = make_job(
         name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share
     )
     clip = 20 if name == "fedas" else 6  # which weights by sums over records
-    rounds = published(
-        monkeypatch, job, Quantised(Bounds(clip_exponent=clip, most=100)) if blind else PLAIN
-    )
-    assert len(rounds) == job.length
+    quantised, blind = Quantised(Bounds(clip_exponent=clip, most=100)), Publishing()
     down = {part.name for round_ in range(job.length + 1) for part in job.down(round_)}
-    checked = set()
-    for folds, made in rounds:
-        for part in folds.keys() & down:
-            wanted = {tensor: value for tensor, value in folds[part].items() if tensor != WEIGHT}
-            assert made[part].keys() == wanted.keys()
-            assert all(torch.equal(made[part][tensor], value) for tensor, value in wanted.items())
-            checked.add(part)
-    assert checked == summed_down(job.document()["schema"])
-    assert any(folds for folds, _ in rounds) == (name not in SUMLESS)
-    assert bool(checked) == (name not in (*SUMLESS, *NAMED))
-
-
-class Unread:
-    """Exchanges whose sums are for others: their results are empty."""
-
-    def __init__(self, own, hidden):
-        self.own, self.hidden = own, hidden
-        self.give, self.mix = own.give, own.mix
-
-    def collect(self, part, members, read):
-        return {} if part.name in self.hidden else self.own.collect(part, members, read)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(
-    name, make_job, monkeypatch
-):
-    """In each round, beside a coordinator that reads them."""
-    model = {"classes": 10, **MODELS.get(name, {})}
-    share = 0.75 if name == "fedsimsup" else 1.0
-    job = make_job(
-        name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share
-    )
     hidden = summed_down(job.document()["schema"])
-    close, seen = simulation.close_round, []
+    close, ways = simulation.close_round, {"clear": [], "blind": []}
 
-    def closing(method, exchanges, state, round_, members, parts, read, archive):
-        published = set()
+    def closed(rest, exchanges, archive):
+        """One way to close a round: what was folded of its sums, published, and returned."""
+        archive.made = {}
+        method, *others = rest
+        made = close(method, exchanges, *others, archive)
+        return exchanges.folds, archive.made, made
 
-        class Blank(MemoryArchive):
-            def publish(self, part, tensors):
-                published.add(part)
-
-        unread = close(
-            method, Unread(exchanges, hidden), state, round_, members, parts, read, Blank()
-        )
-        made = close(method, exchanges, state, round_, members, parts, read, archive)
+    def closing(method, exchanges, *others):
+        *rest, archive = (method, *others)
+        _, published, unread = closed(rest, Watched(exchanges, hidden), Publishing())
+        assert not published.keys() & hidden
+        ways["blind"].append(closed(rest, Watched(quantised), blind))
+        ways["clear"].append(closed(rest, Watched(exchanges), archive))
+        made = ways["clear"][-1][-1]
         for one, other in zip(unread, made, strict=True):
             assert one.keys() == other.keys()
             assert all(torch.equal(one[key], other[key]) for key in one)
-        assert not published & hidden
-        seen.append(hidden & {part.name for part in parts})
         return made
 
+    monkeypatch.setattr(simulation, "MemoryArchive", Publishing)
     monkeypatch.setattr(simulation, "close_round", closing)
     data = digits()
     shards = {
@@ -157,5 +109,15 @@ def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish
         for n, silo in zip(range(0, 400, 70), SILOS, strict=False)
     }
     simulation.simulate(job, shards)
-    assert any(seen) == bool(hidden)
-    assert any(seen) == (name not in (*SUMLESS, *NAMED))
+    for rounds in ways.values():
+        assert len(rounds) == job.length
+        checked = set()
+        for folds, published, _ in rounds:
+            for part in folds.keys() & down:
+                wanted = {name: value for name, value in folds[part].items() if name != WEIGHT}
+                assert published[part].keys() == wanted.keys()
+                assert all(torch.equal(published[part][each], wanted[each]) for each in wanted)
+                checked.add(part)
+        assert checked == hidden
+        assert any(folds for folds, *_ in rounds) == (name not in SUMLESS)
+    assert bool(hidden) == (name not in (*SUMLESS, *NAMED))

@@ -57,9 +57,7 @@ class Played:
         for silo in silos:
             running.write_silo(silo)
         for silo in self.honest:
-            running.start_impatient(
-                silo, f"every:{dies}" if dies and silo == HONEST[0] else "never"
-            )
+            running.start_daemon(silo, f"every:{dies}" if dies and silo == HONEST[0] else "never")
         running.launch(BAD, (PROGRAM, how), running.federation.silo_config(BAD))
         ended = coordinator.wait_for("job.ended", 120)
         self.outcome, self.reason = ended["outcome"], ended["reason"]

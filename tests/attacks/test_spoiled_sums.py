@@ -43,7 +43,7 @@ def play(start, silos, bad, how="beyond"):
         if silo == bad(job):
             running.launch(silo, (PROGRAM, how), running.federation.silo_config(silo))
         else:
-            running.start_impatient(silo, "never")
+            running.start_daemon(silo, "never")
     coordinator.wait_for("job.ended", 200)
     running.stop()
     events = [

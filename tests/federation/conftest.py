@@ -86,7 +86,7 @@ class Running:
     """A federation whose daemons the test starts; all are stopped at its end."""
 
     def __init__(self, folder: Path, silos: Sequence[str], launch: Launcher) -> None:
-        self._launch = launch
+        self.launcher = launch
         self.federation: LocalFederation = local_federation.make(folder, silos)
         self.data = shards(silos)
         self.daemons: dict[str, ChildProcess] = {}
@@ -104,13 +104,11 @@ class Running:
         return self.restart_coordinator()
 
     def launch(self, name: str, program: Sequence[str], config: Path) -> ChildProcess:
-        self.daemons[name] = ChildProcess(name, program, config, self._launch)
+        self.daemons[name] = ChildProcess(name, program, config, self.launcher)
         return self.daemons[name]
 
     def restart_coordinator(self) -> ChildProcess:
-        daemon = self.launch(
-            "coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config
-        )
+        daemon = self.start_daemon("coordinator")
         self.address = str(daemon.wait_for("listening", 60)["address"])
         return daemon
 
@@ -123,15 +121,18 @@ class Running:
         fix_split(self.federation.state(silo), silo)
 
     def start_silo(self, silo: str) -> ChildProcess:
-        return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
+        return self.start_daemon(silo)
 
-    def start_impatient(self, name: str, plan: str = "never") -> ChildProcess:
-        """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
+    def start_daemon(self, name: str, plan: str = "never") -> ChildProcess:
+        """The coordinator, without waiting for it, or a silo; by a plan of ``crashing.py`` it
+        dies.
+        """
+        role, config = "silo", self.federation.silo_config(name)
         if name == "coordinator":
-            return self.launch(
-                name, (CRASHING, "coordinator", plan), self.federation.coordinator_config
-            )
-        return self.launch(name, (CRASHING, "silo", plan), self.federation.silo_config(name))
+            role, config = name, self.federation.coordinator_config
+        if plan == "never":
+            return self.launch(name, ("-m", f"staddle.{role}"), config)
+        return self.launch(name, (CRASHING, role, plan), config)
 
     def stop(self) -> None:
         for daemon in self.daemons.values():

@@ -13,7 +13,6 @@ child gets further than the one before.
 ``once:TEXT``: only at the first step whose name has this text, and there is no next child.
 ``full``: the kernel refuses each durable write once; there is room again for the next child.
 ``full:TEXT``: only where the write's name has this text, and there is no next child.
-``never``: it is left alone.
 ``seed:S:N``: N children die after a random time of at most one second, or right before one of their
 first DRAWN_STEPS durable steps where that comes sooner, both drawn from the seed S; the next one
 lives. So all N die, however fast the machine is, where a daemon's part of a job is more steps than
@@ -41,21 +40,15 @@ from staddle.proto.channel import require_tls13
 require_tls13()
 
 import safetensors.torch  # noqa: E402, F401
-import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
-from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
 from staddle.coordinator import server  # noqa: E402
-from staddle.coordinator.jobs import secure_sum_runner  # noqa: E402
 from staddle.coordinator.storage import database, spool, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
 from staddle.security.log import append_log  # noqa: E402
-from staddle.silo import agent, daemon, plain_rounds  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
-from staddle.silo.blind import group_keys  # noqa: E402
-from staddle.silo.blind import round as blind  # noqa: E402
-from staddle.silo.egress import client  # noqa: E402
+from staddle.silo import daemon  # noqa: E402
 
 LONGEST_SECONDS = 1.0
 DRAWN_STEPS = 16
@@ -299,13 +292,6 @@ def die_after(seconds: float) -> None:
 
 
 def run(role: str, config: Path) -> None:
-    torch.set_num_threads(1)
-    agent.FIRST_WAIT_SECONDS = agent.LONGEST_WAIT_SECONDS = 0.05
-    for module in (agent, plain_rounds, blind, group_keys):
-        module.PAUSE_SECONDS = 0.02
-    client.RECONNECT_MS = (20, 100)
-    coordinator_daemon.FOLD_WAITS = (0.05,) * 9
-    secure_sum_runner.PAUSES = (0.05,)
     if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)

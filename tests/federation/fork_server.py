@@ -1,9 +1,9 @@
 """Daemons without the seconds of their imports, for tests: one process imports what they import and
 forks each of them.
 
-What a child runs is the shipped program, its ``__main__``; it leaves out the end of the
-interpreter, which with torch costs as much as its start. gRPC is imported before a fork, never
-initialised. Linux: descriptors of processes.
+What a child runs is the shipped program, its ``__main__``; it pauses for moments only
+(``hurry``), and leaves out the end of the interpreter, which with torch costs as much as its start.
+gRPC is imported before a fork, never initialised. Linux: descriptors of processes.
 
 A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over the control socket, with two
 descriptors: of the daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}``
@@ -44,6 +44,19 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
     "torch._dynamo",
     "cryptography.hazmat.backends",
 )
+PAUSES = {
+    "staddle.silo.agent": {
+        "FIRST_WAIT_SECONDS": 0.05,
+        "LONGEST_WAIT_SECONDS": 0.05,
+        "PAUSE_SECONDS": 0.02,
+    },
+    "staddle.silo.plain_rounds": {"PAUSE_SECONDS": 0.02},
+    "staddle.silo.blind.round": {"PAUSE_SECONDS": 0.02},
+    "staddle.silo.blind.group_keys": {"PAUSE_SECONDS": 0.02},
+    "staddle.silo.egress.client": {"RECONNECT_MS": (20, 100)},
+    "staddle.coordinator.daemon": {"FOLD_WAITS": (0.05,) * 9},
+    "staddle.coordinator.jobs.secure_sum_runner": {"PAUSES": (0.05,)},
+}
 
 
 class ForkServer:
@@ -209,10 +222,24 @@ def run_alone(arguments):
     os._exit(code)
 
 
+def hurry():
+    """In each child, what a daemon waits for by itself is a moment, and torch has one thread.
+
+    Threads that wait for one another take the processor from the other daemons.
+    """
+    for name, pauses in PAUSES.items():
+        module = importlib.import_module(name)
+        for constant, value in pauses.items():
+            assert hasattr(module, constant), f"{name} has no {constant}"
+            setattr(module, constant, value)
+    importlib.import_module("torch").set_num_threads(1)
+
+
 def main(control):
     require_tls13()
     for name in PRELOADED:
         importlib.import_module(name)
+    hurry()
     server = Server(socket.socket(fileno=control))
     arguments = server.serve()
     if arguments is not None:

@@ -30,11 +30,9 @@ def test_it_and_its_batch_are_summed_again(start, document):
     (batch,) = (batch for batch in job.batches if DEAD in batch)
     assert len(job.batches) == 2
     configure(running, SILOS, {**TIMING, "beat_seconds": 1})
-    coordinator = running.start_impatient("coordinator")
+    coordinator = running.start_daemon("coordinator")
     for silo in SILOS:
-        running.start_impatient(
-            silo, "once:egress.intent job 0 masked" if silo == DEAD else "never"
-        )
+        running.start_daemon(silo, "once:egress.intent job 0 masked" if silo == DEAD else "never")
     for number in range(AWAY):
         closed = coordinator.wait_for("round.closed", 120)
         assert (closed["round"], set(closed["members"])) == (number, set(SILOS) - set(batch))

@@ -53,7 +53,7 @@ def begin(
     for silo in SILOS:
         running.write_silo(silo)
     for name in ("coordinator", *SILOS):
-        running.start_impatient(name, plans.get(name, "never"))
+        running.start_daemon(name, plans.get(name, "never"))
 
 
 def finished(running, silos=SILOS):

@@ -37,15 +37,15 @@ def test_killed_around_each_durable_step_it_goes_on_with_what_it_has(start, docu
     local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
     for silo in SILOS:
         running.write_silo(silo)
-    running.start_impatient("coordinator", "every:padded")
+    running.start_daemon("coordinator", "every:padded")
     for silo in SILOS:
-        running.start_impatient(silo)
+        running.start_daemon(silo)
     for silo in SILOS:
         assert running.daemons[silo].wait_for("job.finished", 180)["completed"]
     running.daemons["coordinator"].wait_for("job.ended", 60)
     running.stop()
     # the last may have died as it deleted what the ended job left
-    running.start_impatient("coordinator")
+    running.start_daemon("coordinator")
     running.daemons["coordinator"].wait_for("listening", 60)
     running.daemons["coordinator"].stop()
 

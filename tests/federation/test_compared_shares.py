@@ -30,7 +30,7 @@ def begin(running, document, plans, **options):
     even(running, SILOS)
     configure(running, SILOS)
     for name in ("coordinator", *SILOS):
-        running.start_impatient(name, plans.get(name, "never"))
+        running.start_daemon(name, plans.get(name, "never"))
 
 
 def check(running):

@@ -34,18 +34,18 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
     configure(running, SILOS)
-    running.start_impatient("coordinator", f"once:after COMMIT of {job.name} folding 0")
-    running.start_impatient("east")
+    running.start_daemon("coordinator", f"once:after COMMIT of {job.name} folding 0")
+    running.start_daemon("east")
     # that of round 0, once that of round 1 is there
-    running.start_impatient("north", "once:remove outbox")
+    running.start_daemon("north", "once:remove outbox")
     with pytest.raises(AbortedError, match="coordinator ended with code"):
         running.daemons["coordinator"].wait_for("job.ended", 100)
     flip(running.federation.state("coordinator") / "jobs" / job.name / "0.north.upload")
-    running.start_impatient("coordinator")
+    running.start_daemon("coordinator")
     with pytest.raises(AbortedError, match="north ended with code"):
         running.daemons["north"].wait_for("job.finished", 100)
     flip(running.federation.state("north") / "jobs" / job.name / "outbox-2.safetensors")
-    running.start_impatient("north")
+    running.start_daemon("north")
     finished(running, SILOS, job.name)
     (trained,) = [event for event in events(running, "north") if event["event"] == "outbox.damaged"]
     assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
@@ -86,13 +86,13 @@ def test_a_file_that_the_disk_changed_ends_the_job_by_its_name(start, document, 
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
     configure(running, SILOS)
-    running.start_impatient("coordinator", f"once:after COMMIT of {job.name} {step}")
+    running.start_daemon("coordinator", f"once:after COMMIT of {job.name} {step}")
     for silo in SILOS:
         running.start_silo(silo)
     with pytest.raises(AbortedError, match="coordinator ended with code"):
         running.daemons["coordinator"].wait_for("job.ended", 100)
     flip(running.federation.coordinator_config.parent / "state" / "jobs" / job.name / file)
-    coordinator = running.start_impatient("coordinator")
+    coordinator = running.start_daemon("coordinator")
     ended = coordinator.wait_for("job.ended", 100)
     assert file in ended["reason"]
     assert "the disk changed" in ended["reason"]

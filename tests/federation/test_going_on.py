@@ -43,14 +43,17 @@ def events_until(coordinator, name, seconds=90):
     return seen
 
 
-def test_sigterm_stops_everybody_cleanly(start, document):
-    running, coordinator = launch(start, document, rounds=1, shipped=True)
-    for silo in SILOS:
-        running.start_silo(silo)
+def test_sigterm_stops_everybody_cleanly(start, document, fork_server):
+    """The coordinator and one silo are the shipped commands."""
+    silos = SILOS[:2]
+    running, coordinator = launch(start, document, silos, rounds=1, shipped=True)
+    running.start_silo(silos[0])
+    running.launcher = fork_server.launch
+    running.start_silo(silos[1])
     events_until(coordinator, "job.ended")
     for daemon in running.daemons.values():
         assert daemon.stop() == 0, daemon.tail()
-    for silo in SILOS:
+    for silo in silos:
         path = ledger_folder(running.federation.state(silo))
         assert verify(path).ok
         assert stored(path)[-1]["type"] == "stop"
@@ -59,6 +62,8 @@ def test_sigterm_stops_everybody_cleanly(start, document):
 def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
     """Training runs in a worker: heartbeats go on beside it, and a stop is not kept waiting for its
     end.
+
+    When north is lost, east has trained for as long as it takes to be lost without heartbeats.
     """
     silos = SILOS[:2]
     running = start(*silos)
@@ -72,10 +77,7 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
     coordinator.wait_for("round.opened", 60)
     for _ in ("north", "east"):
         coordinator.wait_for("delivered", 60)
-    assert coordinator.event(4) is None
     assert north.stop() == 0, north.tail()
-    # LOST_AFTER_BEATS beats of 1 s after the deliveries: both were heard
-    assert coordinator.event(3.5) is None
     seen = events_until(coordinator, "silo.dropped", 30)
     assert (seen[-1]["silo"], seen[-1]["code"]) == ("north", "lost")
     assert coordinator.event(1.5) is None  # east goes on
@@ -157,7 +159,7 @@ def test_data_that_do_not_fit_decline_the_job(start, document, fault):
 
 
 def test_too_few_silos_end_the_job_with_a_reason(start, document):
-    running, coordinator = launch(start, document, timing={"admission_seconds": 3}, min_cohort=3)
+    running, coordinator = launch(start, document, timing={"admission_seconds": 1}, min_cohort=3)
     for silo in SILOS[:2]:
         running.start_silo(silo)
     ended = events_until(coordinator, "job.ended")[-1]
@@ -215,7 +217,10 @@ def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
 
 
 def test_missing_data_are_noticed_at_the_start(start, document):
-    running, _ = launch(start, document, rounds=1, shipped=True)
+    running = start(*SILOS)
+    running.job(document("go", SILOS))
+    running.address = "127.0.0.1:1"  # nobody is asked
+    running.write_silo("north")
     (running.federation.folder / "north" / "data.npz").unlink()
     north = running.start_silo("north")
     with contextlib.suppress(AbortedError):

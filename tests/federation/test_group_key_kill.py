@@ -94,7 +94,7 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     watched = keys_watched(running.federation, SILOS), keys_watched(running.federation, SILOS, OWN)
     with watched[0] as seen, watched[1] as owned:
         for name in ("coordinator", *SILOS):
-            running.start_impatient(name, PLANS.get(name, "never"))
+            running.start_daemon(name, PLANS.get(name, "never"))
         assert running.daemons["coordinator"].wait_for("job.ended", 100)["outcome"] == "completed"
     running.stop()
 

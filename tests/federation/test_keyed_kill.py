@@ -117,7 +117,7 @@ def begin(running, silos, document, plans, method, mix="one-upload", **changes):
     assert job.keyed
     configure(running, silos)
     for name in ("coordinator", *silos):
-        running.start_impatient(name, plans.get(name, "never"))
+        running.start_daemon(name, plans.get(name, "never"))
     return job
 
 

@@ -77,7 +77,7 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     local_federation.write_operator(running.federation, running.address)
     # round 1 stays open: one silo dies before it gives anything in it
     for name in ("coordinator", *SILOS):
-        running.start_impatient(
+        running.start_daemon(
             name, "once:egress.intent first 1 padded" if name == "middle" else "never"
         )
     running.daemons["coordinator"].wait_for("listening", 60)
@@ -89,12 +89,12 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     shown = json.loads(call("show", "first", "--json"))
     assert (shown["stage"], shown["round"]) == ("stopped", 1)
     assert running.daemons["middle"].wait_for("killed", 60)["at"]
-    running.start_impatient("middle")
+    running.start_daemon("middle")
     call("submit", signed(running, "second"))
     assert "completed" in call("watch", "second").splitlines()[-1]
 
     assert running.daemons["coordinator"].stop() == 0
-    running.start_impatient("coordinator")
+    running.start_daemon("coordinator")
     running.daemons["coordinator"].wait_for("listening", 60)
     call("resume", "first")
     assert "completed" in call("watch", "first").splitlines()[-1]
@@ -126,7 +126,7 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
         assert text.count(trust) == 1
         policy.write_text(text.replace(trust, asked))
     for name in ("coordinator", *SILOS):
-        running.start_impatient(name)
+        running.start_daemon(name)
     ended = running.daemons["coordinator"].wait_for("job.ended", 60)
     assert (ended["outcome"], ended["reason"]) == (
         "failed",

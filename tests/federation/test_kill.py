@@ -44,7 +44,7 @@ def begin(running, document, plans, rounds):
     for silo in SILOS:
         running.write_silo(silo)
     for name in ("coordinator", *SILOS):
-        running.start_impatient(name, plans.get(name, "never"))
+        running.start_daemon(name, plans.get(name, "never"))
 
 
 def same_as_undisturbed(running):

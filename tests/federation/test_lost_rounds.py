@@ -69,7 +69,7 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
             running.address = address
             for silo in SILOS:
                 running.write_silo(silo)
-                running.start_impatient(silo)
+                running.start_daemon(silo)
             for job in running.jobs:
                 for silo in SILOS:
                     ended = await asyncio.to_thread(

@@ -119,10 +119,10 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
         # which leaves too little for the third job
         most = target + 0.5 if silo == "north" else 100.0
         policy.write_text(undrafted(policy.read_text()) + dataset(epsilon=most, required="true"))
-    running.start_impatient("north")
-    running.start_impatient("east")
-    running.start_impatient("south", f"every:{'|'.join(DEADLY)}")
-    running.start_impatient("west", "every:budget.reserve crash")
+    running.start_daemon("north")
+    running.start_daemon("east")
+    running.start_daemon("south", f"every:{'|'.join(DEADLY)}")
+    running.start_daemon("west", "every:budget.reserve crash")
     seen = []
     while sum(event["event"] == "job.ended" for event in seen) < len(running.jobs):
         seen.append(coordinator.event(60))

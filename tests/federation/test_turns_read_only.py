@@ -95,7 +95,7 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
 
     def begin(name):
         if name == who:
-            shipped, running._launch = running._launch, mounts.launch
+            shipped, running.launcher = running.launcher, mounts.launch
             try:
                 return (
                     running.restart_coordinator()
@@ -103,11 +103,9 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
                     else running.start_silo(name)
                 )
             finally:
-                running._launch = shipped
+                running.launcher = shipped
         return (
-            running.restart_coordinator()
-            if name == "coordinator"
-            else running.start_impatient(name)
+            running.restart_coordinator() if name == "coordinator" else running.start_daemon(name)
         )
 
     begin("coordinator")

@@ -165,18 +165,22 @@ def test_bad_records_are_refused_before_anything_trains(
     assert complaint in str(caught.value)
 
 
-# What no silo can be blamed for: few records, few classes. Labels [training, test] of silo a, and
-# of the others.
+# What no silo can be blamed for: few records, few classes. Labels [training, test] of silos a, b
+# and c as far as they are named, and of the others.
 
 FEW = {
-    "one training record": ([1], [0, 1, 2], [0, 1, 2]),
-    "one record to train on and one of another class to test": ([1], [2], [0, 1, 2]),
-    "one class at a silo": ([1] * 9, [1] * 4, [0, 1, 2]),
-    "one class at each silo": ([1] * 9, [1] * 4, [2]),
-    "a class that is only tested": ([0, 1] * 5, [0, 1, 2], [0, 1, 2]),
-    "a class that nobody holds": ([0, 1] * 5, [0, 1], [1, 0]),
-    "a class that is only tested, everywhere": ([0, 1] * 5, [0, 1, 2], [1, 0]),
+    "one training record, one class, a class that is only tested": (
+        {"a": ([1], [0, 1, 2]), "b": ([1] * 9, [1] * 4), "c": ([0, 1] * 5, [0, 1, 2])},
+        [0, 1, 2],
+    ),
+    "one record, of another class than the test's, and one class at each silo": (
+        {"a": ([1], [2]), "b": ([1] * 9, [1] * 4)},
+        [2],
+    ),
+    "a class that nobody holds": ({"a": ([0, 1] * 5, [0, 1])}, [1, 0]),
+    "a class that is only tested, everywhere": ({"a": ([0, 1] * 5, [0, 1, 2])}, [1, 0]),
 }
+ONE_RECORD, _, UNHELD, _ = FEW
 SILOS = ["a", "b", "c", "d"]
 SHORT = {
     "fedavg-ft": {"tuning_epochs": 1},
@@ -203,12 +207,15 @@ def few(make_job, method, case, norm="group", rounds=2, **options):
     job = make_job(
         method, options, model, SLOW.get(method), silos=SILOS, rounds=rounds, participation=share
     )
-    train, test, others = FEW[case]
+    own, others = FEW[case]
+    assert own.keys() <= {*job.cohort(0), *job.cohort(1)}
     shards = {
         silo: (records_of(others * 6, i), records_of(others * 2, 9 + i))
         for i, silo in enumerate(SILOS)
     }
-    return job, {**shards, "a": (records_of(train, 20), records_of(test, 21))}
+    return job, shards | {
+        silo: (records_of(train, 20), records_of(test, 21)) for silo, (train, test) in own.items()
+    }
 
 
 def assert_finite(result):
@@ -226,14 +233,17 @@ def test_every_method_works_with_few_records_and_classes(make_job, method, case)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, method):
-    other = "group" if method == "fedbn" else "none"
-    assert_finite(simulate(*few(make_job, method, "one training record", other)))
-    job, shards = few(make_job, method, "one training record", "batch")
+    """And with two classes."""
+    job, shards = few(make_job, method, ONE_RECORD, "group" if method == "fedbn" else "none")
+    check_training(job, shards["a"][0], "a", "here")
+    job, shards = few(make_job, method, ONE_RECORD, "batch")
     with pytest.raises(
         LocalError, match=r"^silo 'a': 1 record to train on, .*; add records, or have the operator"
     ):
         simulate(job, shards)
-    assert_finite(simulate(job, {**shards, "a": (records_of([1, 2], 20), shards["a"][1])}))
+    job, shards = few(make_job, method, UNHELD, "batch")
+    job = replace(job, model=job.model.model_copy(update={"classes": 2}))
+    assert_finite(simulate(job, {**shards, "a": (records_of([1, 0], 20), shards["a"][1])}))
 
 
 def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
@@ -256,17 +266,9 @@ def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():
     assert not torch.allclose(*extractor(records.flatten(0, 1)), atol=0.1)
 
 
-def test_every_method_works_with_two_classes(make_job, make_shards):
-    for method in METHODS:
-        job, shards = few(make_job, method, "a class that nobody holds")
-        assert_finite(
-            simulate(replace(job, model=job.model.model_copy(update={"classes": 2})), shards)
-        )
-
-
 def test_a_class_that_nobody_holds_stays_as_it_was(make_job):
     def after(method, **options):
-        job, shards = few(make_job, method, "a class that nobody holds", rounds=4, **options)
+        job, shards = few(make_job, method, UNHELD, rounds=4, **options)
         return job, simulate(job, shards)
 
     for stale in (False, True):

@@ -109,8 +109,9 @@ class World:
         Nothing else is left of the one before.
         """
         self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
-        self.summing = SecureSum(self.setting, self, self.database.secure_rows("j1", 3))
+        self.summing = SecureSum(self.setting, self, self.kept())
         self.summing.resume()
+        self.follower, self.followed = self.replayed(), len(self.kept())
 
     # What the Summing asks for.
 
@@ -157,7 +158,7 @@ class World:
     def run(self):
         """Until nobody has anything more to say; the sum is opened when it can be."""
         while True:
-            assert lists(self.replayed()) == lists(self.summing)
+            self.follow()
             waiting = [
                 silo
                 for silo in self.silos
@@ -168,6 +169,7 @@ class World:
             elif self.opens:
                 self.open_now()
             else:
+                assert lists(self.replayed()) == lists(self.summing)
                 return self
 
     def next(self, silo):
@@ -275,10 +277,26 @@ class World:
             self.start()
             call()
 
+    def kept(self):
+        return list(self.database.secure_rows("j1", 3))
+
     def replayed(self):
         """What another process would make of what is in the database."""
         # no shell: nothing is asked of it
-        return SecureSum(self.setting, None, self.database.secure_rows("j1", 3))
+        return SecureSum(self.setting, None, self.kept())
+
+    def follow(self):
+        """After each step, what is in the database makes the lists that silos are told.
+
+        One replay takes the new rows, as a fresh one would in the end: from the first on each time,
+        they were most of what these tests did.
+        """
+        rows = self.kept()
+        self.follower._live = False
+        for row in rows[self.followed :]:
+            self.follower._replay(row.attempt, loaded(row))
+        self.followed = len(rows)
+        assert lists(self.follower) == lists(self.summing)
 
     def late(self):
         """Time is up for what is awaited now."""
@@ -543,6 +561,27 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
         if isinstance(told.body, SignedSpec) and told.body.notes
     ]
     assert [note.silo for note in asked.body.notes] == list(world.silos[:3])
+
+
+def test_the_third_attempt_brings_the_notes_of_both_before_it(world):
+    """A silo that took part in either signs survivors only once it knows that it is over."""
+    dead = world.silos[2:]
+    for attempt in (0, 1):
+        world.hear = stops_at(s.UploadWords, *dead)(world)
+        world.begin(attempt).run()
+        world.late()
+        world.hear, world.silent = (lambda _, effect: effect), set()
+        world.run()
+        assert [end[:2] for end in world.ends] == [("failed", attempt)]
+        world.ends = []
+    contexts = [state.ctx for state in world.summing._states]
+    world.begin(2).run()
+    world.check_sum(world.silos)
+    for told in lists(world.summing).values():
+        brought = [each.body.notes for each in told if isinstance(each.body, SignedSpec)]
+        assert [len(notes) for notes in brought] == [0, 4, 8]
+        for ctx in contexts:
+            assert sum(note.holds(ctx, world.setting.signers) for note in brought[-1]) == 4
 
 
 def test_an_attempt_that_ends_for_privacy_budgets_says_so(world):

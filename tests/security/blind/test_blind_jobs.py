@@ -29,7 +29,7 @@ KEYS = (bytes(32), b"another".ljust(32))
 def shards():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    records = digits()
+    records = digits().take(torch.arange(900))
     parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)
     yield {
         silo: split(records.take(p), bytes(range(32)), 0.25)
@@ -243,7 +243,7 @@ def test_a_private_job_may_be_blind(shards, run):
 
 
 def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_nearly(shards):
-    job, _ = jobs(shards, "pfedsim", {"rho": 0.4, "similarity": "per_class"})
+    job, _ = jobs(shards, "pfedsim", {"rho": 0.4, "similarity": "per_class"}, rounds=3)
     one, again, other = Watched(job), Watched(job), Watched(job, KEYS[1])
     models = [simulate(job, shards, exchanges=exchanges) for exchanges in (one, again, other)]
     assert furthest(models[0], models[1]) == 0
@@ -256,7 +256,7 @@ def test_who_may_have_no_row_keeps_its_own_model(shards):
     """Terms that no row of five others meets: pFedSim is then training alone from the phase change
     on.
     """
-    job, clear = jobs(shards, "pfedsim", {"rho": 0})
+    job, clear = jobs(shards, "pfedsim", {"rho": 0}, rounds=3)
     exchanges = Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=6))
     found = simulate(job, shards, exchanges=exchanges)
     alone = Job.from_file(
@@ -277,7 +277,7 @@ def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
 
 
 def test_a_jobs_own_exchanges_are_by_its_terms(shards):
-    job, _ = jobs(shards, "pfedsim", {"rho": 0})
+    job, _ = jobs(shards, "pfedsim", {"rho": 0}, rounds=3)
     assert JobPlan(job).terms == Terms(min_cohort=3, colluders=1, batches=job.batches)
     found = simulate(job, shards, exchanges=simulated(job, KEYS[1]))
     assert furthest(found, simulate(job, shards, exchanges=Watched(job, KEYS[1]))) == 0

@@ -253,6 +253,23 @@ def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
     strict.ledger.close()
 
 
+def test_4_each_part_that_is_hidden_has_so_many_attempts_of_its_own(keyed, tmp_path):
+    """Those that were begun count, whatever became of them."""
+    old = 'max_bytes_per_round = "64MiB"'
+    once = {old: f"{old}\nmax_attempts_per_round = 1"}
+    world = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace=once))
+    broken(world, world.upload_padded, 1)
+    world.upload_rotated()
+    for again in (
+        lambda: world.upload_padded(padding=world.padding(number=1)),
+        world.upload_rotated,
+    ):
+        with pytest.raises(DeniedError, match="1 uploads of this round were begun"):
+            again()
+    assert world.client.uploads == 2
+    world.ledger.close()
+
+
 def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
     options, model = (
         {"sampling": "algorithm2", "sketch": 32},
