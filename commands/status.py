@@ -25,6 +25,8 @@ from .console.printer import PrintedTable
 from .ledger import show as ledger_show
 
 WIDTH = 100
+IDLE = ("queued", "ended")  # stages in which nobody is awaited
+OF_A_ROUND = ("drawing", "round", "folding")
 WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", "not yet")}
 
 
@@ -54,12 +56,14 @@ def status(
 def _is_coordinator(config: Path) -> bool:
     """By the key that only one of the two files has."""
     document = parse_document(read_bytes(config), str(config))
-    if ("listen" in document) == ("coordinator" in document):
+    listens = "listen" in document
+    connects = "coordinator" in document
+    if listens == connects:
         raise LocalError(
             f"{config}: neither a coordinator's configuration (with 'listen') nor a silo's (with"
             " 'coordinator'); name the file that the daemon runs with"
         )
-    return "listen" in document
+    return listens
 
 
 # The coordinator.
@@ -70,17 +74,18 @@ def _coordinator_document(found: CoordinatorStatus) -> dict[str, Any]:
 
 
 def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
-    shown: list[str | PrintedTable] = [
-        _head("coordinator", found.running, found.directory, found.disk)
-    ]
+    head = _head("coordinator", found.running, found.directory, found.disk)
     if not found.jobs:
-        return [*shown, "no jobs"]
-    rows = [
-        (job.job, job.stage, f"{job.closed} of {job.rounds}", job.outcome, _metrics(job))
-        for job in found.jobs
-    ]
-    shown.append(_table(("job", "stage", "closed", "outcome", "last closed round"), rows))
-    return [*shown, *(line for job in found.jobs for line in _stage(job))]
+        return [head, "no jobs"]
+
+    rows = []
+    stages: list[str] = []
+    for job in found.jobs:
+        closed = f"{job.closed} of {job.rounds}"
+        rows.append((job.job, job.stage, closed, job.outcome, _metrics(job)))
+        stages += _stage(job)
+    columns = ("job", "stage", "closed", "outcome", "last closed round")
+    return [head, _table(columns, rows), *stages]
 
 
 def _metrics(job: CoordinatorJob) -> str:
@@ -88,36 +93,40 @@ def _metrics(job: CoordinatorJob) -> str:
         return "-"
     metrics = job.last.metrics
     silos = f"{len(job.last.members)} silos"
-    if not metrics.get("tested"):
+    tested = metrics.get("tested")
+    if not tested:
         return silos
-    delivered, trained = (
-        metrics[f"correct.{model}"] / metrics["tested"] for model in ("delivered", "trained")
-    )
+    delivered = metrics["correct.delivered"] / tested
+    trained = metrics["correct.trained"] / tested
     return f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
 
 
 def _stage(job: CoordinatorJob) -> list[str]:
     """Who is awaited in a job that runs; why a job failed."""
-    lines = [f"{job.job}: {job.reason}"] if job.reason else []
+    lines = []
+    if job.reason:
+        lines.append(f"{job.job}: {job.reason}")
     if job.relayed:
-        lines.append(
-            f"{job.job}: {', '.join(job.relayed)}: passed on to its silos, which alone can open it"
-        )
-    if job.stage not in ("queued", "ended"):
-        gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
-        where = (
-            f"{job.stage}, round {job.closed}"
-            if job.stage in ("drawing", "round", "folding")
-            else job.stage
-        )
-        if job.attempt is not None:
-            where = f"{where}, secure sum, attempt {job.attempt + 1}"
-        dropped = [f"{silo} ({in_words(code)})" for silo, code in job.dropped.items()]
-        told = ((gave, job.gave), (missing, job.missing), ("dropped", dropped))
-        lines.append(
-            f"{job.job}: {where}: "
-            + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told)
-        )
+        relayed = ", ".join(job.relayed)
+        lines.append(f"{job.job}: {relayed}: passed on to its silos, which alone can open it")
+    if job.stage in IDLE:
+        return lines
+
+    where = job.stage
+    if job.stage in OF_A_ROUND:
+        where += f", round {job.closed}"
+    if job.attempt is not None:
+        where += f", secure sum, attempt {job.attempt + 1}"
+
+    # an operator who waits needs the names: to call the silo that is missing
+    gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
+    dropped = [f"{silo} ({in_words(code)})" for silo, code in job.dropped.items()]
+    groups = {gave: job.gave, missing: job.missing, "dropped": dropped}
+    counted = []
+    for name, silos in groups.items():
+        listed = ", ".join(silos) or "-"
+        counted.append(f"{name}: {listed}")
+    lines.append(f"{job.job}: {where}: {'; '.join(counted)}")
     return lines
 
 
@@ -125,11 +134,16 @@ def _stage(job: CoordinatorJob) -> list[str]:
 
 
 def _silo_document(found: SiloStatus) -> dict[str, Any]:
-    totals = [
-        {"job": job, "part": part, **asdict(total)}
-        for (job, part), total in found.ledger.totals.items()
-    ]
-    verified = {"ok": found.ledger.verified.ok, **asdict(found.ledger.verified)}
+    ledger = found.ledger
+    totals = []
+    for (job, part), total in ledger.totals.items():
+        row = {"job": job, "part": part, **asdict(total)}
+        totals.append(row)
+    budgets = []
+    for name, head in ledger.budgets.items():
+        row = {"dataset": name, "epsilon": head.epsilon, "limit": head.limit, "delta": head.delta}
+        budgets.append(row)
+    verified = {"ok": ledger.verified.ok, **asdict(ledger.verified)}
     return {
         "role": "silo",
         "directory": str(found.directory),
@@ -137,31 +151,36 @@ def _silo_document(found: SiloStatus) -> dict[str, Any]:
         "disk": asdict(found.disk),
         "jobs": [asdict(job) for job in found.jobs],
         "ledger": {**verified, "totals": totals},
-        "privacy": [
-            {"dataset": name, "epsilon": head.epsilon, "limit": head.limit, "delta": head.delta}
-            for name, head in found.ledger.budgets.items()
-        ],
+        "privacy": budgets,
     }
 
 
 def _silo(found: SiloStatus) -> list[str | PrintedTable]:
-    shown: list[str | PrintedTable] = [_head("silo", found.running, found.directory, found.disk)]
-    if found.jobs:
-        rows = [
-            (job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job))
-            for job in found.jobs
-        ]
-        shown.append(_table(("job", "method", "rounds", "state", "own held-out records"), rows))
-        shown += [f"{job.job}: {job.problem}" for job in found.jobs if job.problem]
-    else:
-        shown.append("no jobs")
-    return [*shown, *_ledger(found.ledger)]
+    head = _head("silo", found.running, found.directory, found.disk)
+    ledger = _ledger(found.ledger)
+    if not found.jobs:
+        return [head, "no jobs", *ledger]
+
+    rows = []
+    problems = []
+    for job in found.jobs:
+        done = f"{job.done} of {job.rounds}"
+        rows.append((job.job, job.method, done, _state(job), _accuracy(job)))
+        if job.problem:
+            problems.append(f"{job.job}: {job.problem}")
+    columns = ("job", "method", "rounds", "state", "own held-out records")
+    return [head, _table(columns, rows), *problems, *ledger]
 
 
 def _state(job: SiloJob) -> str:
+    # a job's files may be damaged: then they say neither that it finished nor that it failed
     if job.problem:
         return "unreadable"
-    return "finished" if job.finished else "failed" if job.failed else "open"
+    if job.finished:
+        return "finished"
+    if job.failed:
+        return "failed"
+    return "open"
 
 
 def _accuracy(job: SiloJob) -> str:
@@ -174,14 +193,22 @@ def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:
     verified = ledger.verified
     if not verified.ok:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
-    top = f"{verified.records - 1}:{verified.head}" if verified.head else "none"
-    total = sum(total.bytes for total in ledger.totals.values())
-    assumed = sum(total.assumed for total in ledger.totals.values())
-    left = f"{total:,} bytes left" + (f", {assumed:,} of these assumed" if assumed else "")
-    rows = [
-        (*key, *(f"{n:,}" for n in (total.messages, total.tensors, total.bytes)))
-        for key, total in ledger.totals.items()
-    ]
+
+    top = "none"
+    if verified.head:
+        top = f"{verified.records - 1}:{verified.head}"
+    rows = []
+    everything = assumed = 0
+    for key, total in ledger.totals.items():
+        numbers = (total.messages, total.tensors, total.bytes)
+        rows.append((*key, *map("{:,}".format, numbers)))
+        everything += total.bytes
+        assumed += total.assumed
+
+    # a message without digest may not have left; it counts in full
+    left = f"{everything:,} bytes left"
+    if assumed:
+        left += f", {assumed:,} of these assumed"
     table = _table(("job", "part", "messages", "tensors", "bytes that left"), rows, numbers=3)
     spent = map(ledger_show.spent, ledger.budgets.values())
     return [f"ledger: holds, {verified.records} records, {left}", f"head {top}", *spent, table]

@@ -54,7 +54,12 @@ def job_text(method: str, *, private: bool = False) -> str:
         norm = f'norm = "{model.norm}"'
     if "participation" in settings:
         participation = f"participation = {settings['participation']}"
-    comment = "" if private else "# "
+    comment = "# "
+    if private:
+        comment = ""
+    statistics = f"{method} has none"
+    if measures:
+        statistics = f"its features, in {method}"
     return Template(examples.text("job")).substitute(
         method=method,
         version=chosen.version,
@@ -67,7 +72,7 @@ def job_text(method: str, *, private: bool = False) -> str:
         participation=participation,
         privacy=f"{comment}[privacy]",
         on=comment,
-        statistics=f"its features, in {method}" if measures else f"{method} has none",
+        statistics=statistics,
     )
 
 

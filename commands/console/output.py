@@ -45,7 +45,10 @@ def show(report: PreflightReport, as_json: bool) -> None:
         for number, finding in enumerate(findings, 1):
             printer.show(*_wrapped(number, finding))
         failed = sum(not finding.ok for finding in findings)
-        printer.show(f"{failed} of {len(findings)} failed" if failed else "all is well")
+        verdict = "all is well"
+        if failed:
+            verdict = f"{failed} of {len(findings)} failed"
+        printer.show(verdict)
     if not report.ok:
         raise typer.Exit(1)
 

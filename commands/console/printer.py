@@ -93,6 +93,7 @@ def show_json(value: Any, *, indent: int | None = None) -> None:
 def show_file(data: bytes) -> None:
     """Print the text of a file: its own bytes, or on a terminal lines as ``show`` does."""
     if sys.stdout.isatty():
+        # a file from elsewhere must not steer a terminal; a program that reads it needs every byte
         show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
     sys.stdout.flush()
@@ -119,7 +120,8 @@ def show_usage(fault: Any) -> None:
 
     ``fault`` is a usage error of typer's parser.
     """
-    if not (text := fault.format_message()):
+    text = fault.format_message()
+    if not text:
         return  # the command line was empty, and the help was printed
     if fault.ctx is not None:
         usage = fault.ctx.get_usage().split("\n")
@@ -162,14 +164,14 @@ class Screen:
 
         ``elapsed`` shows how long each has run.
         """
-        timed = [bars.TimeElapsedColumn()] if elapsed else []
-        columns = (
+        columns: list[bars.ProgressColumn] = [
             _Words("description"),
             bars.BarColumn(30),
             bars.MofNCompleteColumn(),
-            *timed,
-            _Words("note"),
-        )
+        ]
+        if elapsed:
+            columns.append(bars.TimeElapsedColumn())
+        columns.append(_Words("note"))
         return Progress(*columns, console=self._console)
 
 
@@ -181,8 +183,9 @@ class _Words(bars.ProgressColumn):
         self._name = name
 
     def render(self, task: bars.Task) -> Text:
-        words = task.description if self._name == "description" else task.fields[self._name]
-        return _text(words)
+        if self._name == "description":
+            return _text(task.description)
+        return _text(task.fields[self._name])
 
 
 def _write(text: str, *, err: bool = False) -> None:
@@ -194,7 +197,9 @@ def _write(text: str, *, err: bool = False) -> None:
 def _show_table(table: PrintedTable, *, err: bool) -> None:
     drawn = grids.Table(title=_text(table.title), **FRAMES[table.frame])
     for number, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "right" if number in table.right else "left"
+        justify: Literal["left", "right"] = "left"
+        if number in table.right:
+            justify = "right"
         drawn.add_column(_text(column), justify=justify, overflow=OVERFLOW[table.frame])
     for number, row in enumerate(table.rows):
         drawn.add_row(*map(_text, row), end_section=number in table.ends)

@@ -10,8 +10,12 @@ def to_toml(document: Mapping[str, Any]) -> str:
     plain: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for key, value in document.items():
-        kind = tables if isinstance(value, Mapping) else plain
-        kind[key] = value
+        if isinstance(value, Mapping):
+            tables[key] = value
+        else:
+            plain[key] = value
+
+    # plain keys first: below a table's name they would be the table's
     lines = _assignments(plain)
     for name, table in tables.items():
         lines += ["", f"[{name}]", *_assignments(table)]

@@ -42,9 +42,9 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a job file says, once its signature was checked.
+    """Show a signed job file, once its signature was checked, or how a job stands.
 
-    Or how a job at the coordinator stands.
+    The job stands at the coordinator.
     """
     if (roster is None) == (operator is None):
         raise LocalError(
@@ -58,6 +58,7 @@ def show(
         )
         return
 
+    # a name says nothing by itself: the coordinator has the job
     with connected(given_file(operator)) as here:
         report = here.show(job)
     if as_json:
@@ -153,26 +154,25 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
 
 def round_fields(rounds: Sequence[pb.ClosedRound]) -> list[dict[str, Any]]:
     """Closed rounds as plain values."""
-    return [
-        {"round": r.round, "members": list(r.members), "metrics": dict(r.metrics)} for r in rounds
-    ]
+    closed = []
+    for one in rounds:
+        metrics = dict(one.metrics)
+        closed.append({"round": one.round, "members": list(one.members), "metrics": metrics})
+    return closed
 
 
 def _line(status: pb.JobStatus) -> str:
-    given = (
-        f", {len(status.given)} of {len(status.cohort)} silos gave"
-        if status.stage == "round"
-        else ""
-    )
-    done = f"{status.round} of {status.rounds} rounds"
-    ended = f" {status.outcome}" if status.stage == "ended" else ""
-    reason = f": {status.reason}" if status.reason else ""
-    unheard = (
-        f"; not heard of since the coordinator started: {', '.join(status.unheard)}"
-        if status.unheard
-        else ""
-    )
-    return f"{status.job:<24} {status.stage + ended:<18} {done}{given}{reason}{unheard}"
+    stage = status.stage
+    if stage == "ended":
+        stage += f" {status.outcome}"
+    line = f"{status.job:<24} {stage:<18} {status.round} of {status.rounds} rounds"
+    if status.stage == "round":
+        line += f", {len(status.given)} of {len(status.cohort)} silos gave"
+    if status.reason:
+        line += f": {status.reason}"
+    if status.unheard:
+        line += f"; not heard of since the coordinator started: {', '.join(status.unheard)}"
+    return line
 
 
 def _shown(value: Any) -> str:

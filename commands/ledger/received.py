@@ -14,7 +14,9 @@ KINDS = {"received": "received", "delivered": "delivered", "head.refused": "refu
 
 def is_coordinators(folder: Path) -> bool:
     """Whether this is a coordinator's ledger: its first record says so."""
-    return next((line.record["type"] == "serving" for line in lines(folder)), False)
+    for line in lines(folder):
+        return bool(line.record["type"] == "serving")
+    return False  # no record yet, as in a new silo's
 
 
 def check_silos(folder: Path) -> None:
@@ -36,13 +38,19 @@ def show(
         printer.show_json(found)
         return
     printer.show(printer.PrintedTable(COLUMNS, list(map(_row, found))))
+
     sizes: dict[str, list[int]] = {}
     for record in found:
-        sizes.setdefault(record["type"], []).append(record.get("message", {}).get("bytes", 0))
+        message = record.get("message", {})  # a refused head has none
+        sizes.setdefault(record["type"], []).append(message.get("bytes", 0))
     for kind, name in KINDS.items():
-        if kind in sizes:
-            count, total = len(sizes[kind]), sum(sizes[kind])
-            printer.show(f"{name}: {count}, {total:,} bytes" if total else f"{name}: {count}")
+        if kind not in sizes:
+            continue
+        said = f"{name}: {len(sizes[kind])}"
+        total = sum(sizes[kind])
+        if total:
+            said += f", {total:,} bytes"
+        printer.show(said)
 
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
@@ -56,7 +64,10 @@ def _matches(record: dict[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _row(record: dict[str, Any]) -> list[str]:
-    size = record.get("message", {}).get("bytes")
+    size = "-"
+    message = record.get("message", {})
+    if "bytes" in message:
+        size = f"{message['bytes']:,}"
     return [
         str(record["seq"]),
         record["time"],
@@ -64,6 +75,6 @@ def _row(record: dict[str, Any]) -> list[str]:
         record["silo"],
         record.get("job", "-"),
         str(record.get("round", "-")),
-        "-" if size is None else f"{size:,}",
+        size,
         str(record.get("ledger_seq", "-")),
     ]

@@ -64,7 +64,8 @@ def _print(found: Reconciled, rosters: Rosters) -> None:
         printer.show(f"DIFFERENCE: {difference}")
     for gap in found.gaps[:MOST]:
         printer.show(f"gap: {gap}")
-    if (more := len(found.gaps) - MOST) > 0:
+    more = len(found.gaps) - MOST
+    if more > 0:
         printer.show(f"… and {more} gaps more (--json has all)")
 
     # the last line says how much was checked, so that nobody takes it for more
@@ -87,19 +88,27 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     compared as well.
     """
     held = _held(silo.parent / HEADS, coordinator, roster)
+
+    # what two ledgers say of one another means nothing unless each holds by itself
     for folder in (silo, coordinator):
-        key = _key(folder, roster) if roster else None
+        key = None
+        if roster:
+            key = _key(folder, roster)
         verified = audit.verify(folder, key=key)
         if not verified.ok:
             raise LocalError(
                 f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify"
                 f" {folder}"
             )
-    if roster and (name := _owner(coordinator)) != roster.coordinator.id:
-        raise LocalError(
-            f"{coordinator}: is the ledger of {name!r}; the coordinator is"
-            f" {roster.coordinator.id!r}"
-        )
+
+    # any silo's ledger holds too: this has to be the one that signed the receipts
+    if roster:
+        name = _owner(coordinator)
+        if name != roster.coordinator.id:
+            raise LocalError(
+                f"{coordinator}: is the ledger of {name!r}; the coordinator is"
+                f" {roster.coordinator.id!r}"
+            )
     return compared(silo, coordinator, roster, held)
 
 
@@ -110,9 +119,13 @@ def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead
     kept = checked_file.read_json(path, MemberHeads)
     now = _checkpoint(coordinator)
     name, found = _owner(coordinator), []
-    for text in filter(None, (kept.heads.get(name), kept.forks.get(name))):
+
+    # a fork is a head that contradicts the one before: a coordinator that showed two histories
+    texts = filter(None, (kept.heads.get(name), kept.forks.get(name)))
+    for text in texts:
         try:
             note = notes.parse(text.encode())
+            # a key that was rotated since is not in this roster
             if note.signatures[0].key_id != now.signatures[0].key_id:
                 continue
             if roster:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,9 @@ class Rosters:
     @property
     def newest(self) -> Roster | None:
         """The one with the highest version."""
-        return self.each[-1] if self.each else None
+        if not self.each:
+            return None
+        return self.each[-1]
 
     @property
     def vouchers(self) -> str:
@@ -70,21 +73,27 @@ def read(
 
     LocalError or PeerError say what is wrong.
     """
-    fingerprints, least = tuple(founders or ()), threshold or 0
+    fingerprints = tuple(founders or ())
+    least = threshold or 0
     _check_options(files, fingerprints, least)
-    each = sorted(map(rosters.load, files or ()), key=lambda roster: roster.version)
+
+    loaded = map(rosters.load, files or ())
+    each = sorted(loaded, key=attrgetter("version"))
     federations = sorted({roster.federation for roster in each})
     if len(federations) > 1:
         raise LocalError(
             f"rosters of several federations: {', '.join(federations)}; give those of the ledger's"
         )
+
+    # a roster that is not vouched for would let anyone name the keys that it is checked with
     for roster in each:
         rosters.verify_by(roster, fingerprints, least)
     return Rosters(tuple(each), fingerprints)
 
 
 def _check_options(files: Sequence[Path] | None, founders: Sequence[str], threshold: int) -> None:
-    if not files and (founders or threshold):
+    has_founders = bool(founders or threshold)
+    if has_founders and not files:
         raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
     named = len(set(founders))
     if threshold > named:
@@ -93,5 +102,7 @@ def _check_options(files: Sequence[Path] | None, founders: Sequence[str], thresh
 
 def read_one(file: Path | None, founders: Sequence[str] | None, threshold: int | None) -> Rosters:
     """Like ``read``, for a command that takes at most one roster."""
-    files = [] if file is None else [file]
+    files = []
+    if file is not None:
+        files.append(file)
     return read(files, founders, threshold)

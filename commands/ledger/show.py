@@ -71,11 +71,15 @@ def show(
     if no option selects messages.
     """
     folder = ledger_folder(path)
+
+    # the coordinator's ledger has other records: what it received, not what left
     if received.is_coordinators(folder):
         if part is not None:
             raise LocalError("--part: a coordinator's ledger does not name parts; see the silo's")
         received.show(folder, job, round_number, recipient, as_json=as_json)
         return
+
+    # a job's name with a slip of the pen would select nothing, which reads as "nothing left"
     if job is not None:
         _check_job(folder, job)
 
@@ -136,6 +140,7 @@ class Wanted:
         """Whether a record of a job is selected."""
         if self.part is not None and self.part not in parts:
             return False
+        # an option that is left out selects all
         pairs = (
             (self.job, record.job),
             (self.round, record.round),
@@ -154,7 +159,7 @@ def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
         if wanted.has(denial, [], ""):
             found.append((line, denial))
     if wanted.everything:
-        found += messages.of_type(folder, PrivacyHead)
+        found += messages.of_type(folder, PrivacyHead)  # of a data set: they belong to no job
     return found
 
 
@@ -180,34 +185,49 @@ def summary(
     folder = ledger_folder(path)
     received.check_silos(folder)
     rosters = roster_files.read(roster, founder, threshold)
+
+    # on standard error: the table of totals, or the JSON, may be read by a program
     receipts = Receipts()
     if rosters.each:
         receipts = receipt_checks.check(messages.lines(folder), rosters.each)
     for problem in receipts.problems:
         printer.show(f"problem: {problem}", err=True)
+
     totals = messages.summary(folder, GROUPS)
     if as_json:
-        rows: list[dict[str, Any]] = []
-        for key, total in totals.items():
-            rows.append({**dict(zip(GROUPS, key, strict=True)), **asdict(total)})
-        rows += [_document_of_other(*last) for last in _last_budgets(folder)]
-        printer.show_json(rows)
+        printer.show_json(_totals_document(folder, totals))
     else:
         _print_totals(folder, totals)
         if rosters.each:
             printer.show(rosters.vouchers, receipts.told)
+
+    # the totals are shown all the same: they are of the silo's own records
     if receipts.problems:
         raise typer.Exit(1)
 
 
+def _totals_document(
+    folder: Path, totals: Mapping[tuple[str, ...], Totals]
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for key, total in totals.items():
+        group: dict[str, str] = dict(zip(GROUPS, key, strict=True))
+        rows.append({**group, **asdict(total)})
+    for line, head in _last_budgets(folder):
+        rows.append(_document_of_other(line, head))
+    return rows
+
+
 def _print_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None:
     columns = (*GROUPS, "messages", "tensors", "elements", "bytes", "of these assumed")
-    cells = [
-        [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
-        for key, t in totals.items()
-    ]
+    cells = []
+    everything = 0
+    for key, t in totals.items():
+        numbers = (t.messages, t.tensors, t.elements, t.bytes, t.assumed)
+        cells.append([*key, *map("{:,}".format, numbers)])
+        everything += t.bytes
     printer.show(printer.PrintedTable(columns, cells))
-    printer.show(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
+    printer.show(f"{everything:,} bytes in all")
     for line, head in _last_budgets(folder):
         printer.show(f"{spent(head)}, as of record {line.seq}")
     _print_policies(folder)
@@ -269,21 +289,31 @@ def _row(message: LedgerMessage) -> list[str]:
 def _outcome(message: LedgerMessage) -> Iterator[str]:
     """How a message ended, and what hides or pays for it."""
     intent = message.intent
+
+    # without a digest the ledger cannot say what left, only how much at most
     yield message.status if message.digested else f"{message.status}, no digest"
-    if masked := intent.secagg:
+    masked = intent.secagg
+    if masked:
         yield f"masked among {', '.join(masked.members)}, threshold {masked.threshold}"
 
     # by part, where they are not all who can open something of the message
     readers = {tensor.part: tensor.readers for tensor in intent.tensors if tensor.readers}
     for part, names in readers.items():
         yield f"{part} read by {', '.join(names)}"
-    if hidden := intent.hidden:
-        use = f"version {hidden.number}" if intent.form == PADDED else "to be compared"
+
+    hidden = intent.hidden
+    if hidden:
+        use = "to be compared"
+        if intent.form == PADDED:
+            use = f"version {hidden.number}"
         yield f"{intent.form}, {use}"
+
     for taint, parts in _taints(intent).items():
         yield f"{taint}: {', '.join(parts)}"
-    if paid := intent.dp:
-        yield f"paid by {', '.join(map(str, paid.ids))} of data set {paid.dataset!r}"
+    paid = intent.dp
+    if paid:
+        reservations = ", ".join(map(str, paid.ids))
+        yield f"paid by {reservations} of data set {paid.dataset!r}"
 
 
 def _taints(intent: Intent) -> dict[str, dict[str, None]]:
@@ -291,7 +321,9 @@ def _taints(intent: Intent) -> dict[str, dict[str, None]]:
     found: dict[str, dict[str, None]] = {}
     for tensor in intent.tensors:
         found.setdefault(tensor.taint, {})[tensor.part] = None
-    return {} if found.keys() == {"private"} else found
+    if found.keys() == {"private"}:
+        return {}
+    return found
 
 
 def _recipient(record: Other) -> str:
@@ -306,9 +338,13 @@ def _row_of_other(line: VerifiedLine, record: Other) -> list[str]:
     stamp = [str(line.seq), line.record["time"]]
     if isinstance(record, PrivacyHead):
         return [*stamp, *[""] * 7, spent(record)]
-    part = "" if isinstance(record, Deny) else PROTOCOL
-    size = f"{record.message.bytes:,}" if isinstance(record, ProtocolMessage) else ""
-    of_job = [record.job, str(record.round), part, "", size, _recipient(record), ""]
+
+    part, size, recipient = PROTOCOL, "", ""
+    if isinstance(record, Deny):
+        part = ""
+    if isinstance(record, ProtocolMessage):
+        size, recipient = f"{record.message.bytes:,}", record.recipient.id
+    of_job = [record.job, str(record.round), part, "", size, recipient, ""]
     return [*stamp, *of_job, _event(record)]
 
 
@@ -317,8 +353,10 @@ def _event(record: OfJob) -> str:
         case ProtocolMessage():
             return f"{record.kind}, counts as left"
         case SumEnd():
-            blame = f", blamed: {record.blame}" if record.blame else ""
-            return f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
+            code = str(record.code)
+            if record.blame:
+                code = f"{code}, blamed: {record.blame}"
+            return f"attempt {record.ctx[:8]} ended, {code}: {record.why}"
         case SumSigned():
             silos = ", ".join(record.survivors)
             return f"sum {record.ctx[:8]} may be open over {silos} from here on"

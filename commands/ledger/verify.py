@@ -55,10 +55,14 @@ def verify(
     """
     rosters = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
+
+    # whoever has the silo's log key can rewrite all that lies in the folder: only what others hold
+    # shows that
     noted = {str(file): read_note(file) for file in checkpoint or []}
+    leaves = dict(map(_known, known or []))
     own = stored(folder)
     key = _key(rosters.newest, own, noted)
-    found = audit.verify(folder, dict(map(_known, known or [])), key, noted)
+    found = audit.verify(folder, leaves, key, noted)
 
     # A receipt is bound to a record, so receipts are checked only where the records hold, and only
     # those that were checked: the agent may append more meanwhile.
@@ -67,10 +71,13 @@ def verify(
         lines = islice(messages.lines(folder), found.records)
         receipts = receipt_checks.check(lines, rosters.each)
         found = replace(found, problems=tuple(receipts.problems))
+
     checked = _Checked(found, rosters, receipts, key, running=held(folder))
     if own and found.checkpoint is not None:
         federation, whose = owner(TreeHead.parse(own.text).origin)
         checked = replace(checked, federation=federation, silo=whose)
+
+    # a ledger that holds may be another silo's, or end in records that nobody has signed
     problems = (*found.problems, *_ownership(checked.silo, silo), *_loose(checked))
     checked = replace(checked, found=replace(found, problems=problems))
     if as_json:
@@ -108,12 +115,13 @@ def _document(checked: _Checked) -> dict[str, Any]:
         "unsigned": checked.unsigned,
         "running": checked.running,
     }
-    if checked.rosters.each:
-        founders = checked.rosters.founders
+    rosters = checked.rosters
+    if rosters.each:
         document["rosters"] = {
-            each.version: signers(each, founders) for each in checked.rosters.each
+            each.version: signers(each, rosters.founders) for each in rosters.each
         }
-    if receipts := checked.receipts:
+    receipts = checked.receipts
+    if receipts:
         document["receipts"] = {
             "good": len(receipts.good),
             "without": receipts.without,
@@ -127,7 +135,8 @@ def _print(checked: _Checked) -> None:
     _print_problems(found)
     if checked.silo:
         by = "by whom was not checked (give --roster)"
-        if checked.key and found.signed:
+        has_signer = checked.key is not None and found.signed
+        if has_signer:
             by = f"by {checked.key}"
         printer.show(f"ledger of {checked.silo}, federation {checked.federation}")
         printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
@@ -135,7 +144,11 @@ def _print(checked: _Checked) -> None:
         printer.show(checked.rosters.vouchers)
     if checked.receipts:
         printer.show(checked.receipts.told)
-    head = f"{found.records - 1}:{found.head}" if found.head else "none"
+
+    # SEQ:LEAF, as --known takes it: whoever keeps this line can hold the ledger to it
+    head = "none"
+    if found.head:
+        head = f"{found.records - 1}:{found.head}"
     verdict = "verified" if found.ok else "NOT VERIFIED"
     printer.show(f"{verdict}: {found.records} records, head {head}")
 
@@ -165,9 +178,11 @@ def _loose(checked: _Checked) -> tuple[str, ...]:
 def _print_problems(found: AuditResult) -> None:
     for problem in found.problems:
         printer.show(f"problem: {problem}")
+
+    # after a crash: whatever may have left counts as left
     for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
         if refs:
-            listed = ", ".join(str(ref) for ref in refs)
+            listed = ", ".join(map(str, refs))
             printer.show(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
     if found.open_control is not None:
         printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
@@ -185,13 +200,15 @@ def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> Veri
                 " known"
             )
         return None
-    note = own or next(iter(held.values()), None)
-    if note is None:
+
+    # the head names the silo, whose log key the roster has
+    notes = [own] if own else list(held.values())
+    if not notes:
         raise LocalError(
             f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give"
             " --checkpoint"
         )
-    return roster_log_key(note, roster)
+    return roster_log_key(notes[0], roster)
 
 
 def _known(text: str) -> tuple[int, str]:

@@ -1,10 +1,15 @@
-"""What the coordinator can see of a job, and what more its members may learn of records."""
+"""What the coordinator can see of a job, and what more its members may learn of records.
+
+Whoever signs or accepts a job reads these sentences, so they say the worst that can happen.
+"""
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import filterfalse
 
 from ...algorithms.exchange.parts import Gram, Kind, Mix, Part
 from ...algorithms.job.job import Job
-from ...security.blind.plan import JobPlan
+from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, Release
 from ..console.output import number
 
@@ -17,11 +22,20 @@ def seen(job: Job) -> str:
     """What the coordinator sees unless silos collude with it; for mixes, also where some do."""
     if not job.security.required:
         return "in the clear: the coordinator sees what each silo gives"
-    exchanges = {type(part.exchange) for start in job.phase_starts for part in job.up(start)}
-    reads = [f"the sums over {_sets(job)}"]
+
+    # the parts of a method change between its phases, and only there
+    exchanges: set[type] = set()
+    for start in job.phase_starts:
+        exchanges.update(type(part.exchange) for part in job.up(start))
+
+    sets = _sets(job)
     if job.for_silos:
-        hidden = f"nothing of the sum of {', '.join(sorted(job.for_silos))}"
-        reads = [hidden, f"other sums over {_sets(job)}"]
+        withheld = ", ".join(sorted(job.for_silos))
+        reads = [f"nothing of the sum of {withheld}", f"other sums over {sets}"]
+    else:
+        reads = [f"the sums over {sets}"]
+
+    # a class that few silos hold would show them; those in league know their own share of it
     if job.counted:
         enough = job.min_holders + job.security.colluders
         reads.append(f"no row of a class that fewer than {enough} of them hold")
@@ -36,7 +50,9 @@ def seen(job: Job) -> str:
 def _sets(job: Job) -> str:
     """The sets of silos over which a sum may be."""
     silos = len(job.silos)
-    whole = f"all {silos}" if job.cohort_size == silos else f"{job.cohort_size} of {silos}"
+    whole = f"all {silos}"
+    if job.cohort_size < silos:
+        whole = f"{job.cohort_size} of {silos}"
     if len(job.batches) > 1:
         return f"{whole} silos in fixed batches"
     if job.security.dropouts == "any":
@@ -48,26 +64,35 @@ def unbounded(plan: JobPlan) -> str:
     """What blind sums leave open, to the coordinator and to a silo.
 
     Empty where it is bounded, or where all is seen.
-
-    A coordinator alone can hand down a model of its own where silos cannot check it: a part that is
-    neither the words of a sum that they tagged nor a row of a Mix.
     """
     job = plan.job
-    if not job.security.required or job.privacy is not None:
+    is_bounded = job.privacy is not None
+    if is_bounded or not job.security.required:
         return ""
-    rounds = [plan.round(start) for start in (*job.phase_starts, job.length)]
-    down = [(round_, part) for round_ in rounds for part in round_.down]
+
+    down: list[Part] = []
+    unchecked: list[Part] = []
+    for start in (*job.phase_starts, job.length):
+        round_ = plan.round(start)
+        down += round_.down
+        unchecked += filterfalse(partial(_is_checked, round_), round_.down)
     if not down:
         return ""
+
+    # a model that leaks comes from a silo, as its contribution, or where silos cannot check what
+    # comes down also from the coordinator alone
     whom = "one silo, alone or in league with the coordinator"
-    for round_, part in down:
-        checked = part.name in round_.in_words or isinstance(part.exchange, Mix)
-        if not checked:
-            whom = "the coordinator or to one silo"
+    if unchecked:
+        whom = "the coordinator or to one silo"
     return (
         "blind sums do not bound what a model that is made to leak shows of single records, to"
         f" {whom}: policies look for such models, [privacy] alone bounds what any of them shows"
     )
+
+
+def _is_checked(round_: RoundPlan, part: Part) -> bool:
+    """Whether silos can check what comes down: the words of a sum that they tagged, or a row."""
+    return part.name in round_.in_words or isinstance(part.exchange, Mix)
 
 
 def together(job: Job) -> str:
@@ -93,9 +118,13 @@ def revealed_by_likeness(plan: JobPlan) -> str:
     The figures are those of pFedSim's classifier rows, which alone were examined
     (docs/threat-model.md).
     """
-    compared = [part for phase in plan.phases for part in phase.up if _compares(part)]
+    compared: list[Part] = []
+    for phase in plan.phases:
+        compared += filter(_compares, phase.up)
     if not compared:
         return ""
+
+    # attacks were tried on classifier rows alone: of other comparisons no figure is known
     rows: list[int] = []
     for part in compared:
         if part.kind is Kind.CLASSIFIER_ROWS:
@@ -128,12 +157,16 @@ def _compares(part: Part) -> bool:
 def _mixed(job: Job) -> str:
     """What is different where silos collude with the coordinator."""
     security = job.security
+    # one upload serves all recipients: any of them can take its pad off
     if security.mix == "one-upload":
         return " (but all of it as soon as one silo is in league with it)"
     if not security.colluders:
         return ""
-    they = "it gets" if security.colluders == 1 else "they get"
-    means = f"the means that {they}"
+
+    means = "the means that they get"
+    if security.colluders == 1:
+        means = "the means that it gets"
+    # otherwise the weights follow from counts that the job declares
     if job.method().directed_for == "members":
         means = f"{means}, by the coordinator's weights"
     return f" (nor, with {number(security.colluders, 'silo')} in league, more than {means})"

@@ -21,20 +21,21 @@ SMALLEST_CLIP = -64
 def planned(job: Job, origin: str) -> Job:
     """The job with its noise, the least that keeps its target where it names none.
 
-    Any other job as it is.
-
-    LocalError where the noise that it names costs more than the job may, or where none costs so
-    little.
+    A job without [privacy] stays as it is. LocalError where the noise that it names costs more
+    than the job may, or where none costs so little.
     """
     if job.privacy is None:
         return job
     table, spends = job.privacy, spends_by_sigma(job)
     most = decimal(table.epsilon)
     try:
+        # more noise than the target demands would cost accuracy and buy nothing
         if table.sigma is None:
             sigma = least_sigma(spends, most, table.delta)
-            return replace(job, privacy=table.model_copy(update={"sigma": sigma}))
-        if fault := overspent(spends, table.sigma, most, table.delta):
+            planned_table = table.model_copy(update={"sigma": sigma})
+            return replace(job, privacy=planned_table)
+        fault = overspent(spends, table.sigma, most, table.delta)
+        if fault:
             raise LocalError(fault)
     except LocalError as error:
         raise LocalError(f"{origin}: [privacy] {error}") from error
@@ -56,8 +57,11 @@ def check_fits_sums(job: Job, origin: str) -> None:
 
     No silo would upload such a round.
     """
+    if not job.security.required:
+        return
     clip = job.security.clip_exponent
-    if job.security.required and clip < (least := least_clip_exponent(job)):
+    least = least_clip_exponent(job)
+    if clip < least:
         raise LocalError(
             f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class"
             f" means of {job.method_name} may be larger than 2^{clip}, and a silo gives no such"
@@ -66,17 +70,22 @@ def check_fits_sums(job: Job, origin: str) -> None:
 
 
 def least_clip_exponent(job: Job) -> int:
-    """What fits the class means of a private job, noise and all.
+    """The least exponent that fits the class means of a private job, noise and all.
 
-    The least there is where it has none.
+    SMALLEST_CLIP where it has none.
     """
-    if job.privacy is None or not any(
-        job.method().effort(round_).measures for round_ in range(job.length)
-    ):
-        return SMALLEST_CLIP
     table = job.privacy
-    # least class
-    noise = table.statistics_sigma * table.statistics_clip / max(PRESENT * table.histogram_sigma, 1)
+    if table is None:
+        return SMALLEST_CLIP
+    method = job.method()
+    measures = any(method.effort(round_).measures for round_ in range(job.length))
+    if not measures:
+        return SMALLEST_CLIP
+
+    # a mean is a noised sum over a noised count: the noise is largest in the class with the
+    # fewest records that still counts as present
+    fewest = max(PRESENT * table.histogram_sigma, 1)
+    noise = table.statistics_sigma * table.statistics_clip / fewest
     return ceil(log2(table.statistics_clip + DEVIATIONS * noise))
 
 

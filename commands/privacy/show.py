@@ -44,7 +44,12 @@ def show(
 def documents(config: Path) -> list[dict[str, Any]]:
     """Each data set as plain values."""
     found = budget.read(configs.load(config))
-    questions = [question for each in found if each.budget for question in _questions(each.budget)]
+
+    # all questions at once: the answers come in their order
+    questions: list[Question] = []
+    for each in found:
+        if each.budget:
+            questions += _questions(each.budget)
     answers = iter(opinions(questions))
     return [_document(each, answers) for each in found]
 
@@ -72,16 +77,16 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
     document: dict[str, Any] = {
         "dataset": each.dataset,
         "unit": "record",
-        "policy": (
-            None
-            if policy is None
-            else {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"}
-        ),
+        "policy": None,
     }
+    if policy is not None:
+        document["policy"] = {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"}
     if each.lost:
         document["lost"] = each.lost
     if view is None:
         return {**document, "limit": None, "jobs": []}
+
+    # the answers come in the order of the questions: the whole first, then job by job
     limit = view.limit
     document |= {
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta, "policy": limit.policy},
@@ -89,34 +94,49 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
         "spent_prv": _opinion(next(answers)),
         "left": str(view.left),
         "records": view.records,
-        "jobs": [
-            {
-                "job": job.job,
-                "digest": job.job_digest,
-                "epsilon": job.epsilon,
-                "epsilon_prv": _opinion(next(answers)),
-                "open": job.reserved,
-            }
-            for job in view.jobs
-        ],
     }
-    if policy is not None and policy.records_per_person > 1:
-        epsilon, delta = group(view.spent, float(limit.delta), policy.records_per_person)
-        document["person"] = {
-            "records": policy.records_per_person,
-            "epsilon": shown(epsilon),
-            "delta": f"{delta:.3g}" if delta < 1 else None,
+    jobs = []
+    for job in view.jobs:
+        row = {
+            "job": job.job,
+            "digest": job.job_digest,
+            "epsilon": job.epsilon,
+            "epsilon_prv": _opinion(next(answers)),
+            "open": job.reserved,
         }
+        jobs.append(row)
+    document["jobs"] = jobs
+
+    # the budget is of one record: a person with several is protected less
+    if policy is not None and policy.records_per_person > 1:
+        document["person"] = _person(view, policy.records_per_person)
     return document
 
 
+def _person(view: BudgetView, records: int) -> dict[str, Any]:
+    epsilon, delta = group(view.spent, float(view.limit.delta), records)
+    promised = None
+    if delta < 1:  # a larger one bounds nothing
+        promised = f"{delta:.3g}"
+    return {
+        "records": records,
+        "epsilon": shown(epsilon),
+        "delta": promised,
+    }
+
+
 def _opinion(found: float | None) -> str | None:
-    return None if found is None else shown(found)
+    if found is None:
+        return None
+    return shown(found)
 
 
 def _tell(each: Mapping[str, Any]) -> None:
     name, limit, policy = each["dataset"], each["limit"], each["policy"]
-    if lost := each.get("lost"):
+
+    # a budget that is gone says nothing of what was spent, and no private job runs on it
+    lost = each.get("lost")
+    if lost:
         printer.show(f"data set {name!r}: {lost}")
         return
     if limit is None:
@@ -125,6 +145,8 @@ def _tell(each: Mapping[str, Any]) -> None:
             f" {policy['delta']}"
         )
         return
+
+    # what counts is the bound by which jobs are accepted, even where the other is tighter
     by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
     if each["spent_prv"] is None:
         by_prv = "PRV, a tighter bound, gave no answer within its limits"
@@ -134,7 +156,8 @@ def _tell(each: Mapping[str, Any]) -> None:
     )
     _tell_policy(policy, limit)
     printer.show("  unit: one record more or less")
-    if person := each.get("person"):
+    person = each.get("person")
+    if person:
         _tell_person(person)
     if each["jobs"]:
         _tell_jobs(each["jobs"])

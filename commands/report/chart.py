@@ -116,7 +116,9 @@ def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[s
 
 
 def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}\u2013{last}"
+    if first == last:
+        return str(first)
+    return f"{first}\u2013{last}"
 
 
 def stacked(
@@ -136,6 +138,8 @@ def stacked(
     end, ticks = _scale(most)
     slot = ACROSS / len(columns)
     width = min(0.8 * slot, WIDEST)
+
+    # parts lie in one order in all bars, so that a part can be followed across
     order = sorted(totals, key=lambda name: (pattern[name], name))
     segments: list[Segment] = []
     for number, (column, parts) in enumerate(columns):
@@ -146,15 +150,25 @@ def stacked(
                 continue
             height = UP * count / end
             y -= height
-            box = (_r(x), _r(y), _r(width), _r(height))
-            segments.append(Segment(name, count, pattern[name], *box, column))
+            segment = Segment(
+                name=name,
+                bytes=count,
+                pattern=pattern[name],
+                x=_r(x),
+                y=_r(y),
+                width=_r(width),
+                height=_r(height),
+                column=column,
+            )
+            segments.append(segment)
 
     # labels below the bars must not overlap, so where names are long only some bars have one
-    every = ceil(GLYPH * (2 + max(len(column) for column, _ in columns)) / slot)
-    labels = [
-        Mark(_r(LEFT + slot * (number + 0.5)), columns[number][0])
-        for number in range(0, len(columns), every)
-    ]
+    longest = max(len(column) for column, _ in columns)
+    every = ceil(GLYPH * (2 + longest) / slot)
+    labels = []
+    for number in range(0, len(columns), every):
+        middle = LEFT + slot * (number + 0.5)
+        labels.append(Mark(_r(middle), columns[number][0]))
     by_part = ", ".join(f"{name} {totals[name]:,} bytes" for name in order)
     return Chart(
         title=title,
@@ -201,14 +215,14 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
 
     Where there are many heads, a bar is the last of several.
     """
+    # what is spent never goes down, so the last of several heads is the highest
     step = -(-len(heads) // MAX_BARS)
     shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
     last = heads[-1].record
 
     # the line at the limit must fit on the axis, too
-    end, ticks = _decimal_scale(
-        max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown))
-    )
+    epsilons = [Decimal(at.record.epsilon) for at in shown]
+    end, ticks = _decimal_scale(max(Decimal(last.limit), *epsilons))
     slot = ACROSS / len(shown)
     width = min(0.8 * slot, WIDEST)
     bars, labels = [], []
@@ -216,10 +230,18 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
     for number, at in enumerate(shown):
         height = UP * float(Decimal(at.record.epsilon) / end)
         middle = LEFT + slot * (number + 0.5)
-        text = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
-        bars.append(Bar(text, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
+        time = at.time[:19].replace("T", " ")
+        bar = Bar(
+            text=f"{time}: epsilon {at.record.epsilon} of {at.record.limit}",
+            x=_r(middle - width / 2),
+            y=_r(TOP + UP - height),
+            width=_r(width),
+            height=_r(height),
+        )
+        bars.append(bar)
         if number % every == 0:
-            labels.append(Mark(_r(middle), str(min((number + 1) * step, len(heads)))))
+            head = min((number + 1) * step, len(heads))
+            labels.append(Mark(_r(middle), str(head)))
     limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
     title = f"Data set {last.dataset}"
     after = output.number(len(heads), "head")
@@ -245,9 +267,11 @@ def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
         power += 1
     unit = 1024**power
     high = -(-most // unit)
-    step = next((nice for nice in NICE if nice * TICKS >= high), -(-high // TICKS))
+    enough = [nice for nice in NICE if nice * TICKS >= high]
+    step = enough[0] if enough else -(-high // TICKS)
     count = max(1, -(-high // step))
-    return step * count * unit, _axis([f"{i * step} {UNITS[power]}" for i in range(1, count + 1)])
+    labels = [f"{i * step} {UNITS[power]}" for i in range(1, count + 1)]
+    return step * count * unit, _axis(labels)
 
 
 def _axis(labels: Sequence[str]) -> tuple[Mark, ...]:

@@ -133,20 +133,40 @@ def page(
 
     ``made`` is the date to print, ``only`` the one job to report on.
     """
-    shown = view.of(only) if only else view
-    members, facts = sources.named(view), None
-    if roster := members or next(iter(sources.rosters), None):
-        digest = rosters.digest(roster)
-        facts = RosterFacts(
-            roster.federation,
-            roster.version,
-            digest,
-            roster is members,
-            rosters.signers(roster, sources.founders),
-        )
-    head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
-    body = _body(view, shown, members, receipts)
-    return Page(view.silo, made, only, view.verified, head, facts, receipts, body)
+    shown = view
+    if only:
+        shown = view.of(only)
+    members = sources.named(view)
+    verified = view.verified
+    head = ""
+    if verified.head:
+        head = f"{verified.records - 1}:{verified.head}"
+    return Page(
+        silo=view.silo,
+        made=made,
+        only=only,
+        verified=verified,
+        head=head,
+        roster=_roster_facts(sources, members),
+        receipts=receipts,
+        body=_body(view, shown, members, receipts),
+    )
+
+
+def _roster_facts(sources: RosterSources, members: Roster | None) -> RosterFacts | None:
+    """The roster that the page names; ``members`` is the one that the ledger names."""
+    # a reader who brought a roster of other times is told so, and not left without any word of it
+    candidates = [members] if members else list(sources.rosters)
+    if not candidates:
+        return None
+    roster = candidates[0]
+    return RosterFacts(
+        federation=roster.federation,
+        version=roster.version,
+        digest=rosters.digest(roster),
+        matches=roster is members,
+        vouchers=rosters.signers(roster, sources.founders),
+    )
 
 
 def _body(
@@ -155,8 +175,13 @@ def _body(
     flows = tables.flow_table(view, control=view is whole)
     budgets = tables.budget_table(view.budgets)
     sessions, control = tables.session_table(view.sessions)
-    grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
+    checked = None
+    if receipts:
+        checked = receipts.good
+    grouped, rows = tables.message_table(view.messages, checked)
     days, charts, left_out = _charts(view)
+
+    # policies, starts and witnesses are the ledger's, whatever job the page is of
     return Body(
         first=whole.first,
         last=whole.last,
@@ -213,22 +238,28 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     jobs: Counter[str] = Counter()
     for message in view.messages:
         intent, pieces = message.intent, parts(message)
-        days.setdefault(message.time[:10], Counter())[intent.job] += intent.message.bytes
-        rounds.setdefault(intent.job, {}).setdefault(intent.round, Counter()).update(pieces)
+        day = days.setdefault(message.time[:10], Counter())
+        day[intent.job] += intent.message.bytes
+        of_job = rounds.setdefault(intent.job, {})
+        of_job.setdefault(intent.round, Counter()).update(pieces)
         totals.update(pieces)
         jobs[intent.job] += intent.message.bytes
+
+    # one bar says nothing that the total does not say
     by_day = None
     if len(days) > 1:
         columns = chart.by_date(days)
         across = {10: "day (UTC)", 7: "month", 4: "year"}[len(columns[0][0])]
         by_day = chart.stacked("All jobs", across, columns, chart.patterns(jobs))
+
+    # a part has one pattern in all pictures; the page stays printable, so the largest jobs alone
     patterns = chart.patterns(totals)
-    drawn = {job for job, _ in jobs.most_common(MAX_CHARTS)}
-    charts = [
-        chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns)
-        for job, by in rounds.items()
-        if job in drawn
-    ]
+    drawn = dict(jobs.most_common(MAX_CHARTS))
+    charts = []
+    for job, by in rounds.items():
+        if job in drawn:
+            picture = chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns)
+            charts.append(picture)
     return by_day, tuple(charts), len(rounds) - len(charts)
 
 
@@ -247,6 +278,8 @@ def _in_roster(peer: Peer, members: Roster | None) -> tuple[str, str]:
         return "", ""
     if peer.id not in members:
         return "", "not in the roster"
+
+    # a key that is not the roster's may be a peer that posed as this one
     member = members[peer.id]
     key = "its key" if member.spki_sha256 == peer.spki else "has ANOTHER key there"
     return member.organisation, key

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...security.ledger.messages import At, LedgerMessage
 from ...security.ledger.overview import LedgerOverview
@@ -25,16 +26,20 @@ class PolicySpan:
 def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicySpan, ...]:
     """Changes of the policy, oldest first."""
     found: list[PolicySpan] = []
-    in_force: PolicySpan | None = None
     for at in named:
-        record = at.record
-        digest = record.policy if isinstance(record, Start) else record.after
-        if in_force is None or in_force.digest != digest:
-            if in_force is not None:
-                in_force.until = at.time
-            in_force = PolicySpan(digest, at.time)
-            found.append(in_force)
-        in_force.starts += isinstance(record, Start)
+        match at.record:
+            case Start(policy=digest):
+                starts = 1
+            case PolicyChange(after=digest):
+                starts = 0
+
+        # a start names the policy again, changed or not
+        if not found or found[-1].digest != digest:
+            found.append(PolicySpan(digest, at.time))
+        found[-1].starts += starts
+
+    for before, after in pairwise(found):
+        before.until = after.since
     return tuple(found)
 
 
@@ -52,7 +57,12 @@ class PolicyText:
 
 def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyText, ...]:
     """Each policy once, in the order in which they came into force."""
-    texts = {at.record.after: at.record.text for at in named if isinstance(at.record, PolicyChange)}
+    texts = {}
+    for at in named:
+        if isinstance(at.record, PolicyChange):
+            texts[at.record.after] = at.record.text
+
+    # a policy that was taken back came into force twice, and has one text
     spans: dict[str, list[PolicySpan]] = {}
     for span in policy_table(named):
         spans.setdefault(span.digest, []).append(span)

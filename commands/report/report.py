@@ -69,10 +69,14 @@ def report(
     """
     files = roster_files.read(roster, founder, threshold)
     sources = report_page.RosterSources(files.each, files.founders)
+
+    # the one thing on the page that is not from the ledger
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder = audit.ledger_folder(path)
     received.check_silos(folder)
     page = read(folder, made, sources, job or "")
+
+    # a page is written for a broken ledger, too: it is what one files
     write_atomic(out, html(page))
     if page.body is None:
         printer.show(f"{out}: the ledger does NOT hold, and the page says why")
@@ -90,6 +94,7 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
     verified = audit.verify(ledger)
     if not verified.ok:
+        # nothing in a broken ledger is quoted as a fact
         return report_page.broken(verified, made, _claimed(ledger))
     view = overview.view(verified, messages.records(ledger))
     if only and only not in view.jobs:
@@ -156,6 +161,8 @@ def html(page: Page) -> bytes:
         keep_trailing_newline=True,
     )
     environment.filters.update(n="{:,}".format, size=size, time=_time, wrapping=_wrapping)
+
+    # the policy of the page lets this one style be used, by its digest, and nothing else
     style = Markup(_template("report.css"))  # noqa: S704 ours, from this package
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = environment.get_template("report.html")
@@ -163,8 +170,10 @@ def html(page: Page) -> bytes:
 
 
 def _harmless(value: Any) -> Any:
-    untrusted = isinstance(value, str) and not isinstance(value, Markup)
-    return printable(value) if untrusted else value
+    """Text that cannot turn the text around it; markup is our own."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable(value)
 
 
 def _wrapping(text: str) -> str:
@@ -175,8 +184,9 @@ def _wrapping(text: str) -> str:
     words = printable(text).split()
     if max(map(len, words), default=0) > LONG:
         return "long"
-    one_line = len(words) == 1 and len(text) <= SHORT
-    return "t" if one_line else ""
+    if len(words) == 1 and len(text) <= SHORT:
+        return "t"
+    return ""
 
 
 def _time(stamp: str) -> str:

@@ -37,6 +37,7 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     besides = _protocol(view) + _held_back(view)
     if not messages:
         return _nothing_left(view) + besides
+
     sizes: Counter[str] = Counter()
     recipients: list[str] = []
     readers: list[str] = []
@@ -46,7 +47,9 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
         readers += message.intent.readers
     by_part = ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
     rules = dict.fromkeys(rules_of(messages))
-    rule = "rule" if len(rules) == 1 else "rules"
+    rule = "rules"
+    if len(rules) == 1:
+        rule = "rule"
 
     # The sentences that say who can read it stand before the rule that let it pass, since the
     # policy decides on readers.
@@ -62,7 +65,9 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
 
 
 def _nothing_left(view: LedgerOverview) -> str:
-    what = "no tensor left" if view.protocol else "nothing left"
+    what = "nothing left"
+    if view.protocol:  # keys and shares of a secure sum left, and then no sum was made
+        what = "no tensor left"
     if not view.decisions:
         return f"{what}."
     accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
@@ -87,7 +92,10 @@ def _rounds(messages: Iterable[LedgerMessage]) -> str:
 
 
 def _cut_short(messages: Iterable[LedgerMessage]) -> str:
-    assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
+    assumed = 0
+    for message in messages:
+        if not message.digested:
+            assumed += message.intent.message.bytes
     if not assumed:
         return ""
     return f" {assumed:,} of these bytes are of messages cut short and are counted in full."
@@ -105,6 +113,8 @@ def _hidden(view: LedgerOverview) -> str:
     for form, how in HOW.items():
         if forms[form]:
             sentences.append(f"{number(forms[form], 'message')} of these left {form}, {how}. ")
+
+    # each assumption is said once, with the last of what rests on it
     if SILOS_READER in set().union(*readers.values()):
         sentences.append(SILOS_ALONE)
     if GRAM_READER in readers.get(MASKED, ()):
@@ -116,9 +126,9 @@ def _hidden(view: LedgerOverview) -> str:
 
 def _protected(view: LedgerOverview) -> str:
     """How much of it is differentially private; nothing where nothing is."""
-    taints = Counter(
-        tensor.taint for message in view.messages for tensor, _ in message.intent.leaving
-    )
+    taints: Counter[str] = Counter()
+    for message in view.messages:
+        taints.update(tensor.taint for tensor, _ in message.intent.leaving)
     if not taints["dp"]:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
@@ -144,15 +154,17 @@ def _protocol(view: LedgerOverview) -> str:
 
 def _bytes(count: int) -> str:
     exact = f"{count:,} bytes"
-    return exact if count < 1024 else f"{exact} ({size(count)})"
+    if count < 1024:
+        return exact
+    return f"{exact} ({size(count)})"
 
 
 def _names(ids: Iterable[str], members: Roster | None = None) -> str:
     """Ids, each once, with their organisations where a roster has them."""
     names = []
     for member in dict.fromkeys(ids):
+        name = member
         if members and member in members:
-            names.append(f"{member} ({members[member].organisation})")
-        else:
-            names.append(member)
+            name = f"{member} ({members[member].organisation})"
+        names.append(name)
     return ", ".join(names)

@@ -66,11 +66,20 @@ def sum_table(view: LedgerOverview) -> SumsSection:
     for job in view.jobs:
         own = view.of(job)
         hidden += _parts(own.messages)
-        if row := _row(own, job):
+        row = _row(own, job)
+        if row is not None:
             jobs.append(row)
-    forms = (*_sum_forms(view.messages), *sorted({row.form for row in hidden}))
+
+    # the page explains each form that occurs, and no other
+    hidden_forms = {row.form for row in hidden}
+    forms = (*_sum_forms(view.messages), *sorted(hidden_forms))
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
-    return SumsSection(tuple(jobs), tuple(hidden), forms, newest(ends))
+    return SumsSection(
+        jobs=tuple(jobs),
+        parts=tuple(hidden),
+        forms=forms,
+        ends=newest(ends),
+    )
 
 
 def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
@@ -95,6 +104,7 @@ def _parts(messages: Iterable[LedgerMessage]) -> Iterator[PartRow]:
             kind = (intent.job, intent.part, intent.form, intent.readers)
             found.setdefault(kind, []).append(intent)
             contexts.setdefault(kind, set()).add(intent.hidden.ctx)
+
     for kind, intents in found.items():
         job, part, form, readers = kind
         yield PartRow(
@@ -113,7 +123,8 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
     rounds, members, thresholds, colluders = set(), set(), set(), set()
     clipped = 0
     for message in view.messages:
-        if attempt := message.intent.secagg:
+        attempt = message.intent.secagg
+        if attempt:
             rounds.add(message.intent.round)
             members.add(len(attempt.members))
             thresholds.add(attempt.threshold)
@@ -146,4 +157,6 @@ def _span(found: Collection[int]) -> str:
     if not found:
         return ""
     least, most = min(found), max(found)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    if least == most:
+        return f"{least:,}"
+    return f"{least:,} to {most:,}"

@@ -6,7 +6,7 @@ Pure functions.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from ...security.ledger.messages import At, LedgerMessage, Session, Totals
@@ -45,14 +45,22 @@ def newest(rows: Sequence[RowT], most: int | None = None) -> Listed[RowT]:
 
 def spans(numbers: Iterable[int]) -> str:
     """``0–3, 7``; of very many spans the first ones, and how many follow."""
-    ordered = sorted(set(numbers))
-    runs = [list(run) for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][-1] = number
+        else:
+            runs.append([number, number])
+
     shown = []
-    for run in runs[:MAX_SPANS]:
-        first, last = run[0][1], run[-1][1]
-        shown.append(str(first) if first == last else f"{first}\u2013{last}")
-    if (more := len(runs) - MAX_SPANS) > 0:
-        shown.append(f"and {more} more spans up to {ordered[-1]}")
+    for first, last in runs[:MAX_SPANS]:
+        span = str(first)
+        if last > first:
+            span = f"{first}\u2013{last}"
+        shown.append(span)
+    more = len(runs) - MAX_SPANS
+    if more > 0:
+        shown.append(f"and {more} more spans up to {runs[-1][-1]}")
     return ", ".join(shown)
 
 
@@ -109,15 +117,24 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
             row = found.setdefault((intent.job, tensor.taint), Totals())
             row.add(Totals(0, 1, tensor.elements, count))
         if intent.dp:
-            reservations = paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set())
-            reservations.update(intent.dp.ids)
+            of_job = paid.setdefault(intent.job, {})
+            of_job.setdefault(intent.dp.dataset, set()).update(intent.dp.ids)
 
     # only differentially private tensors were paid for, whatever else the job sent
     rows = []
     for (job, taint), t in found.items():
-        budgets = paid.get(job, {}) if taint == "dp" else {}
-        payment = "; ".join(f"{name}: {spans(ids)}" for name, ids in budgets.items())
-        rows.append(TaintRow(job, taint, t.tensors, t.elements, t.bytes, payment))
+        payments = []
+        if taint == "dp":
+            payments = [f"{name}: {spans(ids)}" for name, ids in paid.get(job, {}).items()]
+        taint_row = TaintRow(
+            job=job,
+            taint=taint,
+            tensors=t.tensors,
+            elements=t.elements,
+            bytes=t.bytes,
+            paid="; ".join(payments),
+        )
+        rows.append(taint_row)
     return tuple(rows)
 
 
@@ -135,7 +152,11 @@ def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
     sets: dict[str, list[At[PrivacyHead]]] = {}
     for at in heads:
         sets.setdefault(at.record.dataset, []).append(at)
-    return tuple(BudgetRow(own[-1], len(own), own[0].time) for own in sets.values())
+    rows = []
+    for own in sets.values():
+        first, last = own[0], own[-1]
+        rows.append(BudgetRow(last=last, heads=len(own), first=first.time))
+    return tuple(rows)
 
 
 # Jobs, rounds, sessions.
@@ -201,13 +222,21 @@ def _cohorts(rounds: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
     for number, cohort in rounds:
         sizes.setdefault(len(cohort), []).append(number)
         members[cohort] = [*members.pop(cohort, []), number]  # the newest cohort last
+
+    # who changes between two sums can be told from their difference, so changes are counted
+    changes = 0
+    for (_, before), (_, after) in pairwise(rounds):
+        changes += before != after
+
     rows = [(", ".join(cohort), spans(numbers)) for cohort, numbers in members.items()]
-    by_size = [(size, spans(numbers)) for size, numbers in sorted(sizes.items())]
+    by_size: list[tuple[int, str]] = []
+    if len(sizes) > 1:
+        by_size = [(size, spans(numbers)) for size, numbers in sorted(sizes.items())]
     return Cohorts(
         smallest=min(sizes),
         largest=max(sizes),
-        changes=sum(before[1] != after[1] for before, after in pairwise(rounds)),
-        sizes=tuple(by_size) if len(sizes) > 1 else (),
+        changes=changes,
+        sizes=tuple(by_size),
         members=newest(rows, MAX_COHORTS),
     )
 
@@ -274,9 +303,12 @@ def message_table(
     grouped = len(messages) > MAX_ROWS
     groups: dict[tuple[str, int], list[LedgerMessage]] = {}
     for message in messages:
-        row = (message.intent.job, message.intent.round) if grouped else ("", message.seq)
+        row = ("", message.seq)
+        if grouped:
+            row = (message.intent.job, message.intent.round)
         groups.setdefault(row, []).append(message)
-    return grouped, newest([_message_row(group, receipts) for group in groups.values()])
+    rows = [_message_row(group, receipts) for group in groups.values()]
+    return grouped, newest(rows)
 
 
 def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | None) -> MessageRow:
@@ -290,7 +322,12 @@ def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | Non
         sizes.update(parts(message))
         size += message.intent.message.bytes
         recipients[message.intent.recipient.id] = None
-        outcomes[message.status if message.digested else f"{message.status}, no digest"] += 1
+        outcome = message.status
+        if not message.digested:
+            outcome += ", no digest"
+        outcomes[outcome] += 1
+
+    # one message has one outcome, which needs no count
     outcome = "; ".join(f"{count} {name}" for name, count in outcomes.items())
     if len(group) == 1:
         (outcome,) = outcomes

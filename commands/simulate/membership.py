@@ -61,10 +61,15 @@ def show(
     found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
-    rows = {"silo": [f"{model:>6}" for model in range(found.memberships.shape[1])]}
+
+    # a membership has the sum 1: zeros are what a silo that released nothing left in the table
+    models = range(found.memberships.shape[1])
+    rows = {"silo": [f"{model:>6}" for model in models]}
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
-        unreleased = [f"{'-':>6}"] * len(row)
-        rows[silo] = [f"{value:6.4f}" for value in row] if any(row) else unreleased
+        rows[silo] = [f"{'-':>6}"] * len(row)
+        if any(row):
+            rows[silo] = [f"{value:6.4f}" for value in row]
+
     width = max(map(len, rows))
     for name, cells in rows.items():
         printer.show("  ".join([f"{name:<{width}}", *cells]))
@@ -74,25 +79,33 @@ def show(
 
 def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     """The rows of all files; ``labels`` rename those of silos' own files."""
-    found = [(path, _read(path)) for path in paths]
-    own = [path for path, rows in found if not rows.silos]
-    names = iter(_own_names(own, labels))
-    _check_widths({path: rows.memberships.shape[1] for path, rows in found})
+    own: list[Path] = []
+    widths: dict[Path, int] = {}
+    found: list[Memberships] = []
+    for path in paths:
+        rows = _read(path)
+        found.append(rows)
+        widths[path] = rows.memberships.shape[1]
+        if not rows.silos:
+            own.append(path)
+
+    _check_labels(labels, len(own))
+    _check_widths(widths)
+
+    # a silo's own file does not say whose it is
+    names = iter(labels or map(_owner, own))
     silos: list[str] = []
-    for _, rows in found:
+    for rows in found:
         silos += rows.silos or [next(names)]
-    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+    memberships = torch.cat([rows.memberships for rows in found])
+    return Memberships(tuple(silos), memberships)
 
 
-def _own_names(paths: Sequence[Path], labels: Sequence[str]) -> Sequence[str]:
-    if not labels:
-        return list(map(_owner, paths))
-    if len(labels) != len(paths):
+def _check_labels(labels: Sequence[str], own: int) -> None:
+    if labels and len(labels) != own:
         raise LocalError(
-            f"--label is given {len(labels)} times for {len(paths)} silos' own files; give one for"
-            " each"
+            f"--label is given {len(labels)} times for {own} silos' own files; give one for each"
         )
-    return labels
 
 
 def _check_widths(widths: Mapping[Path, int]) -> None:
@@ -105,12 +118,19 @@ def _check_widths(widths: Mapping[Path, int]) -> None:
 
 def _read(path: Path) -> Memberships:
     """The rows of one file; no name where it is a silo's own."""
+    tensors = {}
     try:
         with safetensors.safe_open(path, "pt") as file:
             tensor_file.check_ours(path)
-            silos = (file.metadata() or {}).get(SILOS)
-            name = OWN if silos is None else "memberships"
-            tensors = {name: file.get_tensor(name)} if name in file.keys() else {}  # noqa: SIM118
+            # only a coordinator's result names silos
+            metadata = file.metadata() or {}
+            silos = metadata.get(SILOS)
+            name = "memberships"
+            if silos is None:
+                name = OWN
+            # a silo's model may be large: one tensor of it is read
+            if name in file.keys():  # noqa: SIM118
+                tensors[name] = file.get_tensor(name)
     except FileNotFoundError:
         raise LocalError(
             f"{path}: there is no such file; a coordinator writes result.safetensors at the end of"
@@ -119,6 +139,7 @@ def _read(path: Path) -> Memberships:
         ) from None
     except (safetensors.SafetensorError, OSError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
+
     try:
         if silos is None:
             return _own(tensors)

@@ -61,6 +61,8 @@ def make(
     if out.exists():
         raise LocalError(f"{out}: exists already; move it away or choose another name")
     population = _populated(file)
+
+    # a partition's file names records of a data set by number, and these are in none
     if population.partition is None:
         raise LocalError(
             f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to"
@@ -92,16 +94,25 @@ def show(
         held = _of_file(partition_file.read(file))
     else:
         held = _of_population(_populated(file))
-    if not as_json:
+    if as_json:
+        _draw(held, picture)
+        printer.show_json(_document(held))
+    else:
         _show(held, picture, every=every)
-        return
-    _draw(held, picture)
-    silos = {}
+
+
+def _document(held: PartitionCounts) -> dict[str, Any]:
+    silos: dict[str, Any] = {}
     for number, silo in enumerate(held.silos):
-        silos[silo] = dict(zip(SIDES, held.sides[number].tolist(), strict=True))
+        own = dict(zip(SIDES, held.sides[number].tolist(), strict=True))
         if held.classes is not None:
-            silos[silo]["by_class"] = held.classes[number].tolist()
-    printer.show_json({"silos": silos, "class_names": held.class_names, "notes": held.notes})
+            own["by_class"] = held.classes[number].tolist()
+        silos[silo] = own
+    return {
+        "silos": silos,
+        "class_names": held.class_names,
+        "notes": held.notes,
+    }
 
 
 def _populated(file: Path) -> "Population":
@@ -111,30 +122,46 @@ def _populated(file: Path) -> "Population":
 def _of_population(population: Population) -> PartitionCounts:
     sides = []
     for own in population.records.values():
-        validation = 0 if own.validation is None else len(own.validation)
+        validation = 0
+        if own.validation is not None:
+            validation = len(own.validation)
         sides.append((len(own.train), validation, len(own.test)))
-    silos, names = tuple(population.records), population.class_names
     return PartitionCounts(
-        silos, np.array(sides, np.int64), counts(population), names, population.notes
+        silos=tuple(population.records),
+        sides=np.array(sides, np.int64),
+        classes=counts(population),
+        class_names=population.class_names,
+        notes=population.notes,
     )
 
 
 def _of_file(partition: PartitionFile) -> PartitionCounts:
     clients = partition.clients
-    sides = np.array(
-        [(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64
-    )
-    rest = partition.records - int(sides.sum())
-    seed = "" if partition.seed is None else f", seed {partition.seed}"
-    how = f"{json.dumps(partition.how)}{seed}"
+    names = tuple(one.name for one in clients)
+    rows = [(len(one.train), len(one.validation), len(one.test)) for one in clients]
+    sides = np.array(rows, np.int64)
+
+    # the file holds no labels, so nothing is known of classes
+    how = json.dumps(partition.how)
+    if partition.seed is not None:
+        how += f", seed {partition.seed}"
     notes = [f"made from {partition.records:,} records of {partition.data}: {how}"]
+    rest = partition.records - int(sides.sum())
     if rest:
         notes.append(f"{rest:,} of them are given to no client")
-    return PartitionCounts(tuple(one.name for one in clients), sides, None, None, tuple(notes))
+    return PartitionCounts(
+        silos=names,
+        sides=sides,
+        classes=None,
+        class_names=None,
+        notes=tuple(notes),
+    )
 
 
 def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     _draw(held, picture)
+
+    # of many silos the extremes say most: a skewed partition shows at its ends
     sizes = held.sides.sum(1)
     order = np.arange(len(sizes))
     ends: tuple[int, ...] = ()
@@ -144,23 +171,23 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
         order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
         ends = (EACH_END - 1,)
     columns, rows = _table(held, order.tolist())
-    right = [number for number, column in enumerate(columns) if number > 0 and column != "most"]
-    printer.show(printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH))
+    of_text = {"silo", "most"}
+    right = [number for number, column in enumerate(columns) if column not in of_text]
+    table = printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH)
+    printer.show(table)
     if excerpt:
         printer.show(
             f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows"
             " every one"
         )
+    by_side = _by_side(held.sides)
     printer.show(
-        f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)}"
-        f" each{_by_side(held.sides)}"
+        f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each: {by_side}"
     )
     if held.classes is not None:
-        printer.show(
-            f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each"
-        )
-    for note in held.notes:
-        printer.show(note)
+        present = (held.classes > 0).sum(1)
+        printer.show(f"{held.classes.shape[1]} classes, {_range(present)} at each")
+    printer.show(*held.notes)
 
 
 def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[list[str]]]:
@@ -171,7 +198,8 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
         sides = held.sides[silo]
         counts = map(str, (sides.sum(), *sides[shown]))
         rows.append([held.silos[silo], *counts, *_class_cells(held, silo)])
-    columns = ["silo", "records", *(SIDES[number] for number in shown)]
+
+    columns = ["silo", "records", *map(SIDES.__getitem__, shown)]
     names = _class_names(held)
     if len(names) > MOST_CLASSES:
         names = ("classes", "most")
@@ -199,18 +227,24 @@ def _most(counts: Counts, names: tuple[str, ...]) -> str:
     largest = np.argsort(-counts, kind="stable")[: min(MOST_LISTED, held)]
     listed = ", ".join(f"{names[number]}: {counts[number]}" for number in largest)
     rest = held - len(largest)
-    return f"{listed} and {rest} more" if rest else listed
+    if rest:
+        listed += f" and {rest} more"
+    return listed
 
 
 def _range(counts: Counts) -> str:
-    if counts.min() == counts.max():
-        return f"{counts.min():,}"
-    return f"{counts.min():,} to {counts.max():,} (median {np.median(counts):,g})"
+    least, most = counts.min(), counts.max()
+    if least == most:
+        return f"{least:,}"
+    return f"{least:,} to {most:,} (median {np.median(counts):,g})"
 
 
 def _by_side(sides: Counts) -> str:
-    totals: dict[str, Any] = dict(zip(SIDES, sides.sum(0).tolist(), strict=True))
-    return ": " + ", ".join(f"{total:,} {side}" for side, total in totals.items() if total)
+    parts = []
+    for side, total in zip(SIDES, sides.sum(0).tolist(), strict=True):
+        if total:
+            parts.append(f"{total:,} {side}")
+    return ", ".join(parts)
 
 
 def _draw(held: PartitionCounts, file: Path | None) -> None:
@@ -221,4 +255,5 @@ def _draw(held: PartitionCounts, file: Path | None) -> None:
             "--picture: a partition's file has no labels; show a simulation's file that reads it,"
             " [partition] file = …"
         )
-    write_atomic(file, pictures.picture(held.classes, held.silos, held.class_names or ()), 0o644)
+    picture = pictures.picture(held.classes, held.silos, held.class_names or ())
+    write_atomic(file, picture, 0o644)

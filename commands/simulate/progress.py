@@ -33,7 +33,9 @@ class Bars:
         self._progress, self._clock = progress, clock
         self._pace, self._own = Pace(clock), Pace(clock)
         self._left = sum(run.job.rounds for run in runs)
-        self._all = self._bar(f"all {len(runs)} runs", self._left) if len(runs) > 1 else None
+        self._all = None
+        if len(runs) > 1:
+            self._all = self._bar(f"all {len(runs)} runs", self._left)
         self._run = self._bar("", None)
         self._round = self._bar("", None)
         self._rounds, self._seen = 0, ""
@@ -105,11 +107,12 @@ class Lines:
         last = rounds == self._rounds
         if last or now - self._told >= EVERY_SECONDS:
             self._told = now
-            left = "" if last else f", {self._pace.left(self._rounds - rounds)} left"
-            seen = f"; {self._seen}" if self._seen else ""
-            self._tell(
-                f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}{left}{seen}"
-            )
+            line = f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}"
+            if not last:
+                line += f", {self._pace.left(self._rounds - rounds)} left"
+            if self._seen:
+                line += f"; {self._seen}"
+            self._tell(line)
 
 
 def named(run: Run) -> str:

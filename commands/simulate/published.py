@@ -1,6 +1,7 @@
 """What ``staddle reproduce --list`` shows: all tables, or one with its settings and values."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,28 @@ NOWHERE = Path("DIR")  # stands for the folder that nobody has named yet
 
 def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
     """All tables, or one; with a folder, what it lacks of their data."""
-    tables = published() if path is None else (find(path),)
+    tables = published()
+    if path is not None:
+        tables = (find(path),)
     if as_json:
         printer.show_json([_document(table, data) for table in tables])
-    elif path is None:
-        printer.show(printer.PrintedTable(TABLES, [_row(table, data) for table in tables]))
-        printer.show(
-            "methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows"
-            " one."
-        )
-    else:
+        return
+    if path is not None:
         _one(tables[0], data)
+        return
+    rows = [_row(table, data) for table in tables]
+    printer.show(
+        printer.PrintedTable(TABLES, rows),
+        "methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows"
+        " one.",
+    )
 
 
 def _title(setting: PaperSetting, data: Path | None) -> str:
     title = records_of(setting, NOWHERE).data.long_title
-    if data is None or not _missing(setting, data):
-        return title
-    return f"{title} (missing)"
+    if data is not None and _missing(setting, data):
+        return f"{title} (missing)"
+    return title
 
 
 def _row(table: PaperTable, data: Path | None) -> list[str]:
@@ -66,19 +71,27 @@ def _settings(table: PaperTable, data: Path | None) -> None:
     common = _common([setting.document for setting in table.settings])
     if common:
         _keys("in all settings", common)
+
+    # without a folder nothing is known to be missing: a person reads what to fetch
+    verb = "needs" if data is None else "missing"
     for setting in table.settings:
-        own = {key: value for key, value in setting.document.items() if key not in common}
+        own = dict(setting.document)
+        for key in common:
+            del own[key]
         _keys(f"[{setting.name}] {setting.title}", own)
         for what in _missing(setting, data):
-            printer.show(f"  {'missing' if data else 'needs'} {what}")
+            printer.show(f"  {verb} {what}")
 
 
 def _values(table: PaperTable) -> printer.PrintedTable:
-    columns = ["method", "label here", *(column.title for column in table.columns)]
+    titles = map(attrgetter("title"), table.columns)
+    columns = ["method", "label here", *titles]
     rows = []
     for row in table.rows:
         labels = dict.fromkeys(method.title for method in row.methods.values())
-        rows.append([row.title, ", ".join(labels) or "-", *(value.text for value in row.values)])
+        label = ", ".join(labels) or "-"
+        values = map(attrgetter("text"), row.values)
+        rows.append([row.title, label, *values])
     return printer.PrintedTable(columns, rows)
 
 
@@ -125,8 +138,13 @@ def _row_document(table: PaperTable, row: PaperRow) -> dict[str, Any]:
 
 
 def _setting(setting: PaperSetting, data: Path | None) -> dict[str, Any]:
-    needed = {"needs" if data is None else "missing": _missing(setting, data)}
-    return {"name": setting.name, "title": setting.title, "experiment": setting.document, **needed}
+    verb = "needs" if data is None else "missing"
+    return {
+        "name": setting.name,
+        "title": setting.title,
+        "experiment": setting.document,
+        verb: _missing(setting, data),
+    }
 
 
 def _missing(setting: PaperSetting, data: Path | None) -> tuple[str, ...]:

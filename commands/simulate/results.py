@@ -37,31 +37,33 @@ def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
 
 
 def _method(label: str, own: Sequence[Recorded]) -> dict[str, Any]:
+    over = []
+    for name, found in _over(own).items():
+        score = {
+            **_named(name),
+            "seeds": found.seeds,
+            "mean": found.mean,
+            "deviation": found.deviation,
+        }
+        over.append(score)
     return {
         "label": label,
         "method": own[0].method,
         "rounds": own[0].rounds,
-        "scores": [
-            {
-                **_named(name),
-                "seeds": found.seeds,
-                "mean": found.mean,
-                "deviation": found.deviation,
-            }
-            for name, found in _over(own).items()
-        ],
-        "runs": [_run(run) for run in own],
+        "scores": over,
+        "runs": list(map(_run, own)),
     }
 
 
 def _run(run: Recorded) -> dict[str, Any]:
+    own = []
+    for name, score in scores(run.history).items():
+        row = {**_named(name), "rounds": score.rounds, "value": score.value}
+        own.append(row)
     return {
         "seed": run.seed,
         "folder": str(run.folder),
-        "scores": [
-            {**_named(name), "rounds": score.rounds, "value": score.value}
-            for name, score in scores(run.history).items()
-        ],
+        "scores": own,
     }
 
 

@@ -64,11 +64,16 @@ def choose(
     # whatever is chosen: with one thread the coordinator half sums in one order
     torch.set_num_threads(1)
     if device == "auto":
+        device = "cpu"
         # a number of workers means a CPU, even where there is a GPU
-        device = "cuda" if workers is None and torch.cuda.is_available() else "cpu"
+        if workers is None and torch.cuda.is_available():
+            device = "cuda"
+
     if device == "cpu":
         _check_cpu(gpu)
-        return _on_cpu(records, usable_cores() if workers is None else workers)
+        if workers is None:
+            workers = usable_cores()
+        return _on_cpu(records, workers)
     if workers is not None:
         raise LocalError(
             f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the"
@@ -78,12 +83,14 @@ def choose(
 
 
 def _check_cpu(gpu: OnGpu) -> None:
-    chosen = {
-        "--no-graphs": not gpu.graphs,
-        "--one-by-one": not gpu.stacked,
-        f"--precision {gpu.precision}": gpu.precision != "float32",
-    }
-    wrong = [option for option in chosen if chosen[option]]
+    # rejected, not ignored: who asks for bf16 would take the results for those of bf16
+    wrong = []
+    if not gpu.graphs:
+        wrong.append("--no-graphs")
+    if not gpu.stacked:
+        wrong.append("--one-by-one")
+    if gpu.precision != "float32":
+        wrong.append(f"--precision {gpu.precision}")
     if wrong:
         raise LocalError(
             f"{' and '.join(wrong)}: for a GPU alone, a CPU trains silos one by one in float32;"
@@ -99,14 +106,15 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     count = min(workers, len(records))
     if count == 1:
         return Engines("this process, one thread", "cpu", lambda job: Serial(job, records))
+
+    # begun with the first job, if there is one: runs that are finished need no processes
     stack = ExitStack()
-    # begun with the first job, if there is one
     crew = cache(lambda: stack.enter_context(Crew(records, count)))
     return Engines(
-        f"{count} worker processes, a thread each",
-        "cpu",
-        lambda job: crew().engine(job),
-        stack.close,
+        where=f"{count} worker processes, a thread each",
+        device="cpu",
+        engine=lambda job: crew().engine(job),
+        close=stack.close,
     )
 
 
@@ -118,7 +126,9 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
         if not gpu.stacked:
             way = way_on(cuda, precision, graphs=gpu.graphs)
             return Serial(job, records, device=cuda, way=way)
-        recorder = Graphs(str(cuda)) if gpu.graphs else AsItIs()
+        recorder: Graphs | AsItIs = AsItIs()
+        if gpu.graphs:
+            recorder = Graphs(str(cuda))
         return Stacked(job, records, str(cuda), recorder=recorder, precision=precision)
 
     # ``where`` is for people; ``made_with`` stands in run.json, since the bits depend on it

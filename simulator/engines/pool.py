@@ -90,7 +90,10 @@ def _answer(engine: Serial, order: Order) -> Answer:
 
 
 def _end_with_parent() -> None:
-    """A killed parent sends nothing, and the training at hand may take long."""
+    """End this process as soon as its parent is gone.
+
+    A killed parent sends nothing, and the training at hand may take long.
+    """
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -216,7 +219,8 @@ class Crew:
         """
         if not self._workers:
             raise LocalError("the worker processes have ended; start the run again")
-        # the largest is taken first, from the end
+
+        # the largest is taken first, from the end: begun last, it would keep all others waiting
         waiting = sorted(work, key=lambda one: self._sizes[one.silo])
         answers: dict[str, RoundOutcome | Evaluation] = {}
         faults: dict[str, LocalError] = {}
@@ -225,7 +229,7 @@ class Crew:
             idle = list(self._workers)
             while waiting or len(idle) < len(self._workers):
                 while waiting and idle:
-                    self._give(idle.pop(), job, task, round_, waiting.pop())
+                    self._order(idle.pop(), job, task, round_, waiting.pop())
                 for worker in self._answering():
                     silo, answer = self._taken(worker)
                     idle.append(worker)
@@ -237,16 +241,21 @@ class Crew:
                         done()
             complete = True
         finally:
+            # a worker that was interrupted would take the next order for the answer to this one
             if not complete:
                 self.close()
+
+        # several may have failed at once: the same run names the same one each time
         for one in work:
             if one.silo in faults:
                 raise faults[one.silo]
         return {one.silo: answers[one.silo] for one in work}
 
-    def _give(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
-        # a fresh one: what a job has cached does not cross
-        sent = None if worker.job is job else replace(job)
+    def _order(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
+        sent = None
+        if worker.job is not job:
+            # a fresh one: what a job has cached does not cross
+            sent = replace(job)
         worker.job, worker.silo = job, one.silo
         try:
             send(worker.line, Order(sent, task, round_, one))
@@ -255,8 +264,9 @@ class Crew:
 
     def _answering(self) -> list[_Worker]:
         """Wait for the workers that have something to say, or have ended."""
-        lines = wait([worker.line for worker in self._workers if worker.silo is not None])
-        return [worker for worker in self._workers if worker.line in lines]
+        busy = [worker for worker in self._workers if worker.silo is not None]
+        lines = wait([worker.line for worker in busy])
+        return [worker for worker in busy if worker.line in lines]
 
     def _taken(self, worker: _Worker) -> tuple[str, Any]:
         """The silo that a worker has finished, and its answer."""
@@ -270,6 +280,7 @@ class Crew:
     def _dead(self, worker: _Worker) -> LocalError:
         worker.process.join()
         code = worker.process.exitcode or 0
+        # a negative code is the signal that ended it
         if code >= 0:
             why = f"ended with code {code}; what it printed before says why"
         else:

@@ -50,6 +50,7 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
     """
     file = _memory()
     try:
+        # the table comes last, when all positions are known; readers are told where
         positions = _write(file, records)
         table = file.tell()
         file.write(json.dumps(positions).encode())
@@ -68,6 +69,7 @@ def mapped(descriptor: int, table: int) -> dict[str, Records]:
 
     What a process writes to them, no other sees.
     """
+    # copied on write: workers share the pages, and none alters another's records
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     os.close(descriptor)
     records = {}
@@ -104,6 +106,8 @@ def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str
 
 
 def _put(file: BinaryIO, tensor: Tensor) -> int:
+    # torch's kernels may add up in another order where values are not aligned, and a worker's
+    # results must be those of one process bit for bit
     file.write(bytes(-file.tell() % ALIGNED))
     start = file.tell()
     file.write(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)

@@ -25,6 +25,7 @@ class StopSignal:
         """CancelledError at once where a guarded call runs, otherwise where the next one begins."""
         self._asked = True
         if self._open:
+            # once: a second signal must not cut short what the first one's error does
             self._open = False
             raise CancelledError("stopped")
 

@@ -36,7 +36,9 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
     match table.format:
         case "ppfl":
             found = read_ppfl(table.file, labels, source.title)
-            dealt = sum(len(own.all()) for own in found.sides().values())
+            dealt = 0
+            for own in found.sides().values():
+                dealt += len(own.all())
             # the file holds nothing else by which a wrong data set would show
             if dealt != len(labels):
                 raise LocalError(
@@ -52,16 +54,23 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
 def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
     """The sides, dealt out and split anew; the same tables and records make the same sides."""
     labels, column = data.y.numpy(), _column(data.sources)
-    how = {**table.model_dump(exclude={"seed"}, exclude_none=True), "split": split.model_dump()}
+    how = table.model_dump(exclude={"seed"}, exclude_none=True)
+    how["split"] = split.model_dump()
+
+    # merged deals out all records and then splits each client's; apart deals out the official
+    # training records, and the test records by the same shares of classes
     match split:
         case Merged():
             parts = deal(table, labels, column)
             sides = merged(parts, split.ratio, table.seed, data.groups)
         case Apart():
             total = _training_part(source, data)
-            training = None if column is None else column[:total]
+            training = None
+            if column is not None:
+                training = column[:total]
             parts = deal(table, labels[:total], training)
-            sides = apart(parts, alike(table, labels, column), total, table.seed, split.validation)
+            groups = alike(table, labels, column)
+            sides = apart(parts, groups, total, table.seed, split.validation)
     return Dealt(sides, table.seed, how)
 
 
@@ -73,8 +82,14 @@ def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
         raise LocalError(
             f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out"
         )
+
+    # a partition may be sorted, by size or by class: the first ones would be of one kind
     clients = list(sides.items())
-    return dict(clients[number * len(clients) // count] for number in range(count))
+    chosen = {}
+    for number in range(count):
+        client, own = clients[number * len(clients) // count]
+        chosen[client] = own
+    return chosen
 
 
 def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> None:
@@ -85,11 +100,12 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
     if groups is None:
         return
     known, numbers = np.unique(np.array(groups, np.str_), return_inverse=True)
-    side_of = np.full(len(known), -1)
+    side_of = np.full(len(known), -1)  # by group; -1: not seen yet
     for silo, own in sides.items():
         for side, indices in enumerate((own.train, own.validation, own.test)):
             present = numbers[indices]
-            clash = present[(side_of[present] >= 0) & (side_of[present] != side)]
+            before = side_of[present]
+            clash = present[(before >= 0) & (before != side)]
             if len(clash):
                 raise LocalError(
                     f"partition: records of group {str(known[clash[0]])!r}, which belong together,"

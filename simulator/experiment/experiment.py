@@ -130,17 +130,20 @@ class ExperimentFile(JobSettings):
     def _one_of_two(self) -> "ExperimentFile":
         self._check_either("seed", "seeds", "seeds = [1, 2]")
         self._check_either("method", "methods", "[[methods]]")
-        _once("seeds", list(map(str, self.all_seeds)), "keep one of each")
+
+        # label and seed name a run's folder: two runs of one name would write into one another's;
         # some disks tell no case apart
+        _once("seeds", list(map(str, self.all_seeds)), "keep one of each")
         titles = [method.title.lower() for method in self.all_methods]
         _once("methods", titles, 'give each a label = "…" of its own')
         _once("silos", self.silos or (), "keep one of each")
         return self
 
     def _check_either(self, one: str, several: str, shown: str) -> None:
-        absent = [key for key in (one, several) if getattr(self, key) is None]
-        if len(absent) != 1:
-            found = "neither" if absent else "both"
+        has_one = getattr(self, one) is not None
+        has_several = getattr(self, several) is not None
+        if has_one == has_several:
+            found = "both" if has_one else "neither"
             raise ValueError(f"{found} of {one} and {several}; give {one}, or several as {shown}")
 
     @pydantic.model_validator(mode="after")
@@ -205,11 +208,16 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     LocalError, which names ``path``, where a method cannot work.
     """
     data, partition = below(file.data, file.partition, folder)
-    experiment = Experiment(path, file.model_copy(update={"data": data, "partition": partition}))
+    located = file.model_copy(update={"data": data, "partition": partition})
+    experiment = Experiment(path, located)
+
+    # reading the data may take minutes: a wrong method is found before, with names that stand in
+    # for the silos'
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
         model = job_of(experiment, method, 0, silos, SecurityTable()).model
-        if fault := _records_fault(file.model, model):
+        fault = _records_fault(file.model, model)
+        if fault:
             raise LocalError(f"{path}, method {method.title!r}: {fault}")
     return experiment
 
@@ -222,19 +230,23 @@ def job_of(
     security: SecurityTable,
 ) -> Job:
     """The job of a method with a seed; LocalError names the method and what is wrong with it."""
-    file, origin = experiment.file, f"{experiment.path}, method {method.title!r}"
+    file = experiment.file
+    origin = f"{experiment.path}, method {method.title!r}"
+
+    # what a person left out stays out, so that the defaults are a job file's own
     document = file.model_dump(include=set(JobSettings.model_fields), exclude_unset=True)
     document |= {
         "seed": seed,
         "silos": tuple(silos),
         "security": security.model_dump(exclude_unset=True),
+        "method": method.model_dump(include=set(MethodTable.model_fields), exclude_unset=True),
     }
-    document["method"] = method.model_dump(
-        include=set(MethodTable.model_fields), exclude_unset=True
-    )
+
+    # checked together, and not table by table: a method's changes are to what the file has
     document["training"] |= method.training
     document["model"] |= method.model
-    document["rounds"] = file.rounds if method.rounds is None else method.rounds
+    if method.rounds is not None:
+        document["rounds"] = method.rounds
     return Job.from_file(validate(document, JobFile, origin), origin)
 
 
@@ -270,7 +282,7 @@ def _announced(file: ExperimentFile) -> int:
 
 
 def _once(key: str, values: Sequence[str], fix: str) -> None:
-    times = Counter(values)
-    twice = sorted(value for value in times if times[value] > 1)
+    repeated = Counter(values) - Counter(set(values))
+    twice = sorted(repeated)
     if twice:
         raise ValueError(f"{key} has {', '.join(twice)} more than once; {fix}")

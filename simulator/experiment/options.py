@@ -75,6 +75,9 @@ SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 def _data(value: Any) -> SourceTable:
     kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
     table = of_kind(value, kinds, "npz")
+
+    # one table serves a silo's configuration too; there these split its records, here [split] and
+    # [partition] do, and a key without effect would mislead
     if "test_fraction" in table.model_fields_set:
         raise ValueError(
             "test_fraction is of a silo's configuration; take it out, [split] says what is"
@@ -89,8 +92,10 @@ def _data(value: Any) -> SourceTable:
 
 def _partition(value: Any) -> Strict:
     # a table that names a file needs no kind
-    from_file = isinstance(value, dict) and "file" in value
-    return of_kind(value, PARTITIONS, "file" if from_file else None)
+    default = None
+    if isinstance(value, dict) and "file" in value:
+        default = "file"
+    return of_kind(value, PARTITIONS, default)
 
 
 def _split(value: Any) -> Strict:

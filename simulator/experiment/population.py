@@ -43,13 +43,19 @@ def populate(experiment: Experiment) -> Population:
     clients = list(map(str, range(file.data.silos)))
     drawn = _drawn(file.data, silo_names(clients, file.silos))
     classes, names = file.model.classes, file.model.class_names
-    return Population(drawn, classes, names, _digest(drawn, classes, names))
+    return Population(
+        records=drawn,
+        classes=classes,
+        class_names=names,
+        digest=_digest(drawn, classes, names),
+    )
 
 
 def counts(population: Population) -> Counts:
     """Records by silo and class [N, C], all sides together; for a picture."""
     rows = []
     for records in population.records.values():
+        # a picture shows who holds what, whatever it is for
         y = torch.cat([side.y for side in _sides(records).values()])
         rows.append(np.bincount(y.numpy(), minlength=population.classes))
     return np.array(rows, np.int64)
@@ -65,30 +71,45 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
         dealt = from_tables(file.partition, file.split or Merged(), source, data)
 
     # a skewed partition may leave a client no record at all; such a client cannot train
-    some = {client: sides for client, sides in dealt.sides.items() if len(sides.all())}
-    empty = [client for client in dealt.sides if client not in some]
+    empty = [client for client, sides in dealt.sides.items() if not len(sides.all())]
+    some = dict(dealt.sides)
+    for client in empty:
+        del some[client]
     held = kept(some, file.partition.keep)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
 
-    partition = partition_file(silos, data.y.numpy(), source.title, dealt.seed, dealt.how)
+    labels = data.y.numpy()
+    partition = partition_file(silos, labels, source.title, dealt.seed, dealt.how)
+    notes = _notes(empty, silos, len(some), len(data))
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
-    notes = _notes(empty, silos, len(some), len(data))
-    return Population(records, classes, names, _digest(records, classes, names), partition, notes)
+    digest = _digest(records, classes, names)
+    return Population(
+        records=records,
+        classes=classes,
+        class_names=names,
+        digest=digest,
+        partition=partition,
+        notes=notes,
+    )
 
 
 def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     source.check_present()
     data = source.load(file.model)
-    outside = data.y[(data.y < 0) | (data.y >= file.model.classes)]
+    classes = file.model.classes
+    outside = data.y[(data.y < 0) | (data.y >= classes)]
     if len(outside):
         raise LocalError(
             f"{source.where}: label {int(outside[0])} in {len(outside)} of {len(data)} records,"
-            f" model.classes = {file.model.classes}: its classes are 0 to {file.model.classes - 1};"
+            f" model.classes = {classes}: its classes are 0 to {classes - 1};"
             " correct it, or number from 0"
         )
-    if twice := same_id(data.ids):
+
+    # a record that is there twice may be trained on and tested on
+    twice = same_id(data.ids)
+    if twice:
         raise LocalError(
             f"{source.where}: records {twice[0]} and {twice[1]} have the same id; give each its own"
         )
@@ -154,9 +175,13 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
 
     The lengths stand before the bytes, so that no two populations run together into the same.
     """
-    digest = hashlib.sha256(
-        DOMAIN + canonical_json([classes, None if names is None else list(names)])
-    )
+    listed = None
+    if names is not None:
+        listed = list(names)
+    digest = hashlib.sha256(DOMAIN + canonical_json([classes, listed]))
+
+    # the records themselves, not their files: the same data read from another place is the same
+    # population
     for silo, own in records.items():
         for side, data in _sides(own).items():
             digest.update(canonical_json([silo, side, list(data.x.shape)]))
@@ -172,9 +197,11 @@ def _notes(
     if len(silos) < clients:
         notes.append(f"{len(silos)} of the partition's {clients} clients take part")
     if empty:
-        more = " …" if len(empty) > MOST_NAMED else ""
-        named = ", ".join(empty[:MOST_NAMED]) + more
+        named = ", ".join(empty[:MOST_NAMED])
+        if len(empty) > MOST_NAMED:
+            named += " …"
         notes.append(f"clients of the partition without any record take no part: {named}")
-    if rest := records - sum(len(own.all()) for own in silos.values()):
+    rest = records - sum(len(own.all()) for own in silos.values())
+    if rest:
         notes.append(f"{rest:,} of {records:,} records are given to no silo")
     return tuple(notes)

@@ -31,12 +31,17 @@ def runs(
     if rounds is not None:
         chosen = [method.model_copy(update={"rounds": rounds}) for method in chosen]
     wanted = tuple(dict.fromkeys(seeds)) or experiment.file.all_seeds
+
     found: list[Run] = []
     for method in chosen:
         jobs = [_job(experiment, population, method, seed) for seed in wanted]
+
         # all methods take the same records (``experiment.read``): one check, which takes seconds
         if not found:
             check_population(jobs[0], population.records)
+
+        # a method trains a model of its own, so what its batches demand is checked for each; the
+        # jobs of a method differ in the seed alone
         for silo, records in population.records.items():
             check_training(jobs[0], records.train, silo, f"silo {silo!r}")
         found += [Run(method.title, job.seed, job) for job in jobs]
@@ -51,28 +56,38 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
     methods = experiment.file.all_methods
     if not wanted:
         return list(methods)
-    labels = [method.title for method in methods]
+
     named: dict[str, set[str]] = defaultdict(set)
+    labels = []
     for method in methods:
         named[method.name].add(method.title)
+        labels.append(method.title)
     # a label means one method, even where it is also the name of others
-    named |= {label: {label} for label in labels}
+    for label in labels:
+        named[label] = {label}
+
     titles: set[str] = set()
     for name in wanted:
         if name not in named:
+            nearest = hint(name, labels)
             raise LocalError(
-                f"{experiment.path}: no method is labelled or named {name!r}; {hint(name, labels)}"
+                f"{experiment.path}: no method is labelled or named {name!r}; {nearest}"
             )
         titles |= named[name]
+
+    # in the file's order, whatever that of the command line: labels have colours by it
     return [method for method in methods if method.title in titles]
 
 
 def _job(experiment: Experiment, population: Population, method: ChosenMethod, seed: int) -> Job:
     silos, security = tuple(population.records), experiment.file.security
     # a secure sum weighted by public counts needs them in the job; a simulation knows them
-    if security.required and security.weights == "public" and not security.counts:
+    weighs_publicly = security.required and security.weights == "public"
+    if weighs_publicly and not security.counts:
+        # a job that lacks the counts cannot say what it needs, one in the clear can
         clear = job_of(experiment, method, seed, silos, SecurityTable())
-        security = _declared(security, population, class_counts=clear.method().compares_labels)
+        compares = clear.method().compares_labels
+        security = _declared(security, population, class_counts=compares)
     job = job_of(experiment, method, seed, silos, security)
     job.method()  # LocalError where it does not work with this model
     return job
@@ -87,7 +102,8 @@ def _declared(
     for silo, records in population.records.items():
         y = records.train.y
         counts[silo] = len(y)
-        by_class[silo] = tuple(torch.bincount(y, minlength=population.classes).tolist())
+        histogram = torch.bincount(y, minlength=population.classes)
+        by_class[silo] = tuple(histogram.tolist())
     declared: dict[str, object] = {"counts": counts}
     if class_counts and not security.class_counts:
         declared["class_counts"] = by_class

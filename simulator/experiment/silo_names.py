@@ -34,7 +34,8 @@ def silo_names(clients: Sequence[str], chosen: Sequence[str] | None = None) -> t
 
 
 def _derived(clients: Sequence[str]) -> tuple[str, ...]:
-    if all(NUMBER.fullmatch(client) for client in clients):
+    are_numbers = all(map(NUMBER.fullmatch, clients))
+    if are_numbers:
         digits = max(DIGITS, *map(len, clients))
         names = tuple(f"silo-{client:0>{digits}}" for client in clients)
     else:

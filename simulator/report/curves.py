@@ -52,10 +52,19 @@ def curve(
     for history in seeds.values():
         measured = _only(history, measure)
         by_seed.append({m.rounds: getattr(m, mean) for m in measured})
-    rounds = tuple(sorted(set.intersection(*map(set, by_seed)))) if by_seed else ()
-    values = np.array([[own[round_] for round_ in rounds] for own in by_seed])
-    values = values.reshape(len(by_seed), len(rounds))  # [seeds, rounds], one of them zero too
-    return Curve(rounds, values.mean(0), values.min(0), values.max(0))
+
+    # a mean over fewer seeds than elsewhere would make the line jump
+    rounds: tuple[int, ...] = ()
+    if by_seed:
+        rounds = tuple(sorted(set.intersection(*map(set, by_seed))))
+    rows = [[own[round_] for round_ in rounds] for own in by_seed]
+    values = np.array(rows).reshape(len(by_seed), len(rounds))  # one of them may be zero
+    return Curve(
+        rounds=rounds,
+        mean=values.mean(0),
+        low=values.min(0),
+        high=values.max(0),
+    )
 
 
 def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
@@ -84,6 +93,8 @@ def curves(
     LocalError where no method has any of the measures.
     """
     _check(histories, measures)
+
+    # before anything is drawn: an empty picture would look like a result
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
     drawn = _by_measure(histories, measures, partial(curve, mean=mean))
 
@@ -128,7 +139,9 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
     # the panels share the axis of accuracies, so its limits come from all of them
     shown = np.concatenate([values for panel in drawn.values() for values in panel.values()])
     limits = within([float(shown.min()), float(shown.max())])
-    looks = f"the last look of {seeds} seeds" if seeds > 1 else "the last look"
+    looks = "the last look"
+    if seeds > 1:
+        looks = f"the last look of {seeds} seeds"
 
     def draw(figure: Figure) -> None:
         panels = _panels(figure, measures)
@@ -222,6 +235,7 @@ def _dots(axes: Axes, row: int, values: Numbers, style: Style) -> None:
 
     # the dots are spread across the row, so that equal silos do not hide one another
     offsets = (np.arange(len(ordered)) * GOLDEN % 1 - 0.5) * 0.6
+    # a thousand silos in dots for fifty would be one blot
     _, size, alpha = next(dot for dot in DOTS if len(ordered) <= dot[0])
     axes.scatter(ordered, row + offsets, s=size, color=style.colour, alpha=alpha, linewidths=0)
 

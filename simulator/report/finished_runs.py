@@ -83,6 +83,12 @@ def _recorded(folder: Path) -> Recorded:
         seconds = index.milliseconds / 1000
         if index.finished is not None:
             kept, finished = index.finished.history, True
+
+    # a run's history may be ahead of its checkpoint: what is read is what was measured, and a
+    # resumed run measures the same again
+    history: tuple[Measured, ...] = ()
+    if path.exists():
+        history = history_file.read(path, kept)
     return Recorded(
         folder=folder,
         label=manifest.label,
@@ -90,7 +96,7 @@ def _recorded(folder: Path) -> Recorded:
         method=manifest.job["method"]["name"],
         rounds=manifest.job["rounds"],
         silos=manifest.silos,
-        history=history_file.read(path, kept) if path.exists() else (),
+        history=history,
         finished=finished,
         identity=manifest,
         seconds=seconds,

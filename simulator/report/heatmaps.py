@@ -101,8 +101,12 @@ def heat_map(
 
 
 def _pfedsim(job: Job, method: PFedSim, coordinator: CoordinatorState) -> HeatMap | None:
-    rows = [method.weights(coordinator, silo) for silo in job.silos]
-    phi = np.array([[row.get(silo, np.nan) for silo in job.silos] for row in rows])
+    rows = []
+    for silo in job.silos:
+        weights = method.weights(coordinator, silo)
+        # only positive weights are there: a pair without one takes nothing of each other
+        rows.append([weights.get(other, np.nan) for other in job.silos])
+    phi = np.array(rows)
     title = "pFedSim: whose extractors a silo is given"
     return _pairs(job, title, "Φ", "unlike, or never in a round together", phi)
 
@@ -128,18 +132,36 @@ def _ppfl(job: Job, state: Callable[[str], SiloState]) -> HeatMap:
     heatmap.check(shares, job.silos)
     values = shares.double().numpy()
     title = "PPFL: which models a silo mixes"
-    return HeatMap(title, "share of the model", values, job.silos, (0.0, 1.0))
+    return HeatMap(
+        title=title,
+        unit="share of the model",
+        values=values,
+        silos=job.silos,
+        scale=(0.0, 1.0),
+    )
 
 
 def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> HeatMap | None:
     """None where no pair has a number; a silo and itself have none."""
-    others = np.where(np.eye(len(values), dtype=bool), np.nan, values)
+    itself = np.eye(len(values), dtype=bool)
+    others = np.where(itself, np.nan, values)
     known = others[np.isfinite(others)]
     if not len(known):
         return None
+
+    # a few large numbers would leave the rest dark
     high = float(np.quantile(np.abs(known), SHOWN))
-    low = -high if bool((known < 0).any()) else 0.0
-    return HeatMap(title, unit, others, job.silos, (low, high), absent)
+    low = 0.0
+    if (known < 0).any():
+        low = -high
+    return HeatMap(
+        title=title,
+        unit=unit,
+        values=others,
+        silos=job.silos,
+        scale=(low, high),
+        absent=absent,
+    )
 
 
 def by_class(counts: Counts) -> list[int]:
@@ -180,15 +202,19 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
             f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same"
             " silos"
         )
+
+    # groups show in one order alone: in job order they may be scattered
     orders = {"silos in job order": list(range(n)), "silos by likeness": by_likeness(found)}
     if counts is not None:
         orders["silos by dominant class"] = by_class(counts)
+
     # inches: pairs are square, and their names stand along two sides
     height = min(max(3.0, 0.2 * n), 5.0)
     width, names = min(0.4 * columns + 1.0, 5.0), 0.0
     if found.pairs:
         width = height
-        names = 0.06 * max(map(len, found.silos)) if n <= MOST_NAMES else 0.0
+        if n <= MOST_NAMES:
+            names = 0.06 * max(map(len, found.silos))
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(orders))
@@ -196,7 +222,8 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
             image = _cells(axes, found, order)
             axes.set_title(title)
         if counts is not None:
-            _blocks(panels[-1], found, counts[by_class(counts)].argmax(1), classes)
+            dominant = counts[by_class(counts)].argmax(1)
+            _blocks(panels[-1], found, dominant, classes)
         # the scale leaves out the largest numbers of pairs, so its ends are drawn as open
         beyond: Literal["both", "max"] | None = None
         if found.pairs:
@@ -211,7 +238,9 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
     palette = "RdBu_r" if found.diverging else "viridis"
     colours = mpl.colormaps[palette].with_extremes(bad=NOTHING)
-    names = [found.silos[silo] for silo in order] if len(order) <= MOST_NAMES else []
+    names = []
+    if len(order) <= MOST_NAMES:  # more would overlap
+        names = [found.silos[silo] for silo in order]
     values = found.values[order]
     if found.pairs:
         image = axes.imshow(values[:, order], colours, aspect="equal", clim=found.scale)

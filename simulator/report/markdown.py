@@ -24,9 +24,11 @@ def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> s
     """A table whose source is readable too; the cells are Markdown."""
     titles = [column.title for column in columns]
     cells = zip(titles, *rows, strict=True)
-    padded = [_padded(column, own) for column, own in zip(columns, cells, strict=True)]
-    lines = [f"| {' | '.join(line)} |\n" for line in zip(*padded, strict=True)]
-    return "".join(lines)
+    padded = list(map(_padded, columns, cells))
+    text = ""
+    for line in zip(*padded, strict=True):
+        text += f"| {' | '.join(line)} |\n"
+    return text
 
 
 def _padded(column: MarkdownColumn, cells: Sequence[str]) -> list[str]:

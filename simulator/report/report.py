@@ -33,10 +33,10 @@ PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"
 def write_report(
     out: Path, population: Population | None = None, labels: Sequence[str] = ()
 ) -> tuple[Path, ...]:
-    """Write the report; returns its files, the summary first. The same runs make the same bytes.
+    """Write the report; returns its files, the summary first.
 
-    ``labels`` come first, in their order. LocalError where no run is finished, or where the runs
-    cannot be compared.
+    The same runs make the same bytes. ``labels`` come first, in their order. LocalError where no
+    run is finished, or where the runs cannot be compared.
     """
     groups = _groups(load_runs(out), labels)
     if not groups:
@@ -47,11 +47,18 @@ def write_report(
     partition = _partition(out, population)
     pictures = _pictures(out, groups, population)
     text = summary(groups, partition, list(pictures))
-    files = {SUMMARY: text.encode()} | {str(link.path): data for link, data in pictures.items()}
+
+    # all is drawn by now: what fails to be drawn leaves the last report as it was
+    files = {SUMMARY: text.encode()}
+    for link, data in pictures.items():
+        files[str(link.path)] = data
+    written = []
     for name, data in files.items():
+        written.append(out / name)
         write_atomic(out / name, data, 0o644)
-    written = tuple(out / name for name in files)
-    return written if partition is None else (*written, out / PARTITION)
+    if partition is not None:
+        written.append(out / PARTITION)
+    return tuple(written)
 
 
 def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[Link, bytes]:
@@ -63,9 +70,12 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
         _link(CURVES, "Accuracy over rounds"): curves.curves(histories),
         _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(histories),
     }
+
+    # labels are not in the runs' files: only whoever has the population can draw it
     if population is not None:
         caption = "Who holds what: the area of a disc is the number of records"
         pictures[_link(PARTITION_PICTURE, caption)] = _drawn(population)
+
     for run in chain.from_iterable(groups.values()):
         path = run.folder.relative_to(out) / HEATMAP
         caption = f"Heat map of {run.label}, seed {run.seed}"
@@ -91,11 +101,16 @@ def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[R
 def _partition(out: Path, population: Population | None) -> PartitionFile | None:
     """The population's partition, which is written; without one, what was written before."""
     path = out / PARTITION
-    if population is None:
-        return partition_file.read(path) if path.exists() else None
-    if population.partition is not None:
-        partition_file.save(path, population.partition)
-    return population.partition
+    if population is not None:
+        partition = population.partition
+        if partition is not None:
+            partition_file.save(path, partition)
+        return partition
+
+    # a report written later has the runs alone; it says the same as the first one
+    if path.exists():
+        return partition_file.read(path)
+    return None
 
 
 def _drawn(population: Population) -> bytes | None:
@@ -103,7 +118,9 @@ def _drawn(population: Population) -> bytes | None:
     held = counts(population)
     if held.size > picture.MOST_CELLS:
         return None
-    return picture.picture(held, tuple(population.records), population.class_names or ())
+    silos = tuple(population.records)
+    names = population.class_names or ()
+    return picture.picture(held, silos, names)
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
@@ -113,4 +130,5 @@ def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
         return None
     if population is None:
         return heatmaps.png(found)
-    return heatmaps.png(found, counts(population), population.class_names or ())
+    names = population.class_names or ()
+    return heatmaps.png(found, counts(population), names)

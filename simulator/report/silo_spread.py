@@ -42,6 +42,8 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
     delivered, own = last["all/aggregated"], last["all/trained"]
     if product == "delivered":
         return delivered
+
+    # a silo outside every cohort has no model that it trained
     at_own = {silo: right for silo, right in own.correct.items() if silo in trained}
     return Measured(own.rounds, own.measure, {**delivered.correct, **at_own}, own.records)
 

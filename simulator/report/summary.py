@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from itertools import chain, product
+from operator import attrgetter
 from pathlib import PurePosixPath
 from statistics import fmean, median
 from typing import Any
@@ -52,6 +53,7 @@ SPECTRUM = {
     "spread": "spread",
 }
 DUELS = ("better", "equal", "worse")
+SIDES = {"training": "train", "validation": "validation", "test": "test"}  # of ``SiloRecords``
 
 # of a job's document, that a simulation heeds
 TABLES = ("rounds", "participation", "min_cohort", "model", "training")
@@ -68,12 +70,15 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
     """
     everyone = _all_runs(groups)
     first = everyone[0]
-    if population is not None and population.digest != first.identity.population:
+    digest = first.identity.population
+    if population is not None and population.digest != digest:
         raise LocalError(
             f"{first.folder}: its silos held other records than now; choose another --out"
         )
+
+    # accuracies on different records cannot be compared, and a table would not show the difference
     for run in everyone:
-        if run.identity.population != first.identity.population:
+        if run.identity.population != digest:
             raise LocalError(
                 f"{run.folder}: its silos hold other records than those of {first.folder}, so"
                 " the two cannot be compared; let each partition have an --out of its own"
@@ -83,6 +88,7 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
 
 
 def _check_one_job(label: str, runs: Sequence[Recorded]) -> None:
+    # a mean over seeds is a mean of one experiment: nothing but the seed may differ
     expected = _job_less_seed(runs[0])
     for run in runs:
         if _job_less_seed(run) != expected:
@@ -96,9 +102,14 @@ def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
     """Names and values that hold for all runs."""
     everyone = _all_runs(groups)
     first = everyone[0]
-    sizes = {_job(runs[0]).cohort_size for runs in groups.values()}
     seeds = {run.seed for run in everyone}
     made = {str(run.identity.made_with) for run in everyone}
+
+    # methods of one comparison may draw cohorts of different sizes: all of them are named
+    sizes = set()
+    for run in _first_of_each(groups):
+        sizes.add(_job(run).cohort_size)
+
     look_every = first.identity.look_every
     looks = "after each round"
     if look_every > 1:
@@ -118,6 +129,7 @@ def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
 def _partition_rows(partition: PartitionFile | None) -> Rows:
     if partition is None:
         return []
+    # a partition's file says how it was made, in keys of its maker's own
     how = {"kind": "", **partition.how}  # the kind stands first
     split = how.pop("split", None)
     rows = [
@@ -131,16 +143,14 @@ def _partition_rows(partition: PartitionFile | None) -> Rows:
 
 def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
     """How many records the silos have on each side that any of them has."""
-    sides = {
-        "training": [silo.train for silo in silos],
-        "validation": [silo.validation or 0 for silo in silos],
-        "test": [silo.test for silo in silos],
-    }
     rows = []
-    for side, counts in sides.items():
-        if any(counts):
-            text = f"{min(counts):,} to {max(counts):,}, median {median(counts):g}"
-            rows.append((f"{side} records of a silo", f"{text}; {sum(counts):,} in all"))
+    for side, attribute in SIDES.items():
+        counts = [getattr(silo, attribute) or 0 for silo in silos]
+        if not any(counts):
+            continue
+        text = f"{min(counts):,} to {max(counts):,}, median {median(counts):g}"
+        total = f"{sum(counts):,} in all"
+        rows.append((f"{side} records of a silo", f"{text}; {total}"))
     return rows
 
 
@@ -154,7 +164,11 @@ def methods(groups: Groups) -> list[tuple[str, str]]:
         options = _listed(method["options"]) or "no options"
         text = f"{method['name']} version {method['version']}; {options}"
         text += f"; a silo keeps {KEEPS[first.product]}"
-        own = {key: value for key, value in _settings(first).items() if key not in shared}
+
+        # settings that all methods share stand once, with the experiment
+        own = _settings(first)
+        for key in shared:
+            del own[key]
         if own:
             text += f"; {_listed(own)}"
         rows.append((label, text))
@@ -169,6 +183,7 @@ def drawn(run: Recorded) -> frozenset[str]:
     found: set[str] = set()
     for cohort in _job(run).cohorts():
         found.update(cohort)
+        # a job may have 100,000 rounds: the draws after the last newcomer add nothing
         if len(found) == len(run.silos):
             break
     return frozenset(found)
@@ -176,6 +191,11 @@ def drawn(run: Recorded) -> frozenset[str]:
 
 def _all_runs(groups: Groups) -> list[Recorded]:
     return list(chain.from_iterable(groups.values()))
+
+
+def _first_of_each(groups: Groups) -> list[Recorded]:
+    """One run per label: the runs of a label differ in the seed alone."""
+    return [runs[0] for runs in groups.values()]
 
 
 def _job(run: Recorded) -> Job:
@@ -190,6 +210,7 @@ def _settings(run: Recorded) -> dict[str, str]:
     """Such as ``{"training.lr": "0.1"}``; settings that are left out have no entry."""
     settings: dict[str, str] = {}
     for key in TABLES:
+        # as key and text, so that settings of two runs can be compared and printed
         value = run.identity.job[key]
         if not isinstance(value, Mapping):
             settings[key] = _text(value)
@@ -202,20 +223,24 @@ def _settings(run: Recorded) -> dict[str, str]:
 
 def _shared_settings(groups: Groups) -> dict[str, str]:
     """The settings that all labels have alike, in the order of the first."""
-    shared, *others = (_settings(runs[0]) for runs in groups.values())
+    shared, *others = map(_settings, _first_of_each(groups))
     for own in others:
-        shared = {key: value for key, value in shared.items() if own.get(key) == value}
+        different = shared.items() - own.items()
+        for key, _ in different:
+            del shared[key]
     return shared
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{key} = {_text(value)}" for key, value in values.items() if value is not None
-    )
+    pairs = []
+    for key, value in values.items():
+        if value is not None:
+            pairs.append(f"{key} = {_text(value)}")
+    return ", ".join(pairs)
 
 
 def _text(value: Any) -> str:
-    """As it stands in a TOML file."""
+    """A value as it stands in a TOML file."""
     match value:
         case bool():
             return str(value).lower()
@@ -256,22 +281,32 @@ def summary(
 
 
 def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
-    rows = [(escaped(name), escaped(value)) for name, value in experiment(groups, partition)]
-    shared = table([MarkdownColumn("what"), MarkdownColumn("value")], rows)
-    own = [f"- **{escaped(label)}**: {escaped(text)}\n" for label, text in methods(groups)]
-    return f"## What was run\n\n{shared}\n{''.join(own)}"
+    columns = [MarkdownColumn("what"), MarkdownColumn("value")]
+    rows = [tuple(map(escaped, row)) for row in experiment(groups, partition)]
+    text = f"## What was run\n\n{table(columns, rows)}\n"
+    for label, own in methods(groups):
+        text += f"- **{escaped(label)}**: {escaped(own)}\n"
+    return text
 
 
 def _silos(groups: Groups) -> str:
     alone = _trains_alone(groups)
     text = "## In the end, silo by silo\n\nAfter the last round, on test records, in percent"
-    text += ", mean ± standard deviation over seeds.\n" if _several(groups) else ".\n"
+    if _several(groups):
+        text += ", mean ± standard deviation over seeds"
+    text += ".\n"
+
+    # a mean over silos hides those that lose: what federation costs one silo shows silo by silo
     if alone is not None:
+        silos = len(groups[alone][0].silos)
         text += (
-            f"Better, equal and worse are how many of the {len(groups[alone][0].silos)} silos have"
+            f"Better, equal and worse are how many of the {silos} silos have"
             f" more, as many and fewer records right than with **{escaped(alone)}**, where each"
             " trains alone, under the same seed.\n"
         )
+
+    # first the model that a silo would use, then both kinds of model for every method, so that
+    # methods that keep different ones can be compared
     text += (
         "\n### The model that each silo keeps\n\nWhich that is stands above with each method; a"
         " silo that was in no cohort keeps the one delivered last.\n\n"
@@ -287,7 +322,10 @@ def _trains_alone(groups: Groups) -> str | None:
     """The label that the others are compared with: each silo trains alone."""
     if len(groups) == 1:
         return None
-    return next((label for label, runs in groups.items() if runs[0].method == LOCAL), None)
+    for run in _first_of_each(groups):
+        if run.method == LOCAL:
+            return run.label
+    return None
 
 
 def _by_seed(groups: Groups, look: Callable[[Recorded], Measured]) -> Looks:
@@ -306,8 +344,10 @@ def _by_silo(looks: Looks, alone: str | None) -> str:
     for label, seeds in looks.items():
         numbers = zip(*map(_numbers, seeds.values()), strict=True)
         row = [_percent(spread(column)) for column in numbers]
-        if alone is not None:
-            row += _duels(seeds, looks[alone]) if label != alone else [NONE] * len(DUELS)
+        if alone == label:
+            row += [NONE] * len(DUELS)
+        elif alone is not None:
+            row += _duels(seeds, looks[alone])
         rows.append([escaped(label), *row])
     return _method_table(titles, rows)
 
@@ -329,7 +369,11 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
     both = seeds.keys() & others.keys()
     if not both:
         return [NONE] * len(DUELS)
-    duels = [astuple(against(seeds[seed], others[seed])) for seed in both]
+
+    duels = []
+    for seed in both:
+        duel = against(seeds[seed], others[seed])
+        duels.append(astuple(duel))
     means = map(fmean, zip(*duels, strict=True))
     return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
@@ -337,7 +381,8 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
 def _accuracy(groups: Groups) -> str:
     found = {}
     for label, runs in groups.items():
-        found[label] = over_seeds([scores(run.history) for run in runs])
+        histories = map(attrgetter("history"), runs)
+        found[label] = over_seeds(list(map(scores, histories)))
     text = "## Every measure\n\nOn test records, in percent as above.\n"
     for choice in CHOICES:
         text += _scores(found, choice)
@@ -354,7 +399,9 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
     titles = [f"{measure} {average}" for measure, average, _ in columns]
     rows = []
     for label, own in found.items():
-        rows.append([escaped(label), *(_percent(own.get(named)) for named in columns)])
+        # a measure that this method lacks is a gap in its row
+        cells = map(_percent, map(own.get, columns))
+        rows.append([escaped(label), *cells])
     text = f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n"
     return text + _method_table(titles, rows)
 
@@ -362,19 +409,21 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
 def _cost(groups: Groups) -> str:
     rows = []
     for label, runs in groups.items():
-        # by seconds; a run that no process has timed yet tells nothing of the pace
-        timed = [(run.seconds, run.rounds) for run in runs if run.seconds]
         pace = [NONE, NONE]
+        # a run that no process has timed yet says nothing of the pace
+        timed = list(filter(attrgetter("seconds"), runs))
         if timed:
-            seconds, rounds = map(sum, zip(*timed, strict=True))
+            seconds = sum(map(attrgetter("seconds"), timed))
+            rounds = sum(map(attrgetter("rounds"), timed))
             pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
         rows.append([escaped(label), str(len(runs)), *pace])
-    return (
+    text = (
         "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included,"
         " and in the first run of a command the start of its worker processes; what was lost when"
         " one was killed is not counted.\n\n"
-        + _method_table(("runs", "seconds a run", "rounds a second"), rows)
     )
+    titles = ("runs", "seconds a run", "rounds a second")
+    return text + _method_table(titles, rows)
 
 
 def _pictures(pictures: Sequence[Link]) -> str:
@@ -390,8 +439,9 @@ def _pictures(pictures: Sequence[Link]) -> str:
 
 
 def _meaning() -> str:
-    meanings = DEFINITIONS | AVERAGES
-    defined = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in meanings.items())
+    defined = ""
+    for name, meaning in (DEFINITIONS | AVERAGES).items():
+        defined += f"- **{name}**: {meaning}.\n"
     return (
         "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, of"
         f" the side named, that a model classifies right.\n\n{defined}- **spread**: the"

@@ -82,8 +82,10 @@ def compared(table: PaperTable, recorded: Mapping[str, Sequence[Recorded]]) -> t
     for index, column in enumerate(table.columns):
         if column.setting is None:
             continue
-        if runs := recorded.get(column.setting.name):
-            cells += _column_cells(table, index, column.setting.name, runs)
+        setting = column.setting.name
+        runs = recorded.get(setting)
+        if runs:
+            cells += _column_cells(table, index, setting, runs)
     return tuple(cells)
 
 
@@ -96,14 +98,22 @@ def _column_cells(
     for run in runs:
         by_label[run.label].append(run)
 
+    # a row that is neither published nor run here would say nothing
     for row in table.all_rows:
         value = row.values[index]
         label, ours = None, None
-        if method := row.methods.get(setting):
+        method = row.methods.get(setting)
+        if method is not None:
             label = method.title
             ours = _ran(row, column, by_label[label])
         if value.text or ours is not None:
-            yield Cell(column, row, value, label, ours)
+            yield Cell(
+                column=column,
+                row=row,
+                value=value,
+                label=label,
+                ours=ours,
+            )
 
 
 def table_rows(cells: Sequence[Cell], *, over_silos: bool) -> list[list[str]]:
@@ -134,6 +144,7 @@ def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]
         text += f"**{escaped(warning(smaller))}**\n\n"
     text += f"Accuracies in percent. {meaning(table)}\n"
 
+    # a paper's table compares methods within a setting, so a setting is a section
     by_column: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_column[cell.column.name].append(cell)
@@ -147,14 +158,14 @@ def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]
 def _setting_section(cells: Sequence[Cell], *, over_silos: bool) -> str:
     """The cells of one column under a heading, with the scale at which ours ran."""
     text = f"\n## {escaped(cells[0].column.title)}\n\n"
-    ran = next((cell.ours for cell in cells if cell.ours), None)
-    if ran is not None:
+
+    # all runs of a setting have one scale, so any of them says it
+    for ran in filter(None, (cell.ours for cell in cells)):
         text += f"{ran.silos} silos, {ran.drawn} drawn for a round, {ran.rounds} rounds.\n\n"
-    headings = [
-        Heading("method"),
-        *(Heading(name, numbers=True) for name in HEADINGS[2:]),
-        Heading("our measure"),
-    ]
+        break
+
+    numbers = [Heading(name, numbers=True) for name in HEADINGS[2:]]
+    headings = [Heading("method"), *numbers, Heading("our measure")]
     rows = []
     for cell in cells:
         _, title, *values = _table_row(cell, over_silos=over_silos)
@@ -221,6 +232,8 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
     scored: list[Recorded] = []
     values: list[float] = []
     over_silos: list[float] = []
+
+    # a column may be of some silos alone: measures are made anew from theirs
     for run in runs:
         history = within(run.history, column.silos)
         score = scores(history).get(row.score)
@@ -232,9 +245,17 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
         over_silos.append(measured[measure, score.rounds].spread)
     if not scored:
         return None
+
+    # runs of a label differ in the seed alone
     first = scored[0]
     job = Job.from_document(first.identity.job, str(first.folder), federated=False)
-    return Ran(spread(values), fmean(over_silos), len(first.silos), job.cohort_size, job.rounds)
+    return Ran(
+        score=spread(values),
+        over_silos=fmean(over_silos),
+        silos=len(first.silos),
+        drawn=job.cohort_size,
+        rounds=job.rounds,
+    )
 
 
 def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
@@ -246,6 +267,7 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
         return tuple(history)
     reduced = []
     for one in history:
+        # the names of a source's silos begin alike, so a column may be one source
         silos = [silo for silo in one.records if silo.startswith(start)]
         if silos:
             reduced.append(one.of(silos))

@@ -11,14 +11,13 @@ names, and which of them are missing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ...algorithms.data.sources.synthetic import PUBLISHED_SILOS
 from ...errors import LocalError
 from ...files.documents import Strict, validate
-from ..experiment.experiment import Experiment, ExperimentFile, checked
+from ..experiment.experiment import ChosenMethod, Experiment, ExperimentFile, checked
 from ..experiment.hints import hint
 from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable
@@ -53,20 +52,30 @@ def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSett
         raise LocalError(
             f"{table.path}: none of its columns can be run here; --list {table.path} says why"
         )
-    return tuple(
-        known[_known(name, known, f"{table.path}: no setting")]
-        for name in dict.fromkeys(wanted or known)
-    )
+
+    # a setting that is named twice runs once
+    chosen = dict.fromkeys(wanted or known)
+    for name in chosen:
+        _check_known(name, known, f"{table.path}: no setting")
+    return tuple(map(known.__getitem__, chosen))
 
 
 def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
     """The labels of the wanted methods (all where none is), and of those that always run."""
-    methods = chain.from_iterable(row.methods.values() for row in table.all_rows)
-    names = {method.title: method.name for method in methods}
-    what = f"{table.path}: no method that runs here"
-    asked = {_known(name, names, what) for name in wanted or names}
-    always = {label for label in names if names[label] in NEXT_TO_IT}
-    return frozenset(asked | always)
+    names: dict[str, str] = {}
+    for row in table.all_rows:
+        for method in row.methods.values():
+            names[method.title] = method.name
+
+    chosen = set(wanted or names)
+    for label in wanted:
+        _check_known(label, names, f"{table.path}: no method that runs here")
+
+    # every reproduction has the methods that a reader compares with
+    for label, name in names.items():
+        if name in NEXT_TO_IT:
+            chosen.add(label)
+    return frozenset(chosen)
 
 
 def experiment_of(
@@ -81,22 +90,25 @@ def experiment_of(
 
     LocalError where a method cannot work in it.
     """
-    in_setting = [row.methods.get(setting.name) for row in table.all_rows]
-    methods = {method.title: method for method in in_setting if method is not None}
-    if labels is not None:
-        methods = {label: methods[label] for label in methods if label in labels}
-    chosen = list(methods.values())
-    # the scale's rounds are for all methods; a method's own would otherwise override them
-    if scale.rounds is not None:
-        chosen = [method.model_copy(update={"rounds": None}) for method in chosen]
+    methods: dict[str, ChosenMethod] = {}
+    for row in table.all_rows:
+        method = row.methods.get(setting.name)
+        if method is None:
+            continue
+        if labels is not None and method.title not in labels:
+            continue
+        # the scale's rounds are for all methods; a method's own would otherwise override them
+        if scale.rounds is not None:
+            method = method.model_copy(update={"rounds": None})
+        methods[method.title] = method  # two rows may be of one method, scored in two ways
 
     origin = Path(table.paper) / setting.name
-    of_paper = range(1, (table.seeds or SEEDS) + 1)
+    seeds_of_paper = range(1, (table.seeds or SEEDS) + 1)
     document = {
         "version": 1,
         "name": f"{table.paper}-{setting.name}",
-        "seeds": tuple(seeds) or tuple(of_paper),
-        "methods": tuple(chosen),
+        "seeds": tuple(seeds or seeds_of_paper),
+        "methods": tuple(methods.values()),
         **_scaled(setting, scale),
     }
     return checked(origin, validate(document, ExperimentFile, str(origin)), folder)
@@ -104,6 +116,7 @@ def experiment_of(
 
 def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
     """Where the records of a setting are, in a folder."""
+    # its rounds and models play no part: the data may be missing, which is why this is asked
     full = _scaled(setting, FULL)
     document = {key: full[key] for key in RecordSource.model_fields if key in full}
     records = validate(document, RecordSource, setting.name)
@@ -113,20 +126,24 @@ def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
 
 def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
     """The differences from the paper, for people."""
+    # a small setting may stay whole where a large one is reduced: only what is less is named
     clients: list[object] = []
     rounds: list[object] = []
     for setting in settings:
         if _fewer(setting, scale):
-            clients.append(_clients(setting) or "all")
+            full = _clients(setting) or "all"
+            clients.append(full)
         own = setting.document["rounds"]
         if scale.rounds not in (None, own):
             rounds.append(own)
 
     differences = []
     if clients:
-        differences.append(f"{scale.clients} instead of {_or(clients)} clients")
+        full = _or(clients)
+        differences.append(f"{scale.clients} instead of {full} clients")
     if rounds:
-        differences.append(f"{scale.rounds} instead of {_or(rounds)} rounds")
+        full = _or(rounds)
+        differences.append(f"{scale.rounds} instead of {full} rounds")
     return tuple(differences)
 
 
@@ -135,13 +152,20 @@ def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
     data = dict(document["data"])
     if data.get("kind") == "torchvision":  # whose sets lie in the folder side by side
         data = {"folder": ".", **data}
-    if clients := _fewer(setting, scale):
+
+    clients = _fewer(setting, scale)
+    if clients is not None:
+        # the partition is made for all clients, so each keeps the records that it has at full scale
         if "partition" in document:
             document["partition"] = {**document["partition"], "keep": clients}
         else:  # synthetic records are drawn silo by silo
             data["silos"] = clients
+
+        # a tenth of ten clients is one, and a round of one silo tells that silo's model to all
         if document.get("participation", 1.0) < 1:
-            document["min_cohort"] = max(document.get("min_cohort", 0), LEAST_DRAWN)
+            least = document.get("min_cohort", 0)
+            document["min_cohort"] = max(least, LEAST_DRAWN)
+
     if scale.rounds is not None:
         document["rounds"] = scale.rounds
     return {**document, "data": data}
@@ -149,24 +173,30 @@ def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
 
 def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     """How many of a setting's clients take part; None for all."""
-    if scale.clients is None:
+    fewer = scale.clients
+    if fewer is None:
         return None
     published = _clients(setting)
-    if published is not None and published <= scale.clients:
+    if published is not None and published <= fewer:
         return None
-    if scale.clients < LEAST_CLIENTS:
+
+    # fewer could not be drawn from without drawing all
+    if fewer < LEAST_CLIENTS:
         raise LocalError(
-            f"{scale.clients} clients of setting {setting.name!r}; {LEAST_CLIENTS} are the least"
+            f"{fewer} clients of setting {setting.name!r}; {LEAST_CLIENTS} are the least"
         )
-    return scale.clients
+    return fewer
 
 
 def _clients(setting: PaperSetting) -> int | None:
     """The clients at full scale; None where only the data or a file says how many."""
     document = setting.document
-    if "partition" not in document:
-        return int(document["data"].get("silos", PUBLISHED_SILOS))
-    silos: int | Mapping[str, int] | None = document["partition"].get("silos")
+    partition = document.get("partition")
+    if partition is None:
+        silos_drawn = document["data"].get("silos", PUBLISHED_SILOS)
+        return int(silos_drawn)
+
+    silos: int | Mapping[str, int] | None = partition.get("silos")
     if isinstance(silos, Mapping):  # so many per source of the data
         return sum(silos.values())
     return silos
@@ -176,10 +206,9 @@ def _or(values: Sequence[object]) -> str:
     return " or ".join(dict.fromkeys(map(str, values)))
 
 
-def _known(name: str, known: Mapping[str, Any], what: str) -> str:
+def _check_known(name: str, known: Mapping[str, Any], what: str) -> None:
     if name not in known:
         raise LocalError(f"{what} {name!r}; {hint(name, known)}")
-    return name
 
 
 def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:

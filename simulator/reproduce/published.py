@@ -1,8 +1,6 @@
 """The papers' tables: what was published, under which settings, and by which of our methods.
 
-``tables/<paper>.toml``.
-
-::
+They stand in ``tables/<paper>.toml``::
 
     citation = "Author, Author, 'Title', venue, arXiv:…"
     seeds = 5                             # that the paper ran; left out where it does not say
@@ -55,7 +53,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
@@ -111,13 +109,14 @@ class OwnTable(Strict):
 
     def of(self, method: ChosenMethod) -> ChosenMethod:
         """The method in this setting."""
-        changed = {
-            key: getattr(method, key) | getattr(self, key)
-            for key in ("options", "training", "model")
+        changed: dict[str, Any] = {
+            "options": method.options | self.options,
+            "training": method.training | self.training,
+            "model": method.model | self.model,
         }
-        return method.model_copy(
-            update={**changed, "rounds": method.rounds if self.rounds is None else self.rounds}
-        )
+        if self.rounds is not None:
+            changed["rounds"] = self.rounds
+        return method.model_copy(update=changed)
 
 
 class RowTable(Strict):
@@ -140,7 +139,8 @@ class ColumnTable(Strict):
 
     @pydantic.model_validator(mode="after")
     def _named(self) -> "ColumnTable":
-        if self.setting is None and (self.name is None or self.title is None):
+        # a column that cannot be run here has no setting from which to take them
+        if self.setting is None and None in (self.name, self.title):
             raise ValueError("a column without a setting needs a name and a title")
         return self
 
@@ -170,9 +170,8 @@ class TableTable(Strict):
                 f" {len(self.columns)} columns"
             )
         for text in row.published:
-            if text in (LOST, FAILED):
-                continue
-            if not PRINTED.fullmatch(text):
+            printed = text in (LOST, FAILED) or PRINTED.fullmatch(text)
+            if not printed:
                 raise ValueError(
                     f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without"
                     " deviation"
@@ -180,6 +179,7 @@ class TableTable(Strict):
 
     @pydantic.model_validator(mode="after")
     def _notes_are_marked(self) -> "TableTable":
+        # a reader must know what the paper says and what was chosen here
         for note in self.notes:
             if not note.startswith(MARKS):
                 raise ValueError(
@@ -201,7 +201,9 @@ class PaperFile(Strict):
     @pydantic.field_validator("beside")
     @classmethod
     def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
-        if others := sorted({method.name for method in methods} - set(NEXT_TO_IT)):
+        names = {method.name for method in methods}
+        others = sorted(names.difference(NEXT_TO_IT))
+        if others:
             raise ValueError(
                 f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)}"
                 " alone"
@@ -301,10 +303,11 @@ class PaperTable:
 def published() -> tuple[PaperTable, ...]:
     """All tables, paper by paper."""
     folder = resources.files(__package__) / "tables"
-    files = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
     tables: list[PaperTable] = []
-    for name in sorted(files):
-        tables += parse(name.removesuffix(".toml"), files[name].read_bytes())
+    for file in sorted(folder.iterdir(), key=attrgetter("name")):
+        paper, _, kind = file.name.partition(".")
+        if kind == "toml":
+            tables += parse(paper, file.read_bytes())
     return tuple(tables)
 
 
@@ -312,17 +315,20 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
     """The tables of a file; LocalError names what is wrong with it."""
     origin = f"{paper}.toml"
     file = parse_toml(data, PaperFile, origin)
-    settings = {name: _setting(name, file.common, own) for name, own in file.settings.items()}
-    rows = {
-        table.name: tuple(_row(row, table, settings, origin) for row in table.rows)
-        for table in file.tables
-    }
+    settings = {}
+    for name, document in file.settings.items():
+        settings[name] = _setting(name, file.common, document)
 
     # all tables of a paper share the runs of a setting, so a label means one method in all of them
-    everyone = list(chain.from_iterable(rows.values()))
+    rows = {}
+    everyone: list[PaperRow] = []
+    for table in file.tables:
+        rows[table.name] = tuple(_row(row, table, settings, origin) for row in table.rows)
+        everyone += rows[table.name]
     _check_labels(everyone, origin)
     besides = _besides(file)
 
+    # a method next to a table runs as another table has it, so all rows come before all tables
     tables = []
     for table in file.tables:
         where = f"{origin}, {table.name}"
@@ -347,9 +353,12 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
 
 def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
     """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
-    methods = [ChosenMethod(name=name) for name in NEXT_TO_IT]
-    methods += file.beside
-    return {method.name: method for method in methods if method.name in METHODS}
+    defaults = [ChosenMethod(name=name) for name in NEXT_TO_IT]
+    methods = {}
+    for method in (*defaults, *file.beside):
+        if method.name in METHODS:
+            methods[method.name] = method
+    return methods
 
 
 def find(path: str) -> PaperTable:
@@ -364,10 +373,20 @@ def _setting(name: str, common: Document, own: Document) -> PaperSetting:
     """A setting's own keys replace the common ones, in a table key by key."""
     document = {**common, **own}
     for key in common.keys() & own.keys():
-        if isinstance(common[key], dict) and isinstance(own[key], dict):
+        pair = (common[key], own[key])
+        are_tables = all(isinstance(value, dict) for value in pair)
+        if are_tables:
             document[key] = common[key] | own[key]
-    title, without = document.pop("title", name), document.pop("without", ())
-    return PaperSetting(name, title, document, frozenset(without))
+
+    # for the reproduction alone: an experiment's file knows no such keys
+    title = document.pop("title", name)
+    without = document.pop("without", ())
+    return PaperSetting(
+        name=name,
+        title=title,
+        document=document,
+        without=frozenset(without),
+    )
 
 
 def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
@@ -380,29 +399,41 @@ def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
 
 
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
-    if table.setting is None:
-        return PaperColumn(table.name or "", table.title or "", None, table.silos)
-    if table.setting not in settings:
-        raise LocalError(
-            f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}"
-        )
-    setting = settings[table.setting]
+    name, title, setting = table.name or "", table.title or "", None
+    if table.setting is not None:
+        if table.setting not in settings:
+            known = ", ".join(settings)
+            raise LocalError(
+                f"{origin}: setting {table.setting!r} is not in the file; known: {known}"
+            )
+        setting = settings[table.setting]
+        name = name or setting.name
+        title = title or setting.title
     return PaperColumn(
-        table.name or setting.name, table.title or setting.title, setting, table.silos
+        name=name,
+        title=title,
+        setting=setting,
+        silos=table.silos,
     )
 
 
 def _row(
     row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str
 ) -> PaperRow:
-    if unknown := set(row.own) - set(settings):
+    unknown = row.own.keys() - settings.keys()
+    if unknown:
         raise LocalError(
             f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the"
             " file"
         )
     values = tuple(_value(text, table.unit) for text in row.published)
     score = row.score or table.score
-    return PaperRow(row.title, values, score.named, _row_methods(row, table))
+    return PaperRow(
+        title=row.title,
+        values=values,
+        score=score.named,
+        methods=_row_methods(row, table),
+    )
 
 
 def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
@@ -410,10 +441,13 @@ def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
     methods: dict[str, ChosenMethod] = {}
     if row.method is None or row.method.name not in METHODS:
         return methods
-    for setting in filter(None, (column.setting for column in table.columns)):
-        own = row.own.get(setting, OwnTable())
+
+    for column in table.columns:
+        if column.setting is None:
+            continue
+        own = row.own.get(column.setting, OwnTable())
         if own:  # false in the file: the method does not run there
-            methods[setting] = own.of(row.method)
+            methods[column.setting] = own.of(row.method)
     return methods
 
 
@@ -421,25 +455,37 @@ def _value(text: str, unit: Unit) -> PaperValue:
     printed = PRINTED.fullmatch(text)
     if printed is None:
         return PaperValue(text)
+
+    # in decimals: 86.76 percent is .8676, which a division of floats may miss
     whole, hidden = SCALES[unit]
-    _, _, decimals = printed["mean"].partition(".")
     mean = float(Decimal(printed["mean"]) / whole)
     deviation = None
-    if over := printed["std"] or printed["spread"]:
+    over = printed["std"] or printed["spread"]
+    if over:
         deviation = float(Decimal(over) / whole)
-    return PaperValue(text, mean, deviation, max(len(decimals) - hidden, 0))
+
+    # our number is compared at as many digits as the paper prints
+    _, _, decimals = printed["mean"].partition(".")
+    digits = max(len(decimals) - hidden, 0)
+    return PaperValue(
+        text=text,
+        mean=mean,
+        deviation=deviation,
+        digits=digits,
+    )
 
 
 def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
     """One label is one method in a setting, in all tables of a paper: they share its runs."""
     first: dict[tuple[str, str], ChosenMethod] = {}
-    in_settings = chain.from_iterable(row.methods.items() for row in rows)
-    for setting, method in in_settings:
-        if first.setdefault((setting, method.title.lower()), method) != method:
-            raise LocalError(
-                f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
-                " label of its own"
-            )
+    for row in rows:
+        for setting, method in row.methods.items():
+            folder = method.title.lower()  # some disks tell no case apart
+            if first.setdefault((setting, folder), method) != method:
+                raise LocalError(
+                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each"
+                    " a label of its own"
+                )
 
 
 def _beside(
@@ -450,15 +496,18 @@ def _beside(
     besides: Mapping[str, ChosenMethod],
 ) -> tuple[PaperRow, ...]:
     """A row without values per method that runs next to this table's; ``everyone``: all tables'."""
-    nothing = tuple(PaperValue("") for _ in columns)
+    settings = _settings(columns)
+    nothing = (PaperValue(""),) * len(columns)
     found = []
     for name, method in besides.items():
         methods = {}
-        for setting in _settings(columns):
-            if name in setting.without or _first_of(rows, setting, name):
+        for setting in settings:
+            has_own_row = _first_of(rows, setting, name) is not None
+            if name in setting.without or has_own_row:
                 continue
             # the options that the paper's other tables have: the tables share the runs
-            methods[setting.name] = _first_of(everyone, setting, name) or method
+            elsewhere = _first_of(everyone, setting, name)
+            methods[setting.name] = elsewhere or method
         if methods:
             found.append(PaperRow(name, nothing, score, methods))
     return tuple(found)

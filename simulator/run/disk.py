@@ -1,4 +1,7 @@
-"""Errors of a run's files, with the path and what to do."""
+"""Errors of a run's files, with the path and what to do.
+
+A run's files are this software's own: the fix for a damaged one is a backup, or to begin anew.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -53,6 +53,8 @@ def write(
     with writing(folder / MODELS, "cannot make it"):
         (folder / MODELS).mkdir(exist_ok=True)
 
+    # the checkpoint that names these files comes after them: a run is finished only with all its
+    # results
     written = []
     for name, data in files.items():
         written.append(folder / name)
@@ -86,6 +88,9 @@ def _round_row(one: Measured) -> Sequence[object]:
 def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
     """A line per silo and measure of the last look."""
     looks = [one for one in history if one.measure.startswith(LOOKS)]
+
+    # methods are compared after the last round, not at the best one, which test records would have
+    # chosen
     last = [one for one in looks if one.rounds == looks[-1].rounds]
     rows = []
     for silo, one in product(silos, last):

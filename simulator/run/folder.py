@@ -62,6 +62,7 @@ def opened(
     with ExitStack() as stack:
         with writing(path, "cannot use it"):
             path.mkdir(parents=True, exist_ok=True)
+            # two processes at one run would each cut off what the other adds to the history
             stack.enter_context(locked(path))
         folder = RunFolder(path, run, manifest.identity(run, population, schedule, device))
         stack.callback(folder.close)
@@ -73,6 +74,8 @@ class RunFolder:
 
     def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
         self.path, self._run, self._identity = path, run, here
+
+        # first, since nothing is removed from a folder that holds something else
         there = _begin(path, here)
         _tidy(path)
 
@@ -128,6 +131,8 @@ class RunFolder:
         models = {silo: states[silo] for silo in self._run.job.silos}
         made = export.write(self.path, self._identity.silos, self.history, models, coordinator)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
+
+        # last: a run that names its results as finished has all of them on the disk
         self._checkpoint.finish(FinishedRun(history=self._history.sync(), results=names))
         self.finished = True
         return made
@@ -158,6 +163,8 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
 def _check_empty(path: Path) -> None:
     """LocalError where a new run's folder holds more than a process that died may have left."""
     names = {one.name for one in path.iterdir() if not one.name.endswith(".tmp")}
+
+    # --out may be a folder of something else, by mistake
     foreign = sorted(names - {"LOCK"})
     if foreign:
         raise LocalError(
@@ -170,10 +177,14 @@ def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix]:
     if index is None:
         return False, NOTHING
     over = index.finished
+    if over is None:
+        return False, index.history
+
     # a person may have removed a result; finishing the run again writes it again
-    if over is not None and all((path / name).exists() for name in over.results):
-        return True, over.history
-    return False, index.history
+    is_whole = all((path / name).exists() for name in over.results)
+    if not is_whole:
+        return False, index.history
+    return True, over.history
 
 
 def _tidy(path: Path) -> None:

@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
-        """Of each silo [n], in 0…1."""
+        """The accuracy of each silo [n], in 0…1."""
         return np.array([self.correct[silo] / count for silo, count in self.records.items()])
 
     @property
@@ -142,6 +142,7 @@ class HistoryFile:
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
 
+        # opened to append: no write can land on a line that a checkpoint vouches for
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with writing(path):
             self._descriptor = os.open(path, flags, 0o644)
@@ -159,12 +160,14 @@ class HistoryFile:
         with writing(self._path):
             if data and os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part was written")
+        # not before the write: a line that the disk rejected is in no checkpoint
         self._hash.update(data)
         self._size += len(data)
 
     def sync(self) -> Prefix:
-        """Make all lines durable; what a checkpoint says of them."""
+        """Make all lines durable; returns what a checkpoint says of them."""
         with writing(self._path):
+            # another process that wrote here would leave lines that the digest does not cover
             if os.fstat(self._descriptor).st_size != self._size:
                 raise OSError("its length is not what was written")
             os.fsync(self._descriptor)
@@ -205,6 +208,8 @@ def _measured(line: bytes, where: str) -> Measured:
         found = _LINE.decode(line)
     except ValueError as error:  # of msgspec, or no UTF-8
         raise LocalError(f"{where}: no measure of a run: {error}; {BEGIN_ANEW}") from error
+
+    # history.jsonl is a text that anyone can edit, and a share above one would pass for a result
     correct: dict[str, int] = {}
     records: dict[str, int] = {}
     for silo, (right, count) in found.silos.items():
@@ -217,8 +222,11 @@ def _measured(line: bytes, where: str) -> Measured:
 
 
 def _checked(path: Path, kept: Prefix) -> bytes:
-    data = read_kept(path)[: kept.bytes] if kept.bytes else b""
-    if kept != Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()):
+    data = b""
+    if kept.bytes:  # else the file may not be there yet
+        data = read_kept(path)[: kept.bytes]
+    found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    if kept != found:
         raise LocalError(
             f"{path}: its first {kept.bytes} bytes are not those that its checkpoint was written"
             f" with; {BEGIN_ANEW}"

@@ -74,21 +74,32 @@ def identity(
     run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
 ) -> RunManifest:
     """The manifest of a run that begins with this release, and trains on ``device``."""
+    silos = [_counted(silo, population.records[silo]) for silo in run.job.silos]
+    made_with = MadeWith(
+        device=device,
+        staddle=version("staddle"),
+        torch=torch.__version__,
+    )
     return RunManifest(
         label=run.label,
         seed=run.seed,
         job=run.job.document(),
         population=population.digest,
-        silos=tuple(_counted(silo, population.records[silo]) for silo in run.job.silos),
+        silos=tuple(silos),
         look_every=schedule.look_every,
-        made_with=MadeWith(device=device, staddle=version("staddle"), torch=torch.__version__),
+        made_with=made_with,
     )
 
 
 def _counted(silo: str, records: Records) -> SiloRecords:
-    validation = None if records.validation is None else len(records.validation)
+    validation = None
+    if records.validation is not None:
+        validation = len(records.validation)
     return SiloRecords(
-        name=silo, train=len(records.train), test=len(records.test), validation=validation
+        name=silo,
+        train=len(records.train),
+        test=len(records.test),
+        validation=validation,
     )
 
 
@@ -102,9 +113,10 @@ def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
 
     Releases and device are not compared: they matter only to a run that resumes.
     """
-    if told := differences(there, here):
+    found = differences(there, here)
+    if found:
         raise LocalError(
-            f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it"
+            f"{folder}: holds another run: {'; '.join(found)}; choose another --out, or remove it"
         )
 
 
@@ -115,8 +127,12 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
         found.append("the silos have other numbers of records")
     elif there.population != here.population:
         found.append("the records, or who holds which, are others")
+
+    # nothing that a person wrote differs, and yet the jobs do: what this release derives is not
+    # what the other derived
     if there.job != here.job and not found:
-        found.append(f"this release has another {there.job['method']['name']}, or another model")
+        method = there.job["method"]["name"]
+        found.append(f"this release has another {method}, or another model")
     more = len(found) - MOST_TOLD
     if more > 0:
         return [*found[:MOST_TOLD], f"and {more} more"]

@@ -18,16 +18,23 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is not a folder; choose another --out")
+
     begun: dict[Path, RunManifest] = {}
     for path in sorted(out.glob(f"*/seed-*/{RUN}")):
-        begun[path.parent] = manifest.read(path.parent)
+        folder = path.parent
+        begun[folder] = manifest.read(folder)
+
+    # all runs before the first trains: the last one's fault would show after hours
     for run in runs:
         folder = folder_of(out, run)
         if held(folder):
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
         _check_label(begun, manifest.identity(run, population, schedule))
-    for path, there in begun.items():
-        _check_experiment(path, there, runs[0].job.name, population)
+
+    # a report compares all runs in the folder, those of earlier commands too
+    name = runs[0].job.name
+    for folder, there in begun.items():
+        _check_experiment(folder, there, name, population)
 
 
 def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:

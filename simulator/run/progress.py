@@ -63,12 +63,14 @@ class Pace:
 
     def rate(self) -> str:
         """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
-        if not self._done or not self._seconds:
+        if 0 in (self._done, self._seconds):
             return ""
         number, unit = self._done / self._seconds, "rounds/s"
         if number < 1:
             number, unit = 1 / number, "s/round"
-        digits = ".0f" if number >= 100 else ".3g"
+        digits = ".3g"
+        if number >= 100:  # 3 digits would be written with an exponent
+            digits = ".0f"
         return f"{number:{digits}} {unit}"
 
     def left(self, rounds: int) -> str:

@@ -36,14 +36,20 @@ def complete(
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
-        board = stack.enter_context(closing(Board(folder.path, folder.history))) if events else None
+        board = None
+        if events:
+            board = stack.enter_context(closing(Board(folder.path, folder.history)))
         if folder.finished:
             watch.begin(run, run.job.rounds)
             return
+
+        # an engine may take a GPU's memory, which a finished run has no need of
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
-        # the last ends with a look
-        watch.begin(run, min(run.job.rounds_before(simulation.round), run.job.rounds - 1))
+
+        # the last round ends with a look, so a run that lacks only that is not shown as finished
+        done = run.job.rounds_before(simulation.round)
+        watch.begin(run, min(done, run.job.rounds - 1))
         _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
 
 
@@ -96,6 +102,8 @@ class _Rounds:
         measured = of_round(rounds, reports)
         if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
             measured += self._look()
+
+        # written before it is shown: nobody sees a measure that the history does not have
         self._folder.record(measured)
         self._show(measured)
         if rounds < job.rounds:

@@ -56,28 +56,40 @@ class Spread:
 
 def scores(history: Iterable[Measured]) -> dict[Named, Score]:
     """All scores of a run, measure by measure."""
-    taken: dict[Measure, dict[int, Measured]] = {measure: {} for measure in get_args(Measure)}
+    # every measure has an entry, in the order of the tables, so that all runs list them alike
+    looks: dict[Measure, dict[int, Measured]] = {measure: {} for measure in get_args(Measure)}
     for one in history:
-        taken[one.measure][one.rounds] = one
+        looks[one.measure][one.rounds] = one
+
     found: dict[Named, Score] = {}
-    for measure, average in product(taken, AVERAGES):
-        values = _values(taken[measure], average)
-        if not values:
-            continue
-        chosen: dict[Choice, int] = {"last": max(values)}
-        if not measure.startswith("validation/"):
-            chosen["best by test"] = _best(values)
-        if measure in CHOOSER:
-            validated = _values(taken[CHOOSER[measure]], average)
-            # a round counts only where both were measured
-            common = validated.keys() & values.keys()
-            if common:
-                chosen["best by validation"] = _best(
-                    {rounds: validated[rounds] for rounds in common}
-                )
-        for choice, rounds in chosen.items():
+    for measure, average in product(looks, AVERAGES):
+        values = _values(looks[measure], average)
+        for choice, rounds in _chosen(looks, measure, average).items():
             found[measure, average, choice] = Score(rounds, values[rounds])
     return found
+
+
+def _chosen(
+    looks: Mapping[Measure, Mapping[int, Measured]], measure: Measure, average: Average
+) -> dict[Choice, int]:
+    """The round of each choice; nothing where this was never measured."""
+    values = _values(looks[measure], average)
+    if not values:
+        return {}
+
+    chosen: dict[Choice, int] = {"last": max(values)}
+    # validation records are for choosing: their own best round is "best by validation"
+    if not measure.startswith("validation/"):
+        chosen["best by test"] = _best(values)
+
+    if measure in CHOOSER:
+        validated = _values(looks[CHOOSER[measure]], average)
+        # a round counts only where both were measured
+        for rounds in validated.keys() - values.keys():
+            del validated[rounds]
+        if validated:
+            chosen["best by validation"] = _best(validated)
+    return chosen
 
 
 def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
@@ -86,16 +98,23 @@ def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
         return {}
     first, *others = runs
     common = set(first).intersection(*others)
-    return {named: spread([run[named].value for run in runs]) for named in first if named in common}
+    found = {}
+    for named in filter(common.__contains__, first):
+        values = [run[named].value for run in runs]
+        found[named] = spread(values)
+    return found
 
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and deviation of at least one value."""
     mean = fmean(values)
-    if len(values) == 1:
+    seeds = len(values)
+    if seeds == 1:
         return Spread(1, mean, None)
+
+    # of a sample: the seeds stand for all seeds that might have been drawn
     squares = sum((value - mean) ** 2 for value in values)
-    return Spread(len(values), mean, sqrt(squares / (len(values) - 1)))
+    return Spread(seeds, mean, sqrt(squares / (seeds - 1)))
 
 
 def _values(looks: Mapping[int, Measured], average: Average) -> dict[int, float]:

@@ -2,11 +2,10 @@
 
 ::
 
-    <folder>/checkpoint.json                index: the next round, how much of the history belongs
-                                            to it, and files
+    <folder>/checkpoint.json                    index: the next round, how much of the history
+                                                belongs to it, and files
     <folder>/checkpoint/00000012.safetensors    states of silos, parts on the shelf, the
-                                                coordinator's state
-    (tensor_file.py)
+                                                coordinator's state (tensor_file.py)
 
 A file is written once, under a number of its own, before the index that names it first; the index
 is replaced as a whole; then goes what it no longer names. Only what changed since the last index is
@@ -112,11 +111,14 @@ class Snapshots:
         self._folder, self._path, self._run = folder / FOLDER, folder / INDEX, run
         self._clock, self._begun = clock, clock()
         self._index = read_index(folder)
-        self._earlier = self._index.milliseconds if self._index else 0
-        if self._index is not None and self._index.run != run:
-            raise LocalError(
-                f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}"
-            )
+        self._earlier = 0
+        if self._index is not None:
+            self._earlier = self._index.milliseconds
+            # a person may have copied one file of another folder and not the other
+            if self._index.run != run:
+                raise LocalError(
+                    f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}"
+                )
         self._placed: dict[Key, _Placed] = {}
         self._written: dict[str, _Written] = {}
         with writing(self._folder, "cannot make it"):
@@ -139,7 +141,9 @@ class Snapshots:
             path = self._folder / file.name
             entries = unpack(_intact(path, file), str(path))
             weights = _weights(entries)
-            self._written[file.name] = _Written(file.bytes, file.sha256, sum(weights.values()))
+            weight = sum(weights.values())
+            self._written[file.name] = _Written(file.bytes, file.sha256, weight)
+            # a file holds what was replaced since, too; the index says what of it counts
             for key in file.holds:
                 source = _source(key, entries[key])
                 self._placed[key] = _Placed(source, weights[key], file.name)
@@ -150,13 +154,19 @@ class Snapshots:
 
         A process that resumes the run with the same code finds it whole.
         """
+        # a checkpoint costs as much as the round changed: what an earlier file holds is not written
+        # again
         sources = _sources(snapshot)
-        placed, written = self._still_placed(sources), dict(self._written)
-        fresh = {key: source for key, source in sources.items() if key not in placed}
+        placed = self._still_placed(sources)
+        written = dict(self._written)
+        fresh = dict(sources)
+        for key in placed:
+            del fresh[key]
 
         # numbers go on after every file there is, named or not: a write that failed may have left
         # one, and no file is written twice
-        numbers = count(1 + max((int(path.stem) for path in self._ours()), default=-1))
+        used = [int(path.stem) for path in self._ours()]
+        numbers = count(1 + max(used, default=-1))
         for entries in _batches(fresh):
             name = f"{next(numbers):08d}.safetensors"
             data = pack(entries)
@@ -164,11 +174,13 @@ class Snapshots:
             weights = _weights(entries)
             digest = hashlib.sha256(data).hexdigest()
             written[name] = _Written(len(data), digest, sum(weights.values()))
-            placed |= {key: _Placed(fresh[key], weight, name) for key, weight in weights.items()}
+            for key, weight in weights.items():
+                placed[key] = _Placed(fresh[key], weight, name)
 
         # the index names the new files only now, when all of them are on the disk
         live = _live(placed.values())
-        written = {name: file for name, file in written.items() if name in live}
+        for name in written.keys() - live.keys():
+            del written[name]
         self._replace(
             Index(
                 run=self._run,
@@ -184,11 +196,16 @@ class Snapshots:
 
     def _still_placed(self, sources: Mapping[Key, Source]) -> dict[Key, _Placed]:
         """The objects that need no writing: unchanged, in a file that is at least half of use."""
+        # identity, not equality: states are replaced and never altered, and comparing them would
+        # cost as much as writing them
         same = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
+
+        # a file that is less than half of use is written anew, so the files hold twice at most
         live = _live(same.values())
 
         def in_use(placed: _Placed) -> bool:
-            return 2 * live[placed.file] >= self._written[placed.file].weight
+            whole = self._written[placed.file].weight
+            return 2 * live[placed.file] >= whole
 
         return {key: placed for key, placed in same.items() if in_use(placed)}
 
@@ -227,8 +244,9 @@ class Snapshots:
 
         They were replaced, or a process wrote them and died before the index.
         """
-        files = self._index.files if self._index else ()
-        named = {file.name for file in files}
+        named: set[str] = set()
+        if self._index is not None:
+            named.update(file.name for file in self._index.files)
         with writing(self._folder, "cannot tidy it"):
             for path in self._ours():
                 if path.name not in named:
@@ -251,9 +269,10 @@ def read_index(folder: Path) -> Index | None:
 
 def _intact(path: Path, file: File) -> bytes:
     data = read_kept(path)
-    if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+    size, digest = len(data), hashlib.sha256(data).hexdigest()
+    if (size, digest) != (file.bytes, file.sha256):
         raise LocalError(
-            f"{path}: is not as it was written ({len(data)} of {file.bytes} bytes); {BEGIN_ANEW}"
+            f"{path}: is not as it was written ({size} of {file.bytes} bytes); {BEGIN_ANEW}"
         )
     return data
 
@@ -261,11 +280,17 @@ def _intact(path: Path, file: File) -> bytes:
 def _sources(snapshot: Snapshot) -> dict[Key, Source]:
     """All that a snapshot holds, each under a key."""
     shelved = snapshot.shelved
-    found: dict[Key, Source] = {("state", silo): state for silo, state in snapshot.states.items()}
+    found: dict[Key, Source] = {}
+    for silo, state in snapshot.states.items():
+        found["state", silo] = state
     found[("coordinator",)] = snapshot.coordinator
-    found |= {("published", part): tensors for part, tensors in shelved.published.items()}
-    found |= {("version", *of): tensors for of, tensors in shelved.versions.items()}
-    return found | {("mail", *of): tensors for of, tensors in shelved.mail.items()}
+    for part, tensors in shelved.published.items():
+        found["published", part] = tensors
+    for addressed, tensors in shelved.versions.items():
+        found["version", *addressed] = tensors
+    for addressed, tensors in shelved.mail.items():
+        found["mail", *addressed] = tensors
+    return found
 
 
 def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
@@ -274,6 +299,8 @@ def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
     published: dict[str, Tensors] = {}
     versions: dict[tuple[str, str], Tensors] = {}
     mail: dict[tuple[str, str], Tensors] = {}
+
+    # the index and its files are intact by their digests, so any other key is not in them
     for key, one in placed.items():
         match key, one.source:
             case ("state", silo), SiloState() as state:
@@ -286,29 +313,33 @@ def _snapshot(index: Index, placed: Mapping[Key, _Placed]) -> Snapshot:
                 versions[part, silo] = tensors
             case ("mail", part, silo), Mapping() as tensors:
                 mail[part, silo] = tensors
+    shelved = Shelved(published, versions, mail)
     return Snapshot(
         index.round,
         states,
         frozenset(index.trained),
         coordinator,
-        Shelved(published, versions, mail),
+        shelved,
     )
 
 
 def _entry(source: Source) -> TensorEntry:
-    if isinstance(source, SiloState):
-        rooms = {f"part/{part}": tensors for part, tensors in source.parts.items()}
-        return TensorEntry({**rooms, "extra": source.extra}, taints_to_text(source.taints))
-    return TensorEntry({ONE: source})
+    if not isinstance(source, SiloState):
+        return TensorEntry({ONE: source})
+    rooms = {}
+    for part, tensors in source.parts.items():
+        rooms[f"part/{part}"] = tensors
+    rooms["extra"] = source.extra
+    return TensorEntry(rooms, taints_to_text(source.taints))
 
 
 def _source(key: Key, entry: TensorEntry) -> Source:
     if key[0] != "state":
         return entry.rooms[ONE]
-    parts = {
-        room.removeprefix("part/"): held for room, held in entry.rooms.items() if room != "extra"
-    }
-    return SiloState(parts, entry.rooms["extra"], taints_from_text(entry.note))
+    rooms = dict(entry.rooms)
+    extra = rooms.pop("extra")
+    parts = {room.removeprefix("part/"): tensors for room, tensors in rooms.items()}
+    return SiloState(parts, extra, taints_from_text(entry.note))
 
 
 def _weights(entries: Mapping[Key, TensorEntry]) -> dict[Key, int]:
@@ -340,6 +371,7 @@ def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, TensorEntry]]:
     for key, source in fresh.items():
         batch[key] = _entry(source)
         size += batch[key].nbytes
+        # packing takes the batch's bytes again: a whole population at once may not fit in memory
         if size >= PACK_BYTES:
             yield batch
             batch, size = {}, 0

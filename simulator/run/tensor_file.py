@@ -33,8 +33,11 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
-        return sum(tensor.nbytes for tensors in self.rooms.values() for tensor in tensors.values())
+        """Bytes of all tensors."""
+        total = 0
+        for tensors in self.rooms.values():
+            total += sum(tensor.nbytes for tensor in tensors.values())
+        return total
 
 
 _TABLE = msgspec.json.Decoder(list[tuple[Key, dict[str, dict[str, int]], str]])
@@ -52,9 +55,12 @@ def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
     def numbered(held: Tensors) -> dict[str, int]:
         return {name: number(tensor) for name, tensor in held.items()}
 
+    # names of silos and parameters stand in the table, since safetensors rejects some of them
     table = []
     for key, entry in entries.items():
-        rooms = {room: numbered(held) for room, held in entry.rooms.items()}
+        rooms = {}
+        for room, held in entry.rooms.items():
+            rooms[room] = numbered(held)
         table.append((key, rooms, entry.note))
     return bytes(save(tensors, {TABLE: msgspec.json.encode(table).decode()}))
 

@@ -55,6 +55,7 @@ def _writer_class() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
+        # TensorBoard is there, and lacks something of its own: that is not ours to explain
         if error.name is None or error.name.partition(".")[0] != "tensorboard":
             raise
         raise LocalError(

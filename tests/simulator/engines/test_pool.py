@@ -118,9 +118,9 @@ def test_answers_keep_the_order_of_the_work_and_one_crew_serves_jobs_in_turn(cre
 @pytest.fixture
 def given(monkeypatch):
     """The silos that workers are given, in turn."""
-    silos, give = [], Crew._give
+    silos, give = [], Crew._order
     monkeypatch.setattr(
-        Crew, "_give", lambda self, *order: silos.append(order[-1].silo) or give(self, *order)
+        Crew, "_order", lambda self, *order: silos.append(order[-1].silo) or give(self, *order)
     )
     return silos
 
@@ -198,7 +198,7 @@ def ended(pids, seconds=10):
     return not any(map(alive, pids))
 
 
-@pytest.mark.parametrize("place", ["_give", "_answering"])
+@pytest.mark.parametrize("place", ["_order", "_answering"])
 def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, place):
     """Killed while it has nothing to do, or while it trains."""
     job = job_of("fedavg", epochs=10_000)
