@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import vmap
 
 from ..course import Measurement, Parts
 from ..method import Method
 from ..training.loop import EVALUATION_CHUNK, Modules
+from .stacked_layers import over_silos
 from .vmap_batches import Batch, together
 from .vmap_training import Silos, Values, couples, parts_of, rows_of
 
@@ -33,7 +33,7 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
         return method.predict(parts_of(silos.modules, values), x).argmax(dim=1) == y
 
     for batch in together(pieces, exact, silos.x.device):
-        hits = vmap(right)(*_inputs(silos, batch))  # [m, L]
+        hits = over_silos(right)(*_inputs(silos, batch))  # [m, L]
         if batch.counts is not None:
             hits &= batch.counts
         correct[batch.rows] += hits.sum(1)
@@ -58,7 +58,7 @@ def measure(
         return {name: tensor.double() for name, tensor in found.items()}
 
     batches = together([cut(own) for own in places], True, silos.x.device)
-    found = ((batch, vmap(measured)(*_inputs(silos, batch))) for batch in batches)
+    found = ((batch, over_silos(measured)(*_inputs(silos, batch))) for batch in batches)
     return _rows_by_silo(found, silos.count) if rows else _sums_by_silo(found, silos.count)
 
 

@@ -30,6 +30,7 @@ from ..numerics.devices import Precision, casting, multiplying
 from ..training.loop import Modules, at_least_float32, mirror_step, sgd_step
 from .cuda_graphs import Recorder, Replayed
 from .grouping import paced_alike
+from .stacked_layers import over_silos
 from .vmap_batches import Batch, Pieces, Rows, counting, together
 
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
@@ -308,8 +309,7 @@ class _Step:
         def loss(values: Values, context: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return self._stage.loss(parts_of(self._modules, values), x, y, context)
 
-        losses: Tensor = vmap(loss)(values, context, self._x[places], self._y[places])  # [m, L]
-        return losses
+        return over_silos(loss)(values, context, self._x[places], self._y[places])  # [m, L]
 
 
 def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:

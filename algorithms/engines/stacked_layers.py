@@ -1,0 +1,176 @@
+"""Layers of many silos at once: their channels lie side by side, and one call of a layer is for all.
+
+``vmap`` has rules of its own for these layers, which cost passes over the activations: batch norm
+is computed without weights and biases, which follow as a product and a sum, and pooling copies its
+input. In bfloat16 these rules fail on a GPU (batch norm with running statistics of float32), or
+they add biases of float32, and every layer that follows computes in float32.
+
+A convolution of many silos gives [B, S·C, H, W], and the layers here take activations as they lie
+so. ``autocast`` sees each of them as it does where silos train one by one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.func import vmap
+from torch.nn import functional as F  # noqa: N812 torch's own name for it
+from torch.overrides import TorchFunctionMode
+
+T = TypeVar("T")
+Layer: TypeAlias = Callable[..., Tensor]
+
+
+def over_silos(function: Callable[..., T]) -> Callable[..., T]:
+    """``vmap`` of a function that may call these layers."""
+
+    def layered(*args: object) -> T:
+        with _StackedLayers():
+            return function(*args)
+
+    mapped: Callable[..., T] = vmap(layered)
+    return mapped
+
+
+class _StackedLayers(TorchFunctionMode):
+    """Calls the layers below in place of torch's."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What ``func`` gives, or the layer that stands for it."""
+        named: Mapping[str, Any] = kwargs or {}
+        if func not in LAYERS or not args:
+            return func(*args, **named)
+        layer, dimensions = LAYERS[func]
+        if args[0].ndim in dimensions and _stacked(*args, *named.values()):
+            return layer(*args, **named)
+        return _in_one_type(func, *args, **named)
+
+
+def _stacked(*arguments: object) -> bool:
+    """Whether ``vmap`` alone is on, and each tensor has a value for each silo.
+
+    A derivative within ``vmap`` keeps torch's rules, since ordinary autograd does not see it.
+    """
+    stack = _functorch.get_interpreter_stack() or []
+    if [on.key() for on in stack] != [_functorch.TransformType.Vmap]:
+        return False
+    tensors = [one for one in arguments if isinstance(one, Tensor)]
+    return all(_functorch.is_batchedtensor(tensor) for tensor in tensors)
+
+
+def _in_one_type(func: Layer, x: Tensor, *args: Any, **named: Any) -> Tensor:
+    """Torch's own layer.
+
+    Batch norm's activations get the type of its statistics for the time of it: under ``vmap`` a GPU
+    takes no others.
+    """
+    tensors = [one for one in (*args, *named.values()) if isinstance(one, Tensor)]
+    if func is not F.batch_norm or not tensors:
+        return func(x, *args, **named)
+    return func(x.to(tensors[0].dtype), *args, **named).to(x.dtype)
+
+
+def _side_by_side(
+    layer: Layer, x: Tensor, *parameters: Tensor | None, changed: tuple[Tensor | None, ...] = ()
+) -> Tensor:
+    """The output of ``layer(S, x, *changed, *parameters)``, which is called once.
+
+    It has x as [B, S·C, …], and the others as [S·C, …]; ``changed`` are views, so that what the
+    layer writes there stays.
+    """
+    interpreter = retrieve_current_functorch_interpreter()
+    silos, level = interpreter.batch_size(), interpreter.level()  # type: ignore[attr-defined] # vmap's
+    with interpreter.lower():
+        flat = _of_all(x, 1).flatten(1, 2)
+        kept = [None if own is None else _of_all(own, 0).view(-1) for own in changed]
+        rest = [None if own is None else _of_all(own, 0).flatten(0, 1) for own in parameters]
+        out = layer(silos, flat, *kept, *rest).unflatten(1, (silos, -1))
+    return _functorch._add_batch_dim(out, 1, level)  # noqa: SLF001 as vmap does it
+
+
+def _of_all(tensor: Tensor, dim: int) -> Tensor:
+    """The values of all silos, which lie along this dimension."""
+    own, lies = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
+    return own if lies == dim else own.movedim(lies, dim)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    def layer(silos: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, stride, padding, dilation, silos * groups)
+
+    return _side_by_side(layer, x, weight, bias)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Activations of bfloat16 go with parameters and statistics of float32 as they are."""
+
+    def layer(_: int, x: Tensor, *named: Tensor) -> Tensor:
+        return F.batch_norm(x, *named, training, momentum, eps)
+
+    return _side_by_side(layer, x, weight, bias, changed=(running_mean, running_var))
+
+
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    def layer(silos: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.group_norm(x, silos * num_groups, weight, bias, eps)
+
+    return _side_by_side(layer, x, weight, bias)
+
+
+def _pooling(pool: Layer) -> Layer:
+    def pooled(x: Tensor, *options: Any, **named: Any) -> Tensor:
+        return _side_by_side(lambda _, x: pool(x, *options, **named), x)
+
+    return pooled
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One product for all, with the bias in it; there are no channels to lie side by side."""
+    if bias is None:
+        return F.linear(x, weight)
+    interpreter = retrieve_current_functorch_interpreter()
+    with interpreter.lower():
+        own = _of_all(bias, 0)[:, None]
+        out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT)
+    return _functorch._add_batch_dim(out, 0, interpreter.level())  # noqa: SLF001 as vmap does it
+
+
+# by function of torch: what stands for it, and of how many dimensions one silo's activations are
+LAYERS: Mapping[Callable[..., Any], tuple[Layer, tuple[int, ...]]] = {
+    F.conv2d: (_convolution, (4,)),
+    F.batch_norm: (_batch_norm, (2, 3, 4)),
+    F.group_norm: (_group_norm, (2, 3, 4)),
+    F.linear: (_linear, (2,)),
+    **{
+        pool: (_pooling(pool), (4,))
+        for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
+    },
+}
