@@ -54,7 +54,7 @@ from staddle.simulator.engines.pool import usable_cores
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 ENGINES: Mapping[str, Mapping[str, Any]] = {
-    "lenet5": {"method": "pfedsim", "silos": 100, "records": 512, "rounds": 3},
+    "lenet5": {"method": "pfedsim", "silos": 100, "records": 512, "rounds": 2},
     "convnet-4x128": {"silos": 20, "records": 128, "rounds": 2, "participation": 0.5},
     "resnet18": {"silos": 20, "records": 128, "rounds": 2, "participation": 0.5},
     "many": {
@@ -202,7 +202,7 @@ def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def smoke(options: argparse.Namespace, precision: Precision) -> list[Row]:
     """Each network of the catalog in a precision."""
-    networks = [*NETWORKS] if not options.small else ["lenet5", "cnn-digits"]
+    networks = options.network or ([*NETWORKS] if not options.small else ["lenet5", "cnn-digits"])
     rows: list[Row] = []
     for network in networks:
         began = time.perf_counter()
@@ -415,7 +415,7 @@ def begin(options: argparse.Namespace, part: str) -> subprocess.Popen[bytes]:
     """A part in a process of its own, which writes to a log."""
     command = [sys.executable, __file__, str(options.folder), "--one", part]
     command += ["--device", options.device, *(["--small"] if options.small else [])]
-    command += ["--precision", *options.precision]
+    command += ["--precision", *options.precision, "--network", *options.network]
     # Processes that run at once share the cores; threads that spin for them cost minutes.
     threads = max(1, usable_cores() // (len(AT_ONCE) if part in AT_ONCE else 1))
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -475,6 +475,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu, cuda or cuda:N")
     parser.add_argument("--seconds", type=float, default=540, help="begin no part after these")
     parser.add_argument("--part", action="append", choices=[*PARTS], help="these parts alone")
+    parser.add_argument(
+        "--network", nargs="*", choices=[*NETWORKS], default=[], help="of smoke; all by default"
+    )
     parser.add_argument(
         "--precision", nargs="*", choices=PRECISIONS, default=PRECISIONS, help="of the engines"
     )

@@ -1,4 +1,4 @@
-"""Layers of many silos at once: their channels lie side by side, and one call of a layer is for all.
+"""Layers of many silos at once: channels lie side by side, and one call of a layer is for all.
 
 ``vmap`` has rules of its own for these layers, which cost passes over the activations: batch norm
 is computed without weights and biases, which follow as a product and a sum, and pooling copies its
@@ -6,7 +6,7 @@ input. In bfloat16 these rules fail on a GPU (batch norm with running statistics
 they add biases of float32, and every layer that follows computes in float32.
 
 A convolution of many silos gives [B, S·C, H, W], and the layers here take activations as they lie
-so. ``autocast`` sees each of them as it does where silos train one by one.
+so. ``autocast`` sees each of them as it sees torch's own where silos train one by one.
 """
 
 from collections.abc import Callable, Mapping
@@ -127,7 +127,12 @@ def _batch_norm(
     """Activations of bfloat16 go with parameters and statistics of float32 as they are."""
 
     def layer(_: int, x: Tensor, *named: Tensor) -> Tensor:
-        return F.batch_norm(x, *named, training, momentum, eps)
+        if not _channels_first(x):
+            return F.batch_norm(x, *named, training, momentum, eps)
+        # Statistics are of a channel's numbers, however these are divided among records.
+        own = x.transpose(0, 1)
+        out = F.batch_norm(own.flatten(1)[None], *named, training, momentum, eps)
+        return out.view(own.shape).transpose(0, 1)
 
     return _side_by_side(layer, x, weight, bias, changed=(running_mean, running_var))
 
@@ -147,9 +152,23 @@ def _group_norm(
 
 def _pooling(pool: Layer) -> Layer:
     def pooled(x: Tensor, *options: Any, **named: Any) -> Tensor:
-        return _side_by_side(lambda _, x: pool(x, *options, **named), x)
+        def layer(_: int, x: Tensor) -> Tensor:
+            if not _channels_first(x):
+                return pool(x, *options, **named)
+            # A channel of a record is pooled by itself, so that either may come first.
+            return pool(x.transpose(0, 1), *options, **named).transpose(0, 1)
+
+        return _side_by_side(layer, x)
 
     return pooled
+
+
+def _channels_first(x: Tensor) -> bool:
+    """Whether x [B, C, …] lies in memory as [C, B, …], as unfolded convolutions leave it.
+
+    A kernel that wants [B, C, …] would copy it.
+    """
+    return x.transpose(0, 1).is_contiguous() and not x.is_contiguous()
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -170,7 +189,6 @@ LAYERS: Mapping[Callable[..., Any], tuple[Layer, tuple[int, ...]]] = {
     F.group_norm: (_group_norm, (2, 3, 4)),
     F.linear: (_linear, (2,)),
     **{
-        pool: (_pooling(pool), (4,))
-        for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
+        pool: (_pooling(pool), (4,)) for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
     },
 }
