@@ -19,10 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from staddle.algorithms.engines.convolutions import can_unfold, unfold_all
+from staddle.algorithms.engines.convolutions import can_unfold, prepare
 from staddle.algorithms.models.build import ModelOptions, build, input_shape
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.algorithms.numerics.devices import casting, check_precision, exact, find, multiplying
+from staddle.algorithms.numerics.devices import (
+    CPU,
+    casting,
+    check_precision,
+    exact,
+    find,
+    multiplying,
+)
 
 BATCH, WARM = 32, 3
 FORMS = ("grouped", "unfolded", "looped")
@@ -98,7 +105,7 @@ def measured(
         leaf.padding,
         bias=leaf.bias is not None,
     )
-    unfold_all([other])
+    prepare([other], "unfolded", CPU, "float32")
     first = leaf.in_channels in (1, 3)  # what a network is given has no gradient
     x = torch.randn(options.silos, *shape, device=device, requires_grad=not first)
     values = {

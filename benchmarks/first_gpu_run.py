@@ -147,7 +147,7 @@ def smoke_job(network: str, rounds: int = 2) -> Job:
             "norm": NETWORKS[network].norms[-1 if network == "lenet5" else 0],
             "input": list(NETWORKS[network].default_input),
         },
-        "training": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+        "training": {"epochs": 2, "batch_size": 8, "lr": 0.0001},
     }
     if "batch" in NETWORKS[network].norms:
         document["model"]["norm"] = "batch"

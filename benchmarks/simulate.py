@@ -524,8 +524,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--forms",
         nargs="*",
-        choices=["grouped", "unfolded"],
-        default=["grouped", "unfolded"],
+        choices=["grouped", "unfolded", "faster"],
+        default=["grouped", "unfolded", "faster"],
         help="of convolutions in the stacked engine",
     )
     parser.add_argument(

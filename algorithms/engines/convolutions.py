@@ -5,7 +5,7 @@ Unfolded, the patches of images are columns, and each silo has one product of ma
 faster depends on the device and the shapes; ``benchmarks/convolutions.py`` measures both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -13,18 +13,74 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-Form: TypeAlias = Literal["grouped", "unfolded"]
+from ..numerics.devices import CPU, Precision
+
+Form: TypeAlias = Literal["grouped", "unfolded", "faster"]
+
+IMAGE_CHANNELS = 3  # at most so many channels are a network's own input
+FEW_CHANNELS, FEW_PLACES = 64, 16
 
 
-def unfold_all(modules: Iterable[nn.Module]) -> None:
-    """Let convolutions be unfolded from now on.
+def prepare(
+    modules: Iterable[nn.Module], form: Form, device: torch.device, precision: Precision
+) -> None:
+    """Let the convolutions of modules be computed in this form from now on.
 
-    Those of several groups, or padded with other than zeros, stay.
+    "faster" rules by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU. Convolutions
+    of several groups, or padded with other than zeros, stay as they are.
     """
+    if form == "grouped" or (form == "faster" and device == CPU):
+        return
     for module in modules:
         for leaf in module.modules():
             if isinstance(leaf, nn.Conv2d) and can_unfold(leaf):
-                leaf._conv_forward = partial(unfolded, leaf)  # type: ignore[method-assign] # noqa: SLF001 made for it
+                plain = leaf._conv_forward  # noqa: SLF001 it is made to be replaced
+                own = partial(unfolded, leaf)
+                if form == "faster":
+                    own = partial(_by_shape, leaf, plain, precision)
+                leaf._conv_forward = own  # type: ignore[method-assign] # noqa: SLF001
+
+
+def _by_shape(
+    leaf: nn.Conv2d,
+    plain: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    precision: Precision,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    if faster_unfolded(leaf, x.shape, precision):
+        return unfolded(leaf, x, weight, bias)
+    return plain(x, weight, bias)
+
+
+def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) -> bool:
+    """Whether a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
+
+    As an H200 took for ten silos with batches of 32, forward and backward (docs/performance.md):
+    grouped, cuDNN calls kernels for one silo after another, which in float32 is slower but for a
+    network's own input. On tensor cores these kernels are so fast that columns pay where there are
+    few of them, or few channels.
+    """
+    if leaf.in_channels <= IMAGE_CHANNELS:
+        return False
+    if precision == "float32" or leaf.kernel_size == (1, 1):
+        return True
+    height, width = outputs(leaf, shape)
+    return height * width <= FEW_PLACES or leaf.in_channels < FEW_CHANNELS
+
+
+def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
+    """Height and width of what the convolution gives for x of this shape [B, I, H, W]."""
+    sizes: list[int] = []
+    for axis, size in enumerate(shape[2:]):
+        padding, spread = (
+            int(leaf.padding[axis]),
+            leaf.dilation[axis] * (leaf.kernel_size[axis] - 1),
+        )
+        sizes.append((size + 2 * padding - spread - 1) // leaf.stride[axis] + 1)
+    height, width = sizes
+    return height, width
 
 
 def can_unfold(convolution: nn.Conv2d) -> bool:

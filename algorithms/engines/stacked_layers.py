@@ -89,7 +89,7 @@ def _side_by_side(
         flat = _of_all(x, 1).flatten(1, 2)
         kept = [None if own is None else _of_all(own, 0).view(-1) for own in changed]
         rest = [None if own is None else _of_all(own, 0).flatten(0, 1) for own in parameters]
-        out = layer(silos, flat, *kept, *rest).unflatten(1, (silos, -1))
+        out = layer(silos, flat, *kept, *rest).unflatten(1, (silos, -1))  # type: ignore[no-untyped-call]
     return _functorch._add_batch_dim(out, 1, level)  # noqa: SLF001 as vmap does it
 
 
@@ -126,12 +126,21 @@ def _batch_norm(
 ) -> Tensor:
     """Activations of bfloat16 go with parameters and statistics of float32 as they are."""
 
-    def layer(_: int, x: Tensor, *named: Tensor) -> Tensor:
+    def norm(
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+
+    def layer(_: int, x: Tensor, *named: Tensor | None) -> Tensor:
         if not _channels_first(x):
-            return F.batch_norm(x, *named, training, momentum, eps)
+            return norm(x, *named)
         # Statistics are of a channel's numbers, however these are divided among records.
         own = x.transpose(0, 1)
-        out = F.batch_norm(own.flatten(1)[None], *named, training, momentum, eps)
+        out = norm(own.flatten(1)[None], *named)
         return out.view(own.shape).transpose(0, 1)
 
     return _side_by_side(layer, x, weight, bias, changed=(running_mean, running_var))

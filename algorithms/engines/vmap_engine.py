@@ -34,7 +34,7 @@ from ..training.silo_round import (
     stage_stream,
     take_delivery,
 )
-from .convolutions import Form, unfold_all
+from .convolutions import Form, prepare
 from .cuda_graphs import AsItIs, Recorder
 from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
@@ -85,7 +85,7 @@ class Stacked:
         at_once: int | None = None,
         recorder: Recorder | None = None,
         precision: Precision = "float32",
-        convolutions: Form = "grouped",
+        convolutions: Form = "faster",
     ) -> None:
         if job.privacy is not None:
             raise LocalError(
@@ -99,7 +99,8 @@ class Stacked:
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
-        self._convolutions = convolutions
+        self._convolutions: Form = convolutions
+        self._precision: Precision = precision
         self._known: dict[Hashable, _Template] = {}
         self._templates: dict[str, _Template] = {}
 
@@ -320,8 +321,8 @@ class Stacked:
         key = architecture(modules)
         if key not in self._known:
             whole = self._method.modules(silo)
-            if self._convolutions == "unfolded":
-                unfold_all((*modules.values(), *whole.values()))
+            own = (*modules.values(), *whole.values())
+            prepare(own, self._convolutions, self.device, self._precision)
             record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
             value_bytes = sum(tensor.nbytes for tensor in kept)
             self._known[key] = _Template(key, modules, value_bytes, record, chunk(whole))

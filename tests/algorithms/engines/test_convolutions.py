@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import vmap
 
-from staddle.algorithms.engines.convolutions import can_unfold, patches, unfold_all
+from staddle.algorithms.engines import convolutions
+from staddle.algorithms.engines.convolutions import can_unfold, patches, prepare
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.numerics.devices import CPU
 
+GPU = torch.device("cuda")  # named only
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
@@ -25,7 +28,7 @@ def test_unfolded_gives_what_the_convolution_gives(
     """Output and gradients, in float64, of two silos at once."""
     plain = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=bias).double()
     other = copy.deepcopy(plain)
-    unfold_all([other])
+    prepare([other], "unfolded", CPU, "float32")
     x = torch.randn(2, batch, inputs, 7, 8, dtype=torch.float64, requires_grad=True)
     values = {
         name: torch.randn(2, *own.shape).double().requires_grad_()
@@ -47,7 +50,7 @@ def test_other_convolutions_stay_as_they_are(kept):
     module = nn.Conv2d(2, 4, 3, **kept)
     x, own = torch.randn(2, 2, 6, 6), module._conv_forward
     before = module(x)
-    unfold_all([module])
+    prepare([module], "unfolded", CPU, "float32")
     assert not can_unfold(module)
     assert module._conv_forward == own
     assert torch.equal(module(x), before)
@@ -86,3 +89,40 @@ def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
         one, *others = (end[silo].flat for end in ends)
         for other in others:
             assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layer", "side", "unfolds"),
+    [
+        ("float32", nn.Conv2d(3, 64, 3, padding=1), 32, False),
+        ("float32", nn.Conv2d(6, 16, 5), 14, True),
+        ("float32", nn.Conv2d(128, 128, 3, padding=1), 16, True),
+        ("bf16", nn.Conv2d(3, 64, 3, padding=1), 32, False),
+        ("bf16", nn.Conv2d(6, 16, 5), 14, True),
+        ("bf16", nn.Conv2d(128, 128, 3, padding=1), 16, False),
+        ("tf32", nn.Conv2d(512, 512, 3, padding=1), 4, True),
+        ("tf32", nn.Conv2d(512, 512, 3, padding=1), 5, False),
+        ("tf32", nn.Conv2d(512, 512, 3, 2, 1), 8, True),
+        ("tf32", nn.Conv2d(64, 128, 1, 2), 32, True),
+    ],
+)
+def test_a_gpu_unfolds_what_was_measured_to_be_faster_so(
+    monkeypatch, precision, layer, side, unfolds
+):
+    x, calls = torch.randn(2, layer.in_channels, side, side), []
+    before = layer(x)
+    assert convolutions.outputs(layer, x.shape) == tuple(before.shape[2:])
+    monkeypatch.setattr(
+        convolutions, "patches", lambda *given: calls.append(None) or patches(*given)
+    )
+    prepare([layer], "faster", GPU, precision)
+    assert torch.allclose(layer(x), before, atol=1e-5)
+    assert len(calls) == unfolds
+
+
+@pytest.mark.parametrize(("form", "device"), [("grouped", GPU), ("faster", CPU)])
+def test_nothing_is_unfolded_where_grouped_is_faster(form, device):
+    layer = nn.Conv2d(6, 16, 5)
+    before = layer._conv_forward
+    prepare([layer], form, device, "float32")
+    assert layer._conv_forward == before

@@ -6,10 +6,11 @@ from torch.nn import functional as F  # noqa: N812 torch's own name for it
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from staddle.algorithms.engines.convolutions import unfold_all
+from staddle.algorithms.engines.convolutions import prepare
 from staddle.algorithms.engines.stacked_layers import over_silos
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.models.registry import NETWORKS
+from staddle.algorithms.numerics.devices import CPU
 
 SILOS, RECORDS = 3, 4
 OF_IMAGES = {
@@ -91,7 +92,7 @@ def test_networks_of_all_silos_at_once(name, form):
             *build(ModelOptions(name=name, classes=3, norm=norm, input=shape), 0).values()
         )
         if form == "unfolded":
-            unfold_all([network])
+            prepare([network], "unfolded", CPU, "float32")
         return network
 
     x = torch.randn(2, 3, *shape, dtype=torch.float64)
