@@ -1,4 +1,4 @@
-"""Layers of many silos at once: their channels lie side by side, and one call of a layer is for all.
+"""Layers of many silos at once: their channels lie side by side, and one call is for all.
 
 ``vmap`` has rules of its own for these layers, which cost passes over the activations: batch norm
 is computed without weights and biases, which follow as a product and a sum, and pooling copies its
@@ -89,8 +89,9 @@ def _side_by_side(
         flat = _of_all(x, 1).flatten(1, 2)
         kept = [None if own is None else _of_all(own, 0).view(-1) for own in changed]
         rest = [None if own is None else _of_all(own, 0).flatten(0, 1) for own in parameters]
-        out = layer(silos, flat, *kept, *rest).unflatten(1, (silos, -1))
-    return _functorch._add_batch_dim(out, 1, level)  # noqa: SLF001 as vmap does it
+        out = layer(silos, flat, *kept, *rest)
+        apart = out.view(len(out), silos, -1, *out.shape[2:])
+    return _functorch._add_batch_dim(apart, 1, level)  # noqa: SLF001 as vmap does it
 
 
 def _of_all(tensor: Tensor, dim: int) -> Tensor:
@@ -126,8 +127,15 @@ def _batch_norm(
 ) -> Tensor:
     """Activations of bfloat16 go with parameters and statistics of float32 as they are."""
 
-    def layer(_: int, x: Tensor, *named: Tensor) -> Tensor:
-        return F.batch_norm(x, *named, training, momentum, eps)
+    def layer(
+        _: int,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
     return _side_by_side(layer, x, weight, bias, changed=(running_mean, running_var))
 
@@ -139,8 +147,10 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    """``autocast`` computes it in float32; the activations stay as they came."""
+
     def layer(silos: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.group_norm(x, silos * num_groups, weight, bias, eps)
+        return F.group_norm(x, silos * num_groups, weight, bias, eps).to(x.dtype)
 
     return _side_by_side(layer, x, weight, bias)
 
@@ -153,13 +163,16 @@ def _pooling(pool: Layer) -> Layer:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One product for all, with the bias in it; there are no channels to lie side by side."""
+    """One product for all, with the bias in it; there are no channels to lie side by side.
+
+    Logits and features keep the bias's type: losses of bfloat16 would be too coarse.
+    """
     if bias is None:
         return F.linear(x, weight)
     interpreter = retrieve_current_functorch_interpreter()
     with interpreter.lower():
         own = _of_all(bias, 0)[:, None]
-        out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT)
+        out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT).to(bias.dtype)
     return _functorch._add_batch_dim(out, 0, interpreter.level())  # noqa: SLF001 as vmap does it
 
 
@@ -170,7 +183,6 @@ LAYERS: Mapping[Callable[..., Any], tuple[Layer, tuple[int, ...]]] = {
     F.group_norm: (_group_norm, (2, 3, 4)),
     F.linear: (_linear, (2,)),
     **{
-        pool: (_pooling(pool), (4,))
-        for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
+        pool: (_pooling(pool), (4,)) for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
     },
 }
