@@ -46,7 +46,7 @@ def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | N
     batch, rows, places = columns.shape
     out = weight.flatten(1) @ columns.transpose(0, 1).reshape(rows, batch * places)
     if bias is not None:
-        out = out + bias[:, None]
+        out = out + bias.to(out.dtype)[:, None]  # else bfloat16 would end here
     height, width = (
         (size + 2 * int(padding[i]) - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
         for i, size in enumerate(x.shape[-2:])

@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.engines import stacked_layers, vmap_training
+from staddle.algorithms.engines.convolutions import unfold_all
 from staddle.algorithms.engines.cuda_graphs import AsItIs
 from staddle.algorithms.engines.stacked_layers import over_silos
 from staddle.algorithms.engines.vmap_training import Bench, Silos, train
@@ -197,6 +198,7 @@ def test_silos_that_sit_out_a_step_stand_still(norm, monkeypatch):
         assert values["extractor"]["norm1.num_batches_tracked"].tolist() == [3, 2, 1]
 
 
+@pytest.mark.parametrize("form", ["grouped", "unfolded"])
 @pytest.mark.parametrize(
     ("network", "norm"),
     [
@@ -205,10 +207,12 @@ def test_silos_that_sit_out_a_step_stand_still(norm, monkeypatch):
         for norm in NETWORKS[network].norms
     ],
 )
-def test_activations_stay_bfloat16_from_layer_to_layer(network, norm):
+def test_activations_stay_bfloat16_from_layer_to_layer(network, norm, form):
     """With a GPU's rules for what is cast; statistics, gradients and losses stay float32."""
     shape = NETWORKS[network].default_input
     silos, types = silos_of(network, norm, shape, 2), {}
+    if form == "unfolded":
+        unfold_all(silos.modules.values())
     for name, leaf in silos.modules["extractor"].named_modules():
         if not list(leaf.children()):
             leaf.register_forward_hook(
