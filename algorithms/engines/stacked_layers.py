@@ -89,8 +89,9 @@ def _side_by_side(
         flat = _of_all(x, 1).flatten(1, 2)
         kept = [None if own is None else _of_all(own, 0).view(-1) for own in changed]
         rest = [None if own is None else _of_all(own, 0).flatten(0, 1) for own in parameters]
-        out = layer(silos, flat, *kept, *rest).unflatten(1, (silos, -1))  # type: ignore[no-untyped-call]
-    return _functorch._add_batch_dim(out, 1, level)  # noqa: SLF001 as vmap does it
+        out = layer(silos, flat, *kept, *rest)
+        apart = out.view(len(out), silos, -1, *out.shape[2:])
+    return _functorch._add_batch_dim(apart, 1, level)  # noqa: SLF001 as vmap does it
 
 
 def _of_all(tensor: Tensor, dim: int) -> Tensor:
@@ -153,8 +154,10 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    """``autocast`` computes it in float32; the activations stay as they came."""
+
     def layer(silos: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.group_norm(x, silos * num_groups, weight, bias, eps)
+        return F.group_norm(x, silos * num_groups, weight, bias, eps).to(x.dtype)
 
     return _side_by_side(layer, x, weight, bias)
 
@@ -181,13 +184,16 @@ def _channels_first(x: Tensor) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One product for all, with the bias in it; there are no channels to lie side by side."""
+    """One product for all, with the bias in it; there are no channels to lie side by side.
+
+    Logits and features keep the bias's type: losses of bfloat16 would be too coarse.
+    """
     if bias is None:
         return F.linear(x, weight)
     interpreter = retrieve_current_functorch_interpreter()
     with interpreter.lower():
         own = _of_all(bias, 0)[:, None]
-        out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT)
+        out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT).to(bias.dtype)
     return _functorch._add_batch_dim(out, 0, interpreter.level())  # noqa: SLF001 as vmap does it
 
 

@@ -8,6 +8,7 @@ after a step of gradient descent. A part is a module where silos train one by on
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -22,9 +23,12 @@ class BoundModule:
     values: Mapping[str, Tensor]
 
     def __call__(self, *args: object) -> Tensor:
-        """The module's output; what it changes of its buffers is changed in ``values``."""
+        """The module's output; what it changes of its buffers is changed in ``values``.
+
+        Layers may compute in bfloat16, which is too coarse for the losses of what they give.
+        """
         output: Tensor = functional_call(self.module, dict(self.values), args)
-        return output
+        return output.float() if output.dtype == torch.bfloat16 else output
 
 
 def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
