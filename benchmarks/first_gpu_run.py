@@ -28,6 +28,7 @@ import json
 import os
 import pstats
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -420,7 +421,9 @@ def begin(options: argparse.Namespace, part: str) -> subprocess.Popen[bytes]:
     threads = max(1, usable_cores() // (len(AT_ONCE) if part in AT_ONCE else 1))
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with (options.folder / f"{part}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=variables)  # noqa: S603 this file
+        return subprocess.Popen(  # noqa: S603 this file
+            command, stdout=log, stderr=log, env=variables, start_new_session=True
+        )
 
 
 def wait(
@@ -430,7 +433,7 @@ def wait(
     try:
         code = process.wait(max(1.0, s))
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # with what it began, such as pytest
         process.wait()
         tell(f"{part}: ended after its time")
         return
@@ -494,6 +497,8 @@ def main() -> None:
     ]
     if find(options.device) == CPU:
         left = [part for part in left if part not in ON_A_GPU]
+    if options.seconds <= 0:
+        left = []
     at_once = {part: begin(options, part) for part in left if part in AT_ONCE}
     for part, process in at_once.items():
         wait(options, part, process, min(LONGEST, ends - time.monotonic()))
