@@ -42,10 +42,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a signed job file, once its signature was checked, or how a job stands.
-
-    The job stands at the coordinator.
-    """
+    """Show a signed job file, whose signature is checked first, or a coordinator's job."""
     if (roster is None) == (operator is None):
         raise LocalError(
             "give --roster for a signed job file, or --operator for the name of a job at the"

@@ -98,6 +98,7 @@ def test_the_records_on_a_device_are_the_same(benchmark, population):
             assert torch.equal(torch.cat([x for x, _ in taken]), own.x)
             assert torch.equal(torch.cat([y for _, y in taken]), own.y)
         order = torch.cat([y for _, y in loop._batches(loop._train[client], shuffle=True)])
+        assert order.tolist() != ours[silo].train.y.tolist()
         assert sorted(order.tolist()) == sorted(ours[silo].train.y.tolist())
 
 

@@ -292,3 +292,18 @@ def test_a_step_costs_no_more(network, norm):
     kernels, megabytes = COSTS[network, norm][1]
     assert cost.kernels <= kernels
     assert cost.nbytes / 1e6 <= megabytes
+
+
+def test_gradients_lie_as_their_parameters_do(monkeypatch):
+    """Else ``torch._foreach_*`` launch a kernel for each tensor on a GPU, in place of one."""
+    seen = []
+    apply = vmap_training._apply
+    monkeypatch.setattr(
+        vmap_training, "_apply", lambda *given: seen.extend(given[1]) or apply(*given)
+    )
+    silos = silos_of("lenet5", "batch", (3, 32, 32), 4)
+    step = vmap_training._Step(silos, STAGE, {}, AsItIs(), "float32")
+    step.take(silos, STAGE, {})
+    step._move(slice(0, SILOS), torch.arange(SILOS * 4).view(SILOS, 4), None)
+    assert len(seen) == 14
+    assert all(gradient.is_contiguous() for gradient in seen)

@@ -30,13 +30,6 @@ from staddle.silo.parts.contributions import Contributions
 
 
 @pytest.fixture
-def world(made, tmp_path):
-    found = World(made, tmp_path)
-    yield found
-    found.ledger.close()
-
-
-@pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 4096)  # what the other end takes

@@ -10,13 +10,6 @@ from staddle.security.faults import Code
 from staddle.silo.egress.outcomes import DeniedError
 
 
-@pytest.fixture
-def world(made, tmp_path):
-    found = World(made, tmp_path)
-    yield found
-    found.ledger.close()
-
-
 def test_a_message_of_a_secure_sum_is_in_the_ledger_before_it_leaves(world):
     """Killed between the two, the ledger says too much, never too little."""
     left = []

@@ -26,13 +26,6 @@ from staddle.silo.egress.session import (
 )
 
 
-@pytest.fixture
-def world(made, tmp_path):
-    found = World(made, tmp_path)
-    yield found
-    found.ledger.close()
-
-
 def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, monkeypatch):
     assert asyncio.run(world.gate.session.hello()) == 5
     opened = stored(world.path)[-1]
