@@ -91,9 +91,9 @@ def test_what_was_run_and_what_differs():
     assert ("data", r"digits\|2: 1,797 records") in lines
     assert ("partition", "kind = dirichlet, minimum = 10, seed = 3") in lines
     assert ("split", "ratio = 8:1:1") in lines
-    assert ("training records of a silo", "16 to 28, median 22; 88 in all") in lines
-    assert ("validation records of a silo", "7 to 7, median 7; 28 in all") in lines
-    assert ("silos drawn for a round", "2") in lines
+    assert ("training records per silo", "16 to 28, median 22; 88 in all") in lines
+    assert ("validation records per silo", "7 to 7, median 7; 28 in all") in lines
+    assert ("silos drawn per round", "2") in lines
     assert ("training.lr", "0.1") in lines
     assert ("seeds", "1, 2, 3") in lines
     assert ("all silos evaluated", "after every 2 rounds and after the last") in lines

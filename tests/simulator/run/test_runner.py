@@ -133,7 +133,7 @@ def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, m
         stop = StopSignal()
         with pytest.raises(
             CancelledError,
-            match=f"^{method}, seed 7: stopped; the same command goes on after round ",
+            match=f"^{method}, seed 7: stopped; the same command resumes after round ",
         ):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
