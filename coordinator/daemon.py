@@ -475,26 +475,13 @@ class Daemon:
     ) -> None:
         """Whatever ended the fold, the job hears of it."""
         if (error := task.exception()) is not None:
-            if isinstance(error, DamagedError):
-                forget = partial(
-                    self._database.drop_submissions, run.job.name, effect.round, error.silos
-                )
-                self.apply(
-                    run,
-                    Damaged(effect.round, error.silos, f"round {effect.round}: {error}"),
-                    forget,
-                )
-                return
-            why = f"{type(error).__name__}: {error}"
-            log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
-            self.apply(
-                run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}")
-            )
+            self._unfolded(run, effect.round, error)
             return
         result = task.result()
         known = {"silos": len(effect.members), "seconds": round(seconds, 3)}
         log.event("round.metrics", job=run.job.name, round=effect.round, **known, **result.metrics)
 
+        # In the event's transaction: after a crash the round was folded whole, or is folded again.
         def record() -> None:
             fields = (effect.members, result.metrics, result.method, result.files)
             self._database.close_round(run.job.name, effect.round, *fields)
@@ -502,6 +489,17 @@ class Daemon:
             self._database.drop_hidden(run.job.name, result.left.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
+
+    def _unfolded(self, run: JobRun, round_: int, error: BaseException) -> None:
+        # Silos still have what the disk changed: the receipts go, so that they may upload it again.
+        if isinstance(error, DamagedError):
+            forget = partial(self._database.drop_submissions, run.job.name, round_, error.silos)
+            damaged = Damaged(round_, error.silos, f"round {round_}: {error}")
+            self.apply(run, damaged, forget)
+            return
+        why = f"{type(error).__name__}: {error}"
+        log.problem("fold.failed", job=run.job.name, round=round_, why=why)
+        self.apply(run, FoldFailed(round_, f"round {round_} could not be folded: {why}"))
 
     @contextmanager
     def reading(self, run: JobRun, silo: str) -> Iterator[None]:

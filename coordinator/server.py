@@ -108,6 +108,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         config.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LocalError(f"{config.directory}: cannot create it: {unwritable(error)}") from error
+
+    # The lock comes first: two processes would write into one database and one ledger.
     with (
         locked(config.directory),
         closing(Database(config.directory / "coordinator.sqlite")) as database,
@@ -126,6 +128,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         jobs = [
             (job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)
         ]
+
+        # Before the port is open: what keeps a job from starting is said before a silo calls.
         daemon.check_known(stored)
         for job, _ in jobs:
             if job.name not in known:
@@ -141,6 +145,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         log.event(
             "listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs]
         )
+
+        # New jobs stand behind restored ones: jobs run in the order in which they came.
         daemon.restore(stored)
         for job, signed in jobs:
             if job.name not in known:
@@ -158,6 +164,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         finally:
             watching.cancel()
             await health_service.enter_graceful_shutdown()
+            # First the daemon wakes polls, which wait for longer than the grace of the server.
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
         ledger.append(StopRecord(reason="asked to stop"))

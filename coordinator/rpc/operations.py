@@ -60,6 +60,8 @@ class Operations:
             raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error
         except LocalError as error:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
+
+        # The answer may have been lost on the way: the same job again is no second one.
         known = next((run for run in self._daemon.runs if run.job.name == job.name), None)
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:

@@ -167,7 +167,11 @@ class Service:
                 "ROUND_CLOSED",
                 f"job {run.job.name!r}: round {request.round} is not open to it",
             )
+
+        # Each delivery is a record of our ledger, so a silo may not fetch without end.
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
+
+        # What a recipient's rows were made of is on disk before a word of them leaves.
         beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
@@ -190,6 +194,8 @@ class Service:
         digester = Digester(sizes, _known(items, delivery, beside))
         tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
         words = [each.pieces for each in beside.words]
+
+        # A silo that reads ever more slowly must not keep the tensors in memory.
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
@@ -198,7 +204,8 @@ class Service:
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
-                if sizes:  # before the end: what the silo has whole stands in our ledger
+                # Before the end frame: whatever a silo has whole stands in our ledger.
+                if sizes:
                     self._daemon.delivered(run, silo, request.round, size, digests)
                 end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
                 await context.write(tensor.Frame(end=end))
@@ -300,30 +307,17 @@ class Service:
         return run
 
     def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
-        digest = bytes.fromhex(run.job.digest)
+        job: dict[str, Any] = {"job": run.job.name, "job_digest": bytes.fromhex(run.job.digest)}
         match task:
             case OfferTask():
-                return pb.Task(
-                    offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed)
-                )
+                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed))
             case RoundTask(round_, cohort, counted):
-                asked = pb.Round(
-                    job=run.job.name,
-                    job_digest=digest,
-                    round=round_,
-                    cohort=cohort,
-                    counted=counted,
-                )
-                asked.heads.extend(self._daemon.receiving.heads.others(silo, run.job.silos))
-                return pb.Task(round=asked)
+                # Signed heads of the others: who holds one witnesses a rollback (SECURITY.md 30).
+                heads = self._daemon.receiving.heads.others(silo, run.job.silos)
+                opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
+                return pb.Task(round=opened)
             case FinishTask(round_, completed, counted):
-                over = pb.Finish(
-                    job=run.job.name,
-                    job_digest=digest,
-                    round=round_,
-                    completed=completed,
-                    counted=counted,
-                )
+                over = pb.Finish(**job, round=round_, completed=completed, counted=counted)
                 return pb.Task(finish=over)
 
 

@@ -380,6 +380,9 @@ class JobStore:
                 name: digest for name, digest in self._given.items() if name in self._files.values()
             }
             wanted = {*self._files.values(), *mixed}
+
+        # Uploads of this round go now, since only the fold read them. Other files stay for a round
+        # more: a silo may still read them.
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
