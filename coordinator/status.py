@@ -1,6 +1,5 @@
 """What stands in a coordinator's folder, read next to a running coordinator or without one."""
 
-from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from ..files.documents import Disk, disk
 from ..security.log.lock import held
 from .config import CoordinatorConfig
 from .rounds.machine import JobState
+from .rounds.selection import among, without
 from .storage.database import Database, relayed
 from .storage.replay_log import Spooled, loaded
 
@@ -91,28 +91,21 @@ def _who(
     state: JobState, database: Database
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
-    answered, failed = state.answers, state.failed
     match state.stage:
         case "admitting":
-            refused = {silo: code for silo, code in answered.items() if code != "accepted"}
-            return state.admitted, _but(state.silos, answered), refused
+            refused = without(state.answers, state.admitted)
+            missing = without(state.silos, state.answers)
+            return state.admitted, missing, {silo: state.answers[silo] for silo in refused}
         case "finishing" | "ended":
-            lost = {silo: code for silo, code in failed.items() if silo not in state.done}
-            missing = _but(state.admitted, {*state.done, *lost})
-            return _among(state.admitted, state.done), missing, lost
+            lost = without(state.failed, state.done)
+            confirmed = among(state.admitted, state.done)
+            missing = without(state.unconfirmed, lost)
+            return confirmed, missing, {silo: state.failed[silo] for silo in lost}
         case _:
+            # Masked words count only with their sum: the state does not have them yet.
             given = {*state.given, *_masked(state, database)}
-            missing = _but(state.open, given)
-            dropped = {**state.excluded, **failed}
-            return _among(state.cohort, given), missing, dropped
-
-
-def _among(silos: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo in chosen)
-
-
-def _but(silos: Sequence[str], out: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo not in out)
+            dropped = {**state.excluded, **state.failed}
+            return among(state.cohort, given), without(state.open, given), dropped
 
 
 def _masked(state: JobState, database: Database) -> set[str]:
