@@ -1,4 +1,4 @@
-"""What stands in a coordinator's folder, read next to a running coordinator or without one."""
+"""The jobs in a coordinator's folder, read next to a running coordinator or without one."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LastRound:
 
 @dataclass(frozen=True)
 class CoordinatorJobStatus:
-    """One job; silos by what the stage waits for: answers, contributions, or confirmations."""
+    """One job; silos by what the stage waits for: answers, contributions or confirmations."""
 
     job: str
     stage: str
@@ -44,7 +44,7 @@ class CoordinatorJobStatus:
 
 @dataclass(frozen=True)
 class CoordinatorStatus:
-    """All of it."""
+    """The folder, whether a coordinator runs there, its disk and its jobs."""
 
     directory: Path
     running: bool
@@ -72,18 +72,20 @@ def _last(database: Database, job: str) -> LastRound | None:
 def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
     gave, missing, dropped = _who(state, database)
     last = _last(database, state.job)
-    closed = last.round + 1 if last else 0
-    told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
-    attempt = state.attempt if state.blind and state.stage == "round" else None
     return CoordinatorJobStatus(
-        state.job,
-        state.stage,
-        closed,
-        state.rounds,
-        *told,
-        last,
-        attempt,
-        relayed(database.files(state.job)),
+        job=state.job,
+        stage=state.stage,
+        closed=last.round + 1 if last else 0,
+        rounds=state.rounds,
+        outcome=state.outcome,
+        reason=state.reason,
+        cohort=state.cohort,
+        gave=gave,
+        missing=missing,
+        dropped=dropped,
+        last=last,
+        attempt=state.attempt if state.blind and state.stage == "round" else None,
+        relayed=relayed(database.files(state.job)),
     )
 
 
@@ -109,8 +111,7 @@ def _who(
 
 
 def _masked(state: JobState, database: Database) -> set[str]:
-    """Silos whose masked words are here, of the attempt at a blind round's sum that goes on."""
+    """Silos whose masked words have arrived, in the active attempt at a blind round's sum."""
     rows = database.secure_rows(state.job, state.round) if state.blind else ()
-    spooled = (row for row in rows if row.kind == "spooled")
-    entries = [loaded(row) for row in spooled if row.attempt == state.attempt]
-    return {entry.silo for entry in entries if isinstance(entry, Spooled)}
+    spooled = [row for row in rows if (row.kind, row.attempt) == ("spooled", state.attempt)]
+    return {entry.silo for entry in map(loaded, spooled) if isinstance(entry, Spooled)}
