@@ -1,11 +1,11 @@
-"""What silos that were away are brought in later rounds, so that they may take part again.
+"""What silos that were away receive in later rounds, so that they may take part again.
 
 A silo whose masked words may have left, and that does not know what came of them, trains from the
 same state again only once it sees that no sum with these words can be opened
-(security/secagg/memory.py). What shows that is known when the round closes: of an attempt that
-ended, enough abandon notes; of the one that was opened, its survivors and their signatures. It is
-kept until a later round of each such silo counts, and brought beside every specification until
-then.
+(security/secagg/memory.py). The coordinator can show that when the round closes: with enough
+abandon notes for an attempt that ended, and with the survivors and their signatures for the one
+that was opened. It keeps both until a later round of each such silo counts, and sends them next to
+every specification until then.
 
 As a row of table ``secure``, of kind "settled"::
 
@@ -37,7 +37,7 @@ DOCUMENT, SIGNATURE = b"-", bytes(64)
 
 @dataclass(frozen=True)
 class SettledRound:
-    """What silos that were away are brought of one round.
+    """What silos that were away receive of one round.
 
     The silos that it is for, abandon notes, and who survived in the attempt that was opened.
     """
@@ -55,7 +55,7 @@ class SettledRound:
 
 
 def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
-    """Of a round whose last attempt was opened; None where nobody needs it."""
+    """What to keep of a round whose last attempt was opened; None where nobody needs it."""
     last = states[-1]
     trained = {silo for state in states if state.told for silo in state.u1}
     away = trained.difference(last.u3)
@@ -101,6 +101,8 @@ def brought(
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []
     size = 0
+    # A specification has room for so much alone. Half of the notes is left to the attempts of the
+    # round itself.
     for kept in reversed(rounds):
         size += sum(_size(each) for each in kept.shown)
         if (

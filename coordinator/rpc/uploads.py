@@ -167,7 +167,7 @@ class Uploads:
         run = self._admit(silo, manifest)
         run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
-        # before `run` is set: the silo may start over
+        # Before ``run`` is set, so that this is no fault of the silo: it may start over.
         if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
             why = (
                 f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
