@@ -93,6 +93,7 @@ class Operations:
         run, told = self._run(request, context), 0
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
+            # Taken before the status is read: a change while it is written wakes the wait at once.
             changed, status = self._daemon.changed, self._status(run)
             if status != before:
                 rounds = self._rounds(run, told)

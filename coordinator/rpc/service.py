@@ -73,12 +73,15 @@ class Service:
                 " bring both to one"
             )
             raise RefusedError(silo, "ROSTER", why)
+        # (4) A challenge that others sign: their word on its ledger is then of this session.
         if len(request.challenge) != CHALLENGE_BYTES:
             raise RefusedError(
                 silo,
                 "MANIFEST",
                 f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}",
             )
+
+        # A new session ends the one before: two processes of one silo would answer for each other.
         token = secrets.token_bytes(16)
         timing = self._daemon.config.timing
         self._daemon.sessions[silo] = token
@@ -99,7 +102,7 @@ class Service:
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
-            # a new one may have begun: what waits is for that
+            # A new session may have begun: what waits is for that one.
             self._check_session(silo, request.session)
             found = self._daemon.task_for(silo)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
@@ -120,7 +123,7 @@ class Service:
                 silo, "MANIFEST", "its attestation has no signature, or too long a head"
             )
         if self._daemon.attesting.answered(silo, request):
-            # then others are asked in place of this one
+            # Where this one holds nothing, others are asked in its place.
             more = self._daemon.attesting.wants(request.silo)
             self._daemon.tell(None if more else [request.silo])
         return pb.AttestReply()
@@ -285,6 +288,7 @@ class Service:
 
     def _check_session(self, silo: str, session: bytes) -> None:
         self._check_stopping(silo)
+        # In constant time: a token cannot be guessed byte by byte.
         if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
             raise RefusedError(
                 silo, "SESSION", "the session is not known (any more); say hello again"
@@ -295,6 +299,7 @@ class Service:
             raise RefusedError(silo, "STOPPING", "this coordinator is stopping; try again later")
 
     def _run(self, silo: str, job: str, digest: bytes) -> JobRun:
+        # A job of other silos sounds like one that is not there: members hear of their own alone.
         run = next((r for r in self._daemon.runs if r.job.name == job), None)
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
