@@ -428,7 +428,8 @@ class Daemon:
     def _begin_next(self) -> None:
         """Begin the first job that waits, once none runs."""
         waiting = [run for run in self.runs if run.state.stage == "queued"]
-        if waiting and all(run.state.stage in ("queued", "ended", "stopped") for run in self.runs):
+        stages = {run.state.stage for run in self.runs}
+        if waiting and stages <= {"queued", "ended", "stopped"}:
             self.apply(waiting[0], Began())
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:

@@ -99,18 +99,24 @@ def _uploaded(job: Job, phase: RoundPlan) -> int:
 
 
 def _mixed(job: Job, phase: RoundPlan, versions: int) -> int:
-    """What is mixed later: versions of silos, or rows that wait."""
-    silos, found = len(job.silos), 0
-    elements = sum(spec.elements for part in phase.rows for spec in part.tensors)
-    if rows := 4 * elements * len(phase.readers):
-        # a member of a round keeps its last row, any other silo all that wait for it
-        last = GENERATIONS * silos * rows // len(phase.readers)
-        found = last if job.method().directed_for == "members" else job.length * rows
-    if mixes := [part for part in phase.up if part.exchange == Mix()]:
-        # In the clear the whole upload of a silo stays, since its file is the version.
-        hidden = versions * sum(map(part_bytes, mixes))
-        found = max(found, hidden if job.keyed else 2 * silos * plain_bytes(phase.up))
-    return found
+    """What is mixed later: rows that wait, or versions of silos."""
+    mixes = [part for part in phase.up if part.exchange == Mix()]
+    if not mixes:
+        return _rows_bytes(job, phase)
+    if job.keyed:
+        return max(_rows_bytes(job, phase), versions * sum(map(part_bytes, mixes)))
+    # In the clear the whole upload of a silo stays, since its file is the version.
+    return max(_rows_bytes(job, phase), 2 * len(job.silos) * plain_bytes(phase.up))
+
+
+def _rows_bytes(job: Job, phase: RoundPlan) -> int:
+    """The words of directed rows that wait, 4 bytes per number."""
+    readers = len(phase.readers)
+    row = 4 * sum(spec.elements for part in phase.rows for spec in part.tensors)
+    # A member of a round keeps its last row, any other silo all that wait for it.
+    if readers and job.method().directed_for == "members":
+        return GENERATIONS * len(job.silos) * row
+    return job.length * readers * row
 
 
 def plain_bytes(up: Sequence[Part]) -> int:

@@ -51,7 +51,7 @@ from the state: tasks.py.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -267,11 +267,11 @@ def _resumed(state: JobState, _: Resumed) -> Step:
 
 
 def _broken(state: JobState, event: Broken) -> Step:
-    return (state, ()) if state.outcome == "failed" else _fail(state, event.reason)
+    return _when(state.outcome != "failed", state, partial(_fail, reason=event.reason))
 
 
 def _unkeyed(state: JobState, event: Unkeyed) -> Step:
-    return _fail(state, event.reason) if state.keyed else (state, ())
+    return _when(state.keyed, state, partial(_fail, reason=event.reason))
 
 
 # Admission.
@@ -291,7 +291,7 @@ def _answered(state: JobState, event: Answered) -> Step:
 
 def _admit_if_complete(state: JobState) -> Step:
     answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
-    return _admit(state) if answered else (state, ())
+    return _when(answered, state, _admit)
 
 
 def _admit(state: JobState) -> Step:
@@ -405,7 +405,7 @@ def _lost(state: JobState, event: SiloLost) -> Step:
 
 
 def _deadline(state: JobState, event: RoundDeadline) -> Step:
-    return _AT_DEADLINE[event.stage](state) if event.stage == state.stage else (state, ())
+    return _when(event.stage == state.stage, state, _AT_DEADLINE[state.stage])
 
 
 def _without_late(state: JobState) -> Step:
@@ -424,7 +424,7 @@ def _summed(state: JobState, event: Summed) -> Step:
     if not _gathers(state):
         return state, ()
     state = replace(state, given=dict.fromkeys(event.members, ""))
-    return _close(state) if state.stage == "round" else (state, ())
+    return _when(state.stage == "round", state, _close)
 
 
 def _gathers(state: JobState) -> bool:
@@ -465,7 +465,7 @@ def _again(state: JobState, event: SumFailed) -> Step:
         state = replace(state, refused=state.refused + 1)
     if event.final or _too_many(state):
         why = f"round {event.round}: {event.reason}"
-        return _then(state, (reported,), lambda state: _fail(state, why))
+        return _then(state, (reported,), partial(_fail, reason=why))
     state = _without_lost(state)
     return state, (reported, _gather(state, 0 if restarted else state.fruitless))
 
@@ -503,7 +503,7 @@ def _spoiled(state: JobState, event: SumFailed) -> Step:
             f"round {event.round}: {event.reason}; no batch of {silos} could be found without which"
             " there is a sum"
         )
-        return _then(state, tuple(effects), lambda state: _fail(state, why))
+        return _then(state, tuple(effects), partial(_fail, reason=why))
     if state.stage == "round":
         effects.append(_gather(state))
     return state, tuple(effects)
@@ -558,7 +558,7 @@ def _gather(state: JobState, waited_for: int = 0) -> Gather:
 
 
 def _close_if_complete(state: JobState) -> Step:
-    return _close(state) if state.complete else (state, ())
+    return _when(state.complete, state, _close)
 
 
 def _close(state: JobState) -> Step:
@@ -649,12 +649,16 @@ def _done(state: JobState, event: Done) -> Step:
 
 def _end_if_complete(state: JobState) -> Step:
     awaited = without(state.unconfirmed, state.failed)
-    return _end(state) if state.stage == "finishing" and not awaited else (state, ())
+    return _when(state.stage == "finishing" and not awaited, state, _end)
 
 
 def _end(state: JobState) -> Step:
     told = LogEvent("job.ended", {"outcome": state.outcome, "reason": state.reason})
     return replace(state, stage="ended"), (told,)
+
+
+def _when(holds: bool, state: JobState, follow: Follow) -> Step:
+    return follow(state) if holds else (state, ())
 
 
 def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow) -> Step:
