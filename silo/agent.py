@@ -108,8 +108,11 @@ class Agent:
         training = config.training
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
+
+        # Each notice goes into the log once: a coordinator that polls on would fill the disk.
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
+
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False

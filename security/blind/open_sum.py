@@ -91,15 +91,21 @@ def open_group(
     Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are
     keys of the pads of tags that only one silo checks.
     """
+    # Tags are made of the numbers before the pads are added, so the pads come off first.
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:
         unpad(group, words, [silo_pad(key, ctx, silo, spec.prg) for silo in claim.survivors])
+
+    # The tag is checked before the words mean anything: a coordinator that shifts a few of them
+    # would otherwise steer the model of every silo (SECURITY.md rule 8).
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
     tagger.check_group(
         group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors
     )
+
+    # A tag vouches for what silos sent, not for its size: a silo may send words beyond the clip.
     opened = opened_group(spec, group, claim.survivors, _pieces(words))
     check_bounds(spec.groups[group], len(spec.cohort), len(claim.survivors), opened)
     return opened

@@ -262,6 +262,9 @@ def load_keys(folder: Path) -> Keys:
     protocol: Ed25519PrivateKey = _private_key(folder / PROTOCOL_KEY, Ed25519PrivateKey)
     log: Ed25519PrivateKey = _private_key(folder / LOG_KEY, Ed25519PrivateKey)
     exchange: X25519PrivateKey = _private_key(folder / EXCHANGE_KEY, X25519PrivateKey)
+
+    # A key restored from another backup than the entry would sign what nobody can verify, or keep
+    # every handshake from working, and gRPC does not say why.
     tls_public = tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     found = {
         TLS_KEY: (hashlib.sha256(tls_public).hexdigest(), entry.spki_sha256),
@@ -273,8 +276,8 @@ def load_keys(folder: Path) -> Keys:
             entry.certificate,
         ),
     }
-    for name, (here, declared) in found.items():
-        if here != declared:
+    for name, (actual, declared) in found.items():
+        if actual != declared:
             raise LocalError(
                 f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"
                 " backup"

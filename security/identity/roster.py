@@ -276,11 +276,14 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     founders only the file itself is checked: it has the signatures that it asks for, of founders
     that it names, and nothing vouches for these. LocalError or PeerError if not.
     """
+    # A signature counts once however often its founder is named.
     if founders and len(set(founders)) < roster.threshold:
         raise LocalError(
             f"roster version {roster.version} asks for the signatures of {roster.threshold}"
             f" founders; name as many with --founder, not {len(set(founders))}"
         )
+
+    # With fingerprints from elsewhere a forged roster fails here, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
     if founders and not set(founders).intersection(own):
         raise LocalError(
@@ -291,6 +294,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
     verify(roster, validate(document, Pins, "founders"))
+
     signed = signers(roster, founders)
     if len(signed) < (least := least or len(set(founders))):
         raise LocalError(

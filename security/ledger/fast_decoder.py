@@ -184,6 +184,7 @@ def _type(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Gat
     """
     if name := schema.get("$ref"):
         return _type(inner[name.rpartition("/")[2]], inner)
+
     if "const" in schema or "enum" in schema:
         return Literal[tuple(schema.get("enum", (schema.get("const"),)))], None
     match schema.get("type"):
@@ -196,20 +197,27 @@ def _type(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Gat
             ) if each else None
         case "integer":
             return Annotated[int, msgspec.Meta(ge=schema["minimum"], le=schema["maximum"])], None
+        # A digest is bounded by its length alone: its digits are looked at together with all others
+        # of the record, at a tenth of the time that a pattern for each takes.
         case "string" if hexadecimal := _HEX.fullmatch(schema.get("pattern", "")):
             length = int(hexadecimal[1])
             return Annotated[str, msgspec.Meta(min_length=length, max_length=length)], str
         case "string":
+            # Pydantic's ``$`` matches at the end only; in msgspec's regular expressions, which are
+            # Python's, it would let a newline at the end pass.
             pattern = schema.get("pattern")
             exact = f"{pattern.removesuffix('$')}\\Z" if pattern else None
             return Annotated[
                 str, msgspec.Meta(pattern=exact, max_length=schema.get("maxLength"))
             ], None
+
     if "anyOf" in schema and schema["anyOf"][1] == {"type": "null"}:
         some, gather = _type(schema["anyOf"][0], inner)
         return some | None, (
             lambda value: gather(value) if value is not None else ""
         ) if gather else None
+
+    # A field that this cannot read would be a field that nothing checks.
     raise TypeError(
         f"{schema}: no field of a record has such a schema; teach fast_decoder.py to read it"
     )

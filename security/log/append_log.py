@@ -97,6 +97,8 @@ class AppendLog:
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The lock comes before the first read: another writer's half-written line would look
+            # like a torn tail, and be cut off.
             log = cls(folder, signer, hold(folder / LOCK))
             try:
                 log._recover(visit or _unseen, form)

@@ -186,8 +186,10 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return _receive(state, "reveal", reveal.silo, tuple(state.survivals), take)
         case AbandonUploaded(note):
             return _abandoned(state, note)
+        # The first reason for which a silo failed stands: a timeout must not hide its fault.
         case SiloDropped(silo, code) if silo in spec.cohort and silo not in state.failed:
             return _close_if_complete(_without(state, silo, code))
+        # A timer may fire after its stage was closed; it must not close the next one.
         case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case SumPublished(sha256) if state.stage == "opening":

@@ -290,17 +290,23 @@ def check_delivery(
     ``key`` is the receiving key that the holder sent for this dealer, empty for its own dealing.
     """
     portion, dealing = delivery.portion, delivery.dealing
+
+    # Another holder's portion does not open either, but then the dealer would be blamed for it.
     check(
         portion.holder == holder,
         COORDINATOR,
         Code.SHARES,
         f"brought {holder!r} a portion for {portion.holder!r}",
     )
+
+    # The dealer signs the key that it was brought: a swapped key is the coordinator's fault.
     why = (
         f"brought {holder!r} a portion of {dealing.dealer!r} that is sealed to a key which it never"
         " gave"
     )
     check(portion.key == key, COORDINATOR, Code.SHARES, why)
+
+    # From here on a portion that does not open is the dealer's fault, and the proof shows it.
     try:
         verify_inclusion(
             portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof

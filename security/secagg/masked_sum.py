@@ -378,6 +378,8 @@ def opened_group(
     ``bodies`` are its integers in order: pieces, each with the index of its first one.
     """
     group = spec.groups[index]
+
+    # A piece may hold the last elements and the first weights, which have a scale of their own.
     pieces, weights = [], np.empty(group.body - group.elements)
     for start, body in bodies:
         split = min(max(group.elements - start, 0), body.size)
@@ -386,6 +388,9 @@ def opened_group(
             at = start + split - group.elements
             exponent = weight_exponent(group.ring, len(spec.cohort))
             weights[at : at + body.size - split] = dequantise(body[split:], group.ring, exponent)
+
+    # Public weights are shares of the whole cohort, so after a dropout they sum to less than 1: the
+    # mean divides by the counts of those who are left.
     unit, weight = 1.0, np.array([len(survivors)], np.float64)
     if group.weights == "private":
         unit, weight = float(group.weight_most), weights * group.weight_most

@@ -201,6 +201,9 @@ class Reveal:
         """RefusedError unless these are the shares of ``kinds``, committed to in ``portions``."""
         signed = signers.by_silo(self.silo, SECAGG_REVEAL, self.payload(ctx, h_u3), self.signature)
         check(signed, self.silo, Code.REVEAL, "the signature over what it reveals does not fit")
+
+        # Both shares of one silo would bare its values: whoever reveals another kind than the
+        # survivors imply is refused, and its share is not kept.
         found = [(revealed.dealer, revealed.kind) for revealed in self.shares]
         check(
             found == sorted(kinds.items()),
@@ -208,6 +211,8 @@ class Reveal:
             Code.REVEAL,
             "revealed other shares than the survivors imply",
         )
+
+        # A wrong share would turn the secret into noise; its commitment names who revealed it.
         for each in self.shares:
             committed = portions[each.dealer].committed(each.kind)
             fits = each.held.fits(ctx, each.dealer, self.silo, each.kind, committed)

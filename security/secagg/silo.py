@@ -197,6 +197,8 @@ def advance(state: SiloAttempt, event: Event) -> Step:
 
 def _advance(state: SiloAttempt, event: Event) -> Step:
     match event:
+        # A message that comes again is not answered afresh: new secrets for another version of it
+        # would let the coordinator compare two masks of the same values.
         case KeysReceived(bundles, keys):
             if state.stage != "keys":
                 return _again(state, state.bundles, bundles)
@@ -215,6 +217,7 @@ def _advance(state: SiloAttempt, event: Event) -> Step:
             return _reveal(state, survivals)
         case NotesReceived() if state.stage == "revealed":
             return state, ()
+        # t reveals open the sum, so the result may find other survivors still without notes.
         case ResultReceived(sha256, tags) if state.stage in ("signed", "revealed"):
             survivors = tuple(_silos(state.headers))
             return _without_secrets(state, "done"), (Finish(sha256, tags, survivors),)
