@@ -227,10 +227,12 @@ def make_key(
             f" {', '.join(found)}"
         )
         check(not found, COORDINATOR, Code.KEYS, why)
+
     # (2) Each is signed for this epoch of this roster; the coordinator could see that itself.
     with passed_on():
         for each in relayed:
             each.contribution.check(epoch, signers)
+
     # (3) Each letter is for us, and opens to what its sender committed to.
     secrets = {silo: secret}
     if own.sealing.sender != silo or not is_secret(ctx, GROUP_SEAL, own.sealing, secret):
@@ -248,6 +250,7 @@ def make_key(
         )
         among = tuple(epoch.others(sealing.sender))
         secrets[sealing.sender] = open_letter(ctx, GROUP_SEAL, sealing, each.letter, among, seed)
+
     # (4) All of them make the key, in order of ids.
     everything = parts_of((own, *(each.contribution for each in relayed)))
     return derive(

@@ -235,9 +235,11 @@ def admit(
         row = parse_canonical(document, RecipientRow, "row of a Mix")
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+
     # (2) The coordinator signed it.
     signed = signers.by_coordinator(MIX_ROW, row.payload(), signature)
     check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the row")
+
     # (3) It is ours, and of this line.
     ours = (row.recipient, row.line) == (silo, line.context().hex())
     check(
@@ -246,6 +248,7 @@ def admit(
         Code.SPEC,
         f"brings {silo!r} a row of {row.recipient!r}, or of another line",
     )
+
     # (4) It names other silos of the roster, once each and by id.
     named = [share.version.silo for share in row.shares]
     known = (
@@ -259,12 +262,15 @@ def admit(
         Code.SPEC,
         f"mixes {', '.join(named)}, who are not distinct other silos of the roster",
     )
+
     # (5) Its weights add up to one.
     why = _sum_fault(row.own_weight, row.shares)
     check(not why, COORDINATOR, Code.SPEC, why)
+
     # (6) Enough of those mixed are honest, and none outweighs the others (rules 5 and 6).
     why = _spread_fault(row.shares, terms)
     check(not why, COORDINATOR, Code.POLICY, why)
+
     # (7) With what was opened before it shows no more than sums over enough silos (rules 4 and 39).
     return row, memory.opened(row, terms)
 

@@ -57,10 +57,13 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     """
     # (1) The coordinator signed it, for silos that we know.
     spec = signed_spec(claim.document, claim.signature, signers)
+
     # (2) It is of the job and the round that we expect, and sums what we would have summed.
     check_frame(spec, replace(frame, model_digest=spec.model_digest))
+
     # (3) Its cohort is one that we would have joined.
     check_cohort(spec, terms)
+
     # (4) The survivors are members of it, each once and in order, and (5) such as open a sum.
     known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(
         spec.cohort

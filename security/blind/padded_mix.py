@@ -200,6 +200,7 @@ def check_sent(
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
+
     # (2) It signed this letter too, and for us.
     sender = upload.version.silo
     check_letter(upload.sealing.root, letter, sender, silo, _among(sender, signers))
@@ -221,9 +222,11 @@ def open_seed(
     """
     # (1) The other silo signed the upload, and the letter.
     check_sent(line, upload, letter, silo, signers)
+
     # (2) It is sealed to a prekey that we have.
     sender = upload.version.silo
     prekey = check_own(own, sender, letter.sealed.generation)
+
     # (3) It opens, and holds the seed that all have.
     among = _among(sender, signers)
     return open_letter(

@@ -54,6 +54,7 @@ class Prekey:
         payload = _payload(line, version, root, self.generation, self.key)
         signed = signers.by_silo(silo, MIX_PREKEY, payload, self.signature)
         check(signed, silo, Code.KEYS, "its signature does not fit the prekey beside its upload")
+
         # (2) It is a key that something can be sealed to, of a generation of its own.
         check(self.generation > 0, silo, Code.KEYS, "publishes another prekey of generation 0")
         check(len(self.key) == KEY_BYTES, silo, Code.KEYS, f"its prekey has {len(self.key)} bytes")

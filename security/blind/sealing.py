@@ -139,6 +139,7 @@ def open_letter(
     # (1) The sender signed this piece, for this recipient: else the coordinator brought another
     # one.
     check_letter(sealing.root, letter, sender, recipient, among)
+
     # (2) It opens.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
@@ -150,6 +151,7 @@ def open_letter(
         raise RefusedError(
             sender, Code.SHARES, f"what it sealed for {recipient!r} does not open"
         ) from None
+
     # (3) It is the secret that the sender committed to, and so what all others have.
     fits = is_secret(ctx, label, sealing, secret)
     check(

@@ -57,6 +57,7 @@ class Roster(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # One order, so that the same members have one digest, whoever wrote the file.
         ids = [entry.id for entry in self.entries]
         if ids != sorted(ids):
             raise ValueError("entries are not sorted by id")
@@ -68,12 +69,14 @@ class Roster(Strict):
                     raise ValueError(
                         f"{times} entries have the same {name} {value!r}; each member has its own"
                     )
-        founders = sum(entry.role is Role.FOUNDER for entry in self.entries)
+
+        # Nobody could ever sign such a roster, nor the one that would replace it.
+        founders = len(self.having(Role.FOUNDER))
         if founders < self.threshold:
             raise ValueError(
                 f"threshold {self.threshold} is more than the {founders} founders of the roster"
             )
-        coordinators = [entry.id for entry in self.entries if entry.role is Role.COORDINATOR]
+        coordinators = [entry.id for entry in self.having(Role.COORDINATOR)]
         if len(coordinators) > 1:
             raise ValueError(
                 f"more than one coordinator: {', '.join(coordinators)}; remove all but one"
@@ -231,7 +234,8 @@ def verify(roster: Roster, pins: Pins) -> None:
     # (4) It is complete.
     roster.check_complete()
 
-    # (5) Every signature in it holds, the superfluous ones too.
+    # (5) Every signature in it holds, the superfluous ones too: a broken one shows that the file
+    # was changed after it was signed.
     _check_signatures(roster)
 
     # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
@@ -283,7 +287,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
             f" founders; name as many with --founder, not {len(set(founders))}"
         )
 
-    # With fingerprints from elsewhere a forged roster fails here, whatever founders it lists itself.
+    # Against fingerprints from elsewhere a forged roster fails, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
     if founders and not set(founders).intersection(own):
         raise LocalError(

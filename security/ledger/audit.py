@@ -129,6 +129,7 @@ def verify(
             held.append(HeldHead(holder, _opened(note, key)))
         except ProofError as error:
             walk.problems.append(f"checkpoint that {holder} holds: {error}")
+
     # (2) The chain and the rules hold.
     reading = Reading(folder, well_formed)
     agreement = Agreement(held)

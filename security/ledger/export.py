@@ -148,6 +148,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
     # (1) The log signed the checkpoint.
     head, note = _parsed(first, _Head, 1), checkpoint_of(data)
     checkpoint = checkpoints.verify(note, log).checkpoint
+
     # (2) Each record is the one of its leaf hash, and this is under the checkpoint in its place.
     seqs: list[int] = []
     for number, line in enumerate(rest, 2):
@@ -164,6 +165,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
             Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log
         )
         seqs.append(found.seq)
+
     # (3) All are there, or those of a job once each and in order.
     if head.job is None and seqs != list(range(checkpoint.size)):
         raise ProofError(

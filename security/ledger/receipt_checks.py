@@ -78,9 +78,11 @@ def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
     # (1) Somebody can have received all of the message.
     if digest is None:
         return "is for a message without digest, of which nobody can have received all"
+
     # (2) The message went to the coordinator, who showed its TLS key.
     if (recipient.id, recipient.spki) != (coordinator.id, coordinator.spki_sha256):
         return f"is for a message to {recipient.id!r}, who is not the coordinator with its TLS key"
+
     # (3) The coordinator signed it, for just these bytes from this place of the ledger.
     signature = bytes.fromhex(receipt) if SIGNATURE.fullmatch(receipt) else b""
     try:

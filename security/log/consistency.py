@@ -50,6 +50,7 @@ class Consistency:
 
         ProofError names the line that is wrong.
         """
+        # The file may come from anybody, so its size bounds the work before it is decoded.
         if len(data) > MAX_FILE:
             raise ProofError(f"consistency proof has {len(data)} bytes, more than {MAX_FILE}")
         head, _, note = data.partition(b"\n\n")
@@ -98,6 +99,8 @@ def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> 
     """The same for who has checked the old checkpoint already, or holds none (old size 0)."""
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
     before = held or TreeHead(after.origin, 0, EMPTY_ROOT)
+
+    # The size in the file is not signed: only that of the old checkpoint counts.
     if proof.old_size != before.size:
         raise ProofError(
             f"consistency proof is from {proof.old_size} records, the old checkpoint has"

@@ -84,6 +84,7 @@ class Tree:
             raise LocalError(f"a tree of {size} leaves never had {old}; name an earlier size")
         if old in (0, size):
             return ()
+
         # The largest complete subtree at the right end of the old tree; the verifier knows it if it
         # is the old root.
         level = (old & -old).bit_length() - 1
@@ -152,10 +153,13 @@ def verify_inclusion(
     if not 0 <= index < size:
         raise ProofError(f"leaf {index} is not in a tree of {size}")
     _check_hashes(leaf, root, *proof)
-    # (2) The way up from the leaf has as many siblings as the proof.
+
+    # (2) The way up from the leaf has as many siblings as the proof: with more or fewer the same
+    # hashes would lead to a leaf of a tree of another size.
     computed = leaf
     for on_left, sibling in _siblings(index, size - 1, proof, what):
         computed = _parent(computed, sibling, on_left=on_left)
+
     # (3) It ends at the root.
     _check_end(what, computed, root, "root")
 
@@ -173,12 +177,14 @@ def verify_consistency(
     if not 0 <= old_size <= size:
         raise ProofError(f"a tree of {size} leaves cannot extend one of {old_size}")
     _check_hashes(old_root, root, *proof)
+
     # (2) An empty tree has one root, and so has each size.
     _check_roots(old_size, old_root, size, root)
     if old_size in (0, size):
         if proof:
             raise ProofError(f"{what} is too long: {len(proof)} hashes, none are needed")
         return
+
     # (3) The way starts at the last complete subtree of the old tree: the old root itself, or the
     # proof's first hash.
     level = (old_size & -old_size).bit_length() - 1
@@ -186,6 +192,7 @@ def verify_consistency(
     if at and not proof:
         raise ProofError(f"{what} is too short: 0 hashes")
     start, path = (proof[0], proof[1:]) if at else (old_root, proof)
+
     # (4) The way up has as many siblings as the proof; those on the left are in the old tree as
     # well.
     old_computed = computed = start
@@ -193,6 +200,7 @@ def verify_consistency(
         if on_left:
             old_computed = node_hash(sibling, old_computed)
         computed = _parent(computed, sibling, on_left=on_left)
+
     # (5) It ends at both roots.
     _check_end(what, old_computed, old_root, "old root")
     _check_end(what, computed, root, "root")

@@ -180,13 +180,15 @@ def parse(data: bytes) -> Note:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ProofError(f"note is not UTF-8: {error.reason} at byte {error.start}") from None
-    # (2) Its signatures stand below the last blank line.
+
+    # (2) Its signatures stand below the last blank line: a text may have blank lines of its own.
     end = text.rfind("\n\n")
     if end < 0 or not text.endswith("\n"):
         raise ProofError(
             "note is not a text, a blank line and signature lines, each with its newline"
         )
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
+
     # (3) Each signature, and the text, is well-formed.
     return Note(text[: end + 1], tuple(_parse_signature(line) for line in lines))
 
@@ -215,17 +217,22 @@ def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifiedKey, ...]:
 
     Signatures of other keys are ignored, as the format wants it. ProofError otherwise.
     """
+    # Key ids have 4 bytes, so two keys may well share one; then a line would be of either.
     known: dict[tuple[str, bytes], VerifierKey] = {}
     for key in keys:
         if known.setdefault((key.name, key.key_id), key) != key:
             raise LocalError(
                 f"two keys are {key.name}+{key.key_id.hex()}; remove one, or rename its owner"
             )
+
+    # One signature of a known key that fails spoils the note, as signed-note requires: it is a
+    # forgery or damage, and others that hold do not make up for it.
     found: dict[VerifierKey, VerifiedKey] = {}
     for signature in note.signatures:
         signer = known.get((signature.name, signature.key_id))
         if signer:
             found.setdefault(signer, VerifiedKey(signer, _check(signer, note.text, signature.data)))
+
     if not found:
         names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
         raise ProofError(f"note is signed by none of the keys that are trusted here ({names})")

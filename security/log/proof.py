@@ -68,6 +68,7 @@ class Proof:
             lines = head.decode("ascii").split("\n")
         except UnicodeDecodeError as error:
             raise ProofError(f"proof: byte {error.start} is not ASCII") from None
+
         # (2) Header, extra data if any, index, hashes.
         if lines.pop(0) != HEADER:
             raise ProofError(
@@ -92,6 +93,7 @@ class Proof:
                 f"proof has hashes that are not {HASH_BYTES} bytes long, or more than {MAX_HASHES}"
                 " of them"
             )
+
         # (3) The rest is a note.
         return cls(index, hashes, notes.parse(note), extra)
 
@@ -129,8 +131,10 @@ def verify(
 
     ProofError as of ``checkpoint.verify``, or if the record is another or stands elsewhere.
     """
-    # (1) The log signed the checkpoint.
+    # (1) The log signed the checkpoint. The index needs no signature: the hashes lead from another
+    # place to another root.
     opened = checkpoints.verify(proof.checkpoint, log, witnesses, required)
+
     # (2) The record is in the tree of that checkpoint.
     head = opened.checkpoint
     verify_inclusion(leaf, proof.index, head.size, head.root, proof.hashes)

@@ -128,7 +128,8 @@ def verify(
     ProofError if the log did not sign it, if a signature of a key given here fails, or if too few
     witnesses cosigned.
     """
-    # (1) These keys can make such signatures, and each witness counts once.
+    # (1) These keys can make such signatures, and each witness counts once: a log that is its own
+    # witness would vouch for itself.
     publics = {key.public for key in (log, *witnesses)}
     if log.kind is not SignatureKind.ED25519 or any(
         witness.kind is not SignatureKind.COSIGNATURE for witness in witnesses
@@ -143,14 +144,17 @@ def verify(
             f"{required} witnesses are required and {len(witnesses)} are known; name more, or"
             " require less"
         )
+
     # (2) The log signed it, and no signature of these keys fails.
     verified = notes.verify(signed, (log, *witnesses))
     if log not in {each.key for each in verified}:
         raise ProofError(f"checkpoint is not signed by its log, {log}")
+
     # (3) It is a checkpoint of that log.
     checkpoint = TreeHead.parse(signed.text)
     if checkpoint.origin != log.name:
         raise ProofError(f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
+
     # (4) Enough witnesses saw it.
     cosigned = tuple(each for each in verified if each.key != log)
     if len(cosigned) < required:

@@ -327,6 +327,7 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
     # (1) It opens.
     key = seal_key(agree(receiving, dealer.seal, dealer.silo), ctx, dealer.silo, holder)
     plain = unseal(key, ctx, dealer.silo, holder, portion.sealed)
+
     # (2) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]

@@ -97,6 +97,7 @@ class Complaint:
             Code.COMPLAINT,
             "the signature over its complaint does not fit this attempt",
         )
+
         # (2) The key is the one that it published for this dealer.
         own = _is_private_half(self.key, portion)
         check(
@@ -105,6 +106,7 @@ class Complaint:
             Code.COMPLAINT,
             f"complains of {self.dealer!r} with a key that it never published",
         )
+
         # (3) What was dealt does not open by it, or does not fit.
         why = f"complains of {self.dealer!r}, and what was dealt to it opens and fits"
         check(not _opens(portion, ctx, dealer, self.key), self.silo, Code.COMPLAINT, why)
@@ -216,6 +218,7 @@ class Misdealing:
 
     def _check_shares(self, spec: RoundSpec, kind: bytes, shares: Sequence[ShownShare]) -> None:
         ctx, dealer = spec.context(), self.dealer
+
         # (2) There is one share of each of t holders, and each is the one that was dealt to it.
         portions = {portion.holder: portion for portion in self.portions}
         holders = [each.holder for each in shares]
@@ -238,6 +241,7 @@ class Misdealing:
                 Code.MISDEALT,
                 f"the share of {each.holder!r} is not the one that was dealt to it",
             )
+
         # (3) They do not join to what the dealer committed to.
         joined = joins(
             spec, self.bundle, self.dealing, kind, {each.holder: each.held for each in shares}
@@ -257,6 +261,7 @@ class Misdealing:
             Code.MISDEALT,
             f"the key is not the one to which it sealed a portion for {holder!r}",
         )
+
         # (3) The portion does not open by it, or does not fit.
         opens = portion is None or _opens(portion, spec.context(), self.bundle, key)
         check(not opens, self.dealer, Code.MISDEALT, f"what it sealed to {holder!r} opens and fits")

@@ -76,6 +76,7 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
         document = verify_document(signed_document, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
+
     # (2) Our code gives the same schema: same method, model and versions; and what it spends is
     # what it says.
     try:
@@ -112,6 +113,7 @@ def checked_cohort(
                 f"{where} that names {member[:64]!r}; the job draws {', '.join(sorted(drawn))} for"
                 " this round",
             )
+
     # (2) None comes twice. (3) We are among them.
     if len(set(cohort)) != len(cohort):
         raise PeerError(roster.coordinator.id, f"{where} that has a silo twice")
@@ -192,9 +194,11 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
             " have it signed with a higher security.colluders, or lower"
             " secure_aggregation.assumed_colluders"
         )
+
     # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with
     # nobody.
     yield from _batch_objections(job, terms)
+
     # (3) Its sums are not over changing silos, which tell single ones over many rounds.
     if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
         yield (
@@ -202,11 +206,14 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
             ' rounds tells what single silos gave, secure_aggregation.dropouts = "batches"; have it'
             ' signed without dropouts, or set that of the policy to "any"'
         )
+
     # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
     if security.weights == "public":
         yield from _count_objections(job, policy)
+
     # (6) The sum of so many silos fits into its ring.
     yield from _rings(plan)
+
     # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     if job.counted:
         yield from _holder_objections(job, policy)
@@ -355,6 +362,7 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
 
 def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
     terms = policy.terms
+
     # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in
     # league with nobody.
     if job.min_cohort < terms.min_cohort:
@@ -381,8 +389,10 @@ def admit(
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
     job, signer = read_job(signed, roster)
     plan = JobPlan(job)
+
     # (3) We are one of its silos.
     check_member(job, silo, roster)
+
     # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
     # rounds uploads.
     objections = (*privacy_objections(job, policy), *sum_objections(plan, policy, roster))
@@ -392,6 +402,7 @@ def admit(
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
             raise RefusedError(coordinator, "POLICY", why)
+
     # (5) Our data fit the job, and (6) so do the weights that we bring along.
     try:
         train, test = _own_records(job, silo, config, key)

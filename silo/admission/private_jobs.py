@@ -46,6 +46,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
                 " have it signed with one, or set that to false"
             )
         return
+
     # (2) Its owner lets something be spent on the data set.
     if asked is None:
         yield (
@@ -55,12 +56,14 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
             " alone"
         )
         return
+
     # (3) Its steps have noise enough.
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
             f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the"
             " job signed with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
         )
+
     # (4) It promises its epsilon at no larger a delta.
     if Decimal(decimal(table.delta)) > asked.delta:
         yield (
@@ -108,12 +111,14 @@ def advice(job: Job, records: int) -> Iterator[str]:
             " that means to leak, so the promise is as good as that code; read it, or decline the"
             " job (docs/privacy.md)"
         )
+
     # (2) Steps draw records.
     if (expected := table.sample_rate * records) < 1:
         yield (
             f"a step draws {expected:.2g} of this silo's {records} training records on average, so"
             " most are noise alone; ask for a job with a higher privacy.sample_rate"
         )
+
     # (3) A chance of delta for each of them is none to count on.
     if table.delta * records >= 1:
         yield (

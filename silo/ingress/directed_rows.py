@@ -109,6 +109,7 @@ class DirectedRows:
                 tuple(spec.context().hex() for spec in specs),
             )
             memories[name] = OpenedDirected(newest=newest, delivered=contexts)
+
         # (2) All of it is remembered.
         for name, memory in memories.items():
             self._sharing.memory.save_directed(name, memory)
