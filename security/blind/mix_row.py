@@ -103,6 +103,8 @@ class RowMemory(Strict):
         carries at least half of what the others weigh: beside new uploads at next to nothing, old
         ones would be an equation over few silos.
         """
+        # Rows go forward only: each row that went back would be one more equation over old uploads
+        # (rule 4).
         numbers = _numbers(shares)
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
         if back:

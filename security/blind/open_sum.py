@@ -55,6 +55,7 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
 
     RefusedError if not.
     """
+    # A silo that was away in that round checks what its silos checked then.
     # (1) The coordinator signed it, for silos that we know.
     spec = signed_spec(claim.document, claim.signature, signers)
 

@@ -183,7 +183,7 @@ class RoundPlan:
             for part, digest in sums:
                 named += (part.encode(), WORDS, digest)
 
-        # Two rounds of one digest could not both be summed.
+        # Two rounds of one digest could not both be summed (security/secagg/memory.py).
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
         fields = framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
         return hashlib.sha256(fields).hexdigest()

@@ -93,6 +93,7 @@ def group(part: Part, bounds: Bounds) -> Group:
 
 def _group(part: Part, bounds: Bounds) -> Group:
     match part.exchange:
+        # Counts must stay whole, and ring 64 has room for them.
         case Sum("total"):
             counts = all(spec.dtype == "int64" for spec in part.tensors)
             clip = COUNT_EXPONENT if counts else bounds.clip_exponent
@@ -189,6 +190,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
     A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what
     rounding did to private weights.
     """
+    # Over the whole cohort: with fewer members the bound is only wider than it need be.
     members = len(spec.cohort)
     if own.weights == "equal":
         return float(error_bound(own, members))

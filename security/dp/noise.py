@@ -58,13 +58,16 @@ class Randomness:
 
     def normal(self, count: int) -> Reals:
         """``count`` normal numbers of mean 0 and variance 1, each half the sum of four."""
+        # In pieces of the cache: a model of millions of weights needs as many numbers each step.
         made = np.empty(count)
         step = _WORDS // SUMMED
         for at in range(0, count, step):
             here = made[at : at + step]
             pairs = here.size * SUMMED // 2
             radius, angle = self.uniform(pairs), self.uniform(pairs)
-            np.subtract(1.0, radius, out=radius)  # (0, 1]
+
+            # The logarithm of 0 is infinite, so [0, 1) becomes (0, 1].
+            np.subtract(1.0, radius, out=radius)
             np.log(radius, out=radius)
             radius *= -4.0
             np.sqrt(radius, out=radius)

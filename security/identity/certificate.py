@@ -100,6 +100,7 @@ def check_certificate(member: str, pem: str) -> None:
         certificate.verify_directly_issued_by(certificate)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise ValueError("certificate is not signed by its own key") from error
+
     # at most 72 bytes for P-256; the parser lets its unused-bits octet pass
     signature = certificate.signature
     if not certificate.public_bytes(Encoding.DER).endswith(
@@ -107,7 +108,7 @@ def check_certificate(member: str, pem: str) -> None:
     ):
         raise ValueError("certificate signature is not in DER")
 
-    # (4) Not a certificate authority.
+    # (4) Not a certificate authority: it could issue certificates for other members' names.
     constraints = _extension(extensions, x509.BasicConstraints)
     if constraints is None or not constraints.critical or constraints.value.ca:
         raise ValueError("certificate lacks the critical CA:FALSE")
@@ -118,7 +119,7 @@ def check_certificate(member: str, pem: str) -> None:
     if names is None or list(names.value) != [x509.DNSName(wanted)]:
         raise ValueError(f"certificate is not for the one name {wanted!r}")
 
-    # (6) Nothing else that would widen it.
+    # (6) Nothing else that would widen it, such as a key usage or a further name.
     if len(extensions) != 2:
         raise ValueError("certificate has extensions beyond basic constraints and the name")
 

@@ -66,7 +66,8 @@ def verify_document(
             f"has role {signer.role}, and only a member of role {role} may sign this document",
         )
 
-    # (3) It was made under the roster that we hold.
+    # (3) It was made under the roster that we hold: under another one its signer meant other
+    # members, or other keys of theirs.
     if envelope.roster != rosters.digest(roster):
         raise PeerError(
             signer.id,

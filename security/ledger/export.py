@@ -49,6 +49,7 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     """The lines of an export; LocalError for a ledger that does not hold or is not that of its
     checkpoint.
     """
+    # The checkpoint is read before the records, which only grow: so all that it covers is there.
     note = _stored(folder)
     tree, chosen = Tree(), _Chosen(job)
     for line in lines(folder):

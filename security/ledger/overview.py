@@ -123,6 +123,8 @@ def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) 
 
     LocalError unless they are just those.
     """
+    # The records are read a second time, after they were verified: the head shows that they are
+    # the same, and what was written since is left out.
     found, left = LedgerOverview(verified), LedgerFold()
     head: str | None = None
     for line, record in records:

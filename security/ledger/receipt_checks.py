@@ -75,7 +75,8 @@ def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
     """What is wrong with a receipt; empty if the coordinator signed it for this message."""
     coordinator, recipient = roster.coordinator, message.intent.recipient
     digest, receipt = message.digest, message.receipt or ""
-    # (1) Somebody can have received all of the message.
+    # (1) Somebody can have received all of the message: the digest is durable before its last frame
+    # leaves (rule 27).
     if digest is None:
         return "is for a message without digest, of which nobody can have received all"
 

@@ -178,6 +178,8 @@ def reconcile(
             f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's"
             " state"
         )
+
+    # What is of a ledger that the silo kept under an earlier key is no sign of a forgery.
     matches = Matches(ours, theirs)
     earlier = _earlier(ours, theirs, matches, roster)
     differences = [
@@ -312,6 +314,8 @@ def _not_of(
 
 
 def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterator[str]:
+    # The head is compared with the root at that place: records before it that were written anew
+    # show even where this one is as it was.
     for record, upload in matches.both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)

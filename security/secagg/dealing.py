@@ -95,6 +95,8 @@ def make_bundle(
 
 def distinct_keys(bundles: Sequence[KeyBundle]) -> KeyBundle | None:
     """The first bundle with a key that another place has already; None if all are distinct."""
+    # The seed of a mask key is revealed if its silo is lost; were it that of the seal key too, all
+    # that it sealed would open.
     seen: set[bytes] = set()
     for bundle in bundles:
         if bundle.seal == bundle.mask or seen & {bundle.seal, bundle.mask}:
@@ -323,6 +325,7 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
 
     RefusedError names the dealer.
     """
+    # Whatever fails here is the dealer's fault: ``check_delivery`` ruled out the coordinator.
     holder = portion.holder
     # (1) It opens.
     key = seal_key(agree(receiving, dealer.seal, dealer.silo), ctx, dealer.silo, holder)

@@ -98,7 +98,8 @@ class Complaint:
             "the signature over its complaint does not fit this attempt",
         )
 
-        # (2) The key is the one that it published for this dealer.
+        # (2) The key is the one that it published for this dealer: by another key no portion opens,
+        # and any dealer could be accused.
         own = _is_private_half(self.key, portion)
         check(
             own,
@@ -196,6 +197,7 @@ class Misdealing:
     def _check_dealt(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
         check(self.document == spec.payload(), dealer, Code.MISDEALT, "it is of another attempt")
+
         # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of
         # its cohort.
         check(
@@ -219,7 +221,8 @@ class Misdealing:
     def _check_shares(self, spec: RoundSpec, kind: bytes, shares: Sequence[ShownShare]) -> None:
         ctx, dealer = spec.context(), self.dealer
 
-        # (2) There is one share of each of t holders, and each is the one that was dealt to it.
+        # (2) There is one share of each of t holders, and each is the one that was dealt to it:
+        # holders could make up shares that join to nothing.
         portions = {portion.holder: portion for portion in self.portions}
         holders = [each.holder for each in shares]
         enough = (
@@ -320,11 +323,9 @@ def joins(
     """
     numbers = {spec.holder(holder): held.share for holder, held in shares.items()}
     secret = join(numbers, dict(zip(numbers, _weights(tuple(numbers)), strict=True)))
-    return (
-        secret
-        if secret is not None and is_secret(spec.context(), bundle, dealing, kind, secret)
-        else None
-    )
+    if secret is None or not is_secret(spec.context(), bundle, dealing, kind, secret):
+        return None
+    return secret
 
 
 @lru_cache(maxsize=16)

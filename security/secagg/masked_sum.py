@@ -141,6 +141,7 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
     """All chunks of an upload, in order."""
     for index, group in enumerate(spec.groups):
         width = spec.chunk_bytes // (group.ring // 8)
+        # A last chunk has room for all four canaries, so none of them is cut off by its end.
         number = first = start = 0
         while True:
             left = group.body - start
@@ -173,6 +174,7 @@ def check_group_values(
 
     LocalError for what cannot be sent, before anything is.
     """
+    # All groups are checked before the first chunk: an upload that stops halfway has used its mask.
     if len(given) != len(spec.groups):
         raise LocalError(
             f"values for {len(given)} groups, the specification has {len(spec.groups)}"
@@ -214,6 +216,8 @@ def masked_chunks(
         body = words[: chunk.body]
         _write_body(spec, silo, group, given[chunk.group], chunk, body)
         words[chunk.body :] = canaries(ctx, chunk, group.ring)
+
+        # In this order: tags are of the numbers, pads hide numbers and no canaries, masks hide all.
         if tagger is not None:
             tagger.add(chunk.group, body)
         if chunk.group in padding:

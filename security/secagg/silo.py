@@ -254,7 +254,8 @@ def _deal(
     # (1) U1 are members of the cohort, each once and in order.
     _check_members(members, spec.cohort, Code.KEYS)
 
-    # (2) Each signed its keys, for this attempt.
+    # (2) Each signed its keys, for this attempt: with keys of its own in their place, the
+    # coordinator would open what is dealt and know the masks.
     with passed_on():
         for bundle in bundles:
             bundle.check(state.ctx, party.signers)
@@ -267,13 +268,13 @@ def _deal(
         f"does not pass on the keys that {silo!r} gave",
     )
 
-    # (4) No two keys are the same.
+    # (4) No two keys are the same: each is drawn afresh, for one use.
     twin = distinct_keys(bundles)
     if twin is not None:
         why = f"passes on a key twice, the second time of {twin.silo!r}"
         raise RefusedError(COORDINATOR, Code.KEYS, why)
 
-    # (5) Enough are left.
+    # (5) Enough are left: a sum over few is nearly one silo's values (SECURITY.md rule 6).
     _check_size(state, members, "U1", Code.KEYS)
 
     # (6) Each other member gave us a key to seal to, and signed it.
@@ -287,6 +288,7 @@ def _deal(
     for bundle, delivery in zip(others, keys, strict=True):
         check_key_delivery(delivery, bundle.receiving, spec.cohort, silo)
 
+    # Bundles are hashed with their signatures, so all who sign a later set saw the same keys.
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
@@ -482,6 +484,8 @@ def _sign_survivors(
     # (6) What they dealt to us of their vectors opens.
     vectors = {**state.vectors, **_opened_vectors(state, survivors, shares)}
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
+
+    # Remembered before it is sent: after a restart this silo must not sign another set.
     memory = state.memory.signed(spec, survivors)
     survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
     state = replace(
@@ -549,6 +553,8 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
 
 def _abandon(state: SiloAttempt) -> Step:
     """Abandon the attempt, unless survivors were signed."""
+    # A signature and an abandon note together would let one attempt be opened, and the next begun
+    # over the same values.
     if state.memory.is_signed(state.ctx):
         return state, ()
     memory = state.memory.given_up()
