@@ -26,7 +26,7 @@ from ..faults import COORDINATOR, Code, check
 from ..identity.domains import MIX_ROW, framed
 from ..identity.keys import Hex32, Id
 from ..identity.signers import Sign, Signers
-from ..secagg.spec import MOST_SILOS, Terms
+from ..secagg.spec import MOST_SILOS, Terms, listed
 from .mix_context import MixContext, Number, Version
 from .padded_mix import PaddedUpload
 
@@ -253,13 +253,8 @@ def admit(
 
     # (4) It names other silos of the roster, once each and by id.
     named = [share.version.silo for share in row.shares]
-    known = (
-        named == sorted(set(named))
-        and silo not in named
-        and all(each in signers.silos for each in named)
-    )
     check(
-        known,
+        listed(named, signers.silos.keys() - {silo}),
         COORDINATOR,
         Code.SPEC,
         f"mixes {', '.join(named)}, who are not distinct other silos of the roster",

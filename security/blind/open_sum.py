@@ -30,6 +30,7 @@ from ..secagg.spec import (
     check_cohort,
     check_frame,
     check_survivors,
+    listed,
     signed_spec,
 )
 from .silo_pads import silo_pad
@@ -66,12 +67,9 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     check_cohort(spec, terms)
 
     # (4) The survivors are members of it, each once and in order, and (5) such as open a sum.
-    known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(
-        spec.cohort
-    )
     named = ", ".join(claim.survivors)[:400]
     check(
-        known,
+        listed(claim.survivors, spec.cohort),
         COORDINATOR,
         Code.SURVIVORS,
         f"names survivors {named}, which are not members of the cohort in order",

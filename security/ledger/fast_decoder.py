@@ -15,14 +15,12 @@ import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
 import msgspec
 import pydantic
 from pydantic import Field
 
-from ...errors import LocalError
-from ...files.documents import Strict
 from ..log.chain import FRAME, VerifiedLine
 from .records import (
     ControlClose,
@@ -42,6 +40,7 @@ from .records import (
     PrivacyHead,
     ProtocolMessage,
     Received,
+    RecordT,
     RecoveryRecord,
     Serving,
     Start,
@@ -51,6 +50,7 @@ from .records import (
     SumSigned,
     Tensor,
     WitnessRecord,
+    typed,
 )
 
 Record = (
@@ -82,7 +82,6 @@ Record = (
 _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(
     Annotated[Record, Field(discriminator="type")]
 )
-RecordT = TypeVar("RecordT", bound=Strict)
 
 
 def checked(line: VerifiedLine) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def checked(line: VerifiedLine) -> dict[str, Any]:
     LocalError names its seq and what is wrong with it.
     """
     if not line.typed:
-        _validated(line, _RECORDS.validate_python)
+        typed(line, _RECORDS.validate_python)
     return line.record
 
 
@@ -100,22 +99,12 @@ def parse_record(line: VerifiedLine, model: type[RecordT]) -> RecordT:
 
     LocalError names its seq and what is wrong with it.
     """
-    return _validated(line, model.model_validate)
+    return typed(line, model.model_validate)
 
 
 def parse_any(line: VerifiedLine) -> Record:
     """The typed record of a verified line, whatever its type."""
-    return _validated(line, _RECORDS.validate_python)
-
-
-def _validated(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
-    body = {key: value for key, value in line.record.items() if key not in FRAME}
-    try:
-        return validate(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "type"
-        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None
+    return typed(line, _RECORDS.validate_python)
 
 
 Gather = Callable[[Any], str]  # all that must be hexadecimal in a value, one after another

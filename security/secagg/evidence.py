@@ -60,7 +60,7 @@ from .dealing import (
     open_portion,
     seed_commitment,
 )
-from .spec import RoundSpec, context_of
+from .spec import RoundSpec, context_of, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +209,8 @@ class Misdealing:
         )
         check(signed, dealer, Code.MISDEALT, "its dealing is not signed for this attempt")
         members = [portion.holder for portion in self.portions]
-        ordered = members == sorted(set(members)) and set(members) <= set(spec.cohort)
         check(
-            ordered,
+            listed(members, spec.cohort),
             dealer,
             Code.MISDEALT,
             "it dealt to others than the cohort, each once, in order",

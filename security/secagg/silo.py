@@ -96,7 +96,7 @@ from .silo_events import (
     SurvivorsReceived,
     UploadWords,
 )
-from .spec import Frame, RoundSpec, Terms, check_survivors, receive
+from .spec import Frame, RoundSpec, Terms, check_survivors, listed, receive
 
 Stage: TypeAlias = Literal[
     "keys", "shares", "uploading", "uploaded", "signed", "revealed", "done", "ended"
@@ -598,9 +598,8 @@ def _dealers(dealings: Sequence[Dealing]) -> list[str]:
 
 
 def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> None:
-    listed = list(members) == sorted(set(members)) and set(members) <= set(known)
     check(
-        listed,
+        listed(members, known),
         COORDINATOR,
         code,
         f"names {list(members)}, which are not some of {list(known)}, each once, in order",

@@ -18,7 +18,7 @@ alone has. It takes those from the document, once ``brought_fault`` finds nothin
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Annotated, Literal, Self
@@ -50,6 +50,11 @@ KeyParts = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 Empty where they share none.
 """
+
+
+def listed(silos: Sequence[str], among: Collection[str]) -> bool:
+    """Whether these silos are some of ``among``, each once and in the order of their ids."""
+    return list(silos) == sorted(set(silos)) and set(silos) <= set(among)
 
 
 def context_of(document: bytes) -> bytes:

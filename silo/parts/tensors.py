@@ -69,11 +69,11 @@ def of_parts(
     if parts is None:
         return items, tensors
     own = {part.name for part in parts}
-    others = {item.part for item in items} - own  # they leave in messages of their own
-    return (
-        tuple(item for item in items if item.part in own),
-        {name: each for name, each in tensors.items() if name not in others},
-    )
+    wanted = tuple(item for item in items if item.part in own)
+
+    # The other parts of the round leave in messages of their own.
+    others = {item.part for item in items} - own
+    return wanted, {name: tensors[name] for name in tensors if name not in others}
 
 
 def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
