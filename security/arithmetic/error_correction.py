@@ -1,4 +1,4 @@
-"""Which values of a polynomial are wrong, by Berlekamp and Welch, over field.py's field.
+"""The wrong ones among values of a polynomial, by Berlekamp and Welch, over field.py's field.
 
 There are values y at n points x, more than the degree d needs. At most e = (n - d - 1) // 2 of them
 are not those of one polynomial P. There are a monic E of degree e, whose zeros are the wrong
@@ -87,7 +87,7 @@ def _cleared(rows: list[Row], done: int, column: int) -> bool:
 
 
 def _quotient(dividend: Row, divisor: Row) -> Row | None:
-    """By a monic divisor, coefficients from the lowest; None where a remainder is left."""
+    """The quotient by a monic divisor, coefficients from the lowest; None with a remainder."""
     left, size = list(dividend), len(divisor) - 1
     found = [0] * max(len(left) - size, 1)
     for at in range(len(left) - 1, size - 1, -1):

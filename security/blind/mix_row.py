@@ -74,9 +74,9 @@ def make_row(
 
 
 class RowMemory(Strict):
-    """Of which uploads the rows were made that this silo opened of one tensor group.
+    """The uploads behind the rows that this silo opened of one tensor group.
 
-    Durable before a seed is used.
+    It is durable before a seed is used.
 
     Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's
     newest version. Kept across key epochs and so across lines: numbers of versions go on.
@@ -178,7 +178,7 @@ def _numbers(shares: Sequence[Share]) -> dict[str, int]:
 class VersionMemory(Strict):
     """The newest upload that this silo began to a tensor group of a job.
 
-    Durable before its first byte leaves.
+    It is durable before the upload's first byte leaves.
 
     Canonical JSON: ``{"attempt":0,"number":4,"round":17,"signed_round":16}``. A stream hides one
     vector: a process that starts again begins a new version, with a new seed, and only a lost

@@ -114,7 +114,7 @@ def open_group(
 
 
 def tag_of(tags: bytes, group: int, groups: int) -> bytes:
-    """That of one group, out of those of all."""
+    """The tag of one group, out of those of all."""
     size = len(tags) // groups
     return tags[group * size : (group + 1) * size]
 

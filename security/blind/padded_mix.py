@@ -110,7 +110,7 @@ def hidden_pieces(
 
 
 def tagger_of(line: MixContext, group_key: bytes) -> Tagger:
-    """For one vector of the line: the same coefficients for all of its uploads and rows."""
+    """A tagger of one vector of the line, whose uploads and rows have the same coefficients."""
     return Tagger(group_key, line.context(), 1)
 
 

@@ -178,7 +178,7 @@ def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
 
 
 def _reflecting(keys: Sequence[bytes], d: int) -> Iterator[Reals]:
-    """For m = 1 to d the first m numbers of each key's m-th stream of Gaussians, [m, keys]."""
+    """The first m numbers of each key's m-th stream of Gaussians, [m, keys], for m = 1 to d."""
     # Streams of several lengths are made at once, which takes less time and gives the same numbers.
     first = 1
     while first <= d:

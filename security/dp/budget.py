@@ -242,7 +242,7 @@ class Budget:
             ]
 
     def head(self) -> TreeHead:
-        """Of all records so far, all durable: what the silo's ledger keeps of it."""
+        """The head of all records so far, which are durable then: the silo's ledger keeps it."""
         with self._mutex:
             return TreeHead.parse(self._log.checkpoint().text)
 
@@ -275,7 +275,7 @@ class Budget:
         self.close()
 
     def _events(self, without: str = "") -> list[Event]:
-        """All that was spent or is reserved, apart from the job of the digest ``without``."""
+        """The events that were spent or are reserved, without those of one job (its digest)."""
         events: list[Event] = []
         for digest, job in self._jobs.items():
             if digest != without:

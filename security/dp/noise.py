@@ -41,6 +41,8 @@ class Randomness:
     """The random numbers of one step, in order; printing it shows no key."""
 
     def __init__(self, draw: Draw = os.urandom) -> None:
+        # Fresh for each step, whatever seed the job has: the coordinator knows that seed, and could
+        # make the noise again and subtract it (SECURITY.md section 2.3).
         key = draw(KEY_BYTES)
         self._stream = Keystream(key, 0)
         self._words = np.empty(_WORDS, "<u8")
@@ -80,7 +82,7 @@ class Randomness:
         return made
 
     def drawn(self, records: int, q: float) -> npt.NDArray[np.int64]:
-        """Which of the records a step takes, each with probability ``q`` by itself, in order.
+        """The records that a step takes, each with probability ``q`` on its own, in order.
 
         There may be none.
         """

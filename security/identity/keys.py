@@ -150,12 +150,12 @@ class RosterEntry(Strict):
 
     @property
     def tls_fingerprint(self) -> str:
-        """Of the TLS key, for people."""
+        """The fingerprint of the TLS key, for people."""
         return _shown(bytes.fromhex(self.spki_sha256))
 
     @property
     def protocol_fingerprint(self) -> str:
-        """Of the protocol key, for people and for pins."""
+        """The fingerprint of the protocol key, for people and for pins."""
         return fingerprint(bytes.fromhex(self.protocol_key))
 
 

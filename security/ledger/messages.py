@@ -138,7 +138,7 @@ class LedgerFold:
 
 
 def fold(folder: Path) -> LedgerFold:
-    """All that left by a ledger; LocalError for one that does not hold."""
+    """Everything that left by a ledger; LocalError for one that does not hold."""
     found = LedgerFold()
     for line, record in records(folder):
         found.take(line, record)

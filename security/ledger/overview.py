@@ -188,6 +188,7 @@ class Flow:
 
 def flows(view: LedgerOverview) -> dict[Flow, Totals]:
     """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
+    # Polls and heartbeats are among them, so that the bytes are all that crossed.
     found: dict[Flow, Totals] = {}
     flowing = chain(
         chain.from_iterable(map(_of_message, view.messages)),

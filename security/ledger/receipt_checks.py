@@ -46,6 +46,7 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
     """Check the receipts in lines that hold (``messages.lines``) against the coordinators of
     these rosters.
     """
+    # A receipt holds under the roster of its time: later ones may have another coordinator key.
     known = {rosters.digest(roster): roster for roster in given}
     found, left, tree = Receipts(), LedgerFold(), Tree()
     roots: dict[int, str] = {}  # by seq of the intent: root of the ledger up to its digest, in hex

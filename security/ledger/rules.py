@@ -75,8 +75,9 @@ def form_fault(record: Mapping[str, Any]) -> str:
 
 
 def stream(record: Mapping[str, Any]) -> int | str:
-    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt, a
-    version or a use.
+    """The payload of which an intent's offset counts bytes.
+
+    A round has one, and so have an attempt at a sum, a version of a part and a use of a rotation.
     """
     bound = record.get("secagg") or record.get("hidden")
     return bound["ctx"] if bound else record["round"]  # type: ignore[no-any-return]

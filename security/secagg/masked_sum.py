@@ -325,7 +325,7 @@ class Accumulator:
         return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
-        """Once open: the integers of the sum by group, piece by piece, for silos to check tags."""
+        """The integers of the open sum by group, piece by piece, for silos to check tags."""
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 

@@ -149,7 +149,7 @@ class SurvivorsShown:
     survivals: tuple[Survival, ...]
 
     def signers(self, members: Collection[str], signers: Signers) -> frozenset[str]:
-        """Which of ``members`` are survivors and signed exactly these."""
+        """The ``members`` that are survivors and signed exactly these."""
         h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
         sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
         return frozenset(
@@ -245,7 +245,7 @@ def make_reveal(
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
-    """For each member of U2 the kind of share that opens the sum: SELF of a survivor, else PAIR."""
+    """The kind of share of each member of U2 that opens the sum: SELF of a survivor, else PAIR."""
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 

@@ -145,9 +145,9 @@ class RoundSpec(Strict):
 
 @dataclass(frozen=True)
 class Frame:
-    """All that both sides know of a secure sum before its cohort and attempt.
+    """A secure sum as both sides know it before its cohort and attempt.
 
-    ``groups`` without their scale.
+    ``groups`` have no scale yet.
     """
 
     federation: str
@@ -468,7 +468,7 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
 
 
 def _broken(spec: RoundSpec, terms: Terms, silos: Sequence[str]) -> str:
-    """Which of the job's batches are in a sum in part; empty if none is."""
+    """The batches of the job that are in a sum in part, in words; empty if none is."""
     kept = terms.whole(spec, silos)
     split = [silo for silo in silos if silo not in kept]
     if not split:

@@ -59,10 +59,8 @@ class DatasetBudget:
     def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
         """Set steps aside, durably in the budget and then in the ledger.
 
-        ExhaustedError where they are not covered.
-
-        A try of the job that this process began before is over: what it had not taken is free
-        again.
+        ExhaustedError where they are not covered. An earlier try of the job in this process is
+        over: what it had not taken is free again.
         """
         events = [MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
@@ -73,6 +71,7 @@ class DatasetBudget:
             record = PrivacyHead.of(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
             )
+            # Behind the reservation: a head without its record would look like a rollback.
             self._ledger.append(record)
             self._open[job.digest] = Steppers(reservation)
             return self._open[job.digest]
@@ -112,8 +111,7 @@ def opened(
 ) -> Iterator[DatasetBudget]:
     """The budget of the policy's data set, closed at the end.
 
-    LocalError where it is not the one that the ledger last had a head of: gone, rolled back,
-    altered.
+    LocalError where it is gone, rolled back or altered since the ledger last had a head of it.
     """
     asked, dataset, silo = policy.budget, policy.dataset, keys.entry.id
     if asked is None:

@@ -148,6 +148,7 @@ def _decided(
 
     Those who can open one cannot open another.
     """
+    # What earlier messages of the round sent counts against its bytes, as it does at the gate.
     readers, sent = dict[str, None](), 0
     verdicts: list[Verdict] = []
     whole = dict[str, None]()
@@ -173,10 +174,7 @@ def asked_of_rows(made: Terms, policy: Policy) -> Terms:
 
 
 def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
-    """All that the policy has against a blind job, each with its fix.
-
-    It asks the same of every cohort.
-    """
+    """Every objection of the policy to a blind job, each with its fix, whatever its cohorts are."""
     objections: list[str] = []
     if plan.job.security.required:
         objections += _objections(plan, policy)
@@ -409,12 +407,16 @@ def admit(
         weights, digests, public = _own_weights(job, silo, config)
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
+
+    # From the signed document, not from the job: no code of a method changes later what may leave.
     document = parse_json(signed, "the offered job")["document"]
     declared = Declared.of(document, RecordCount(len(train), len(test)))
     return Admitted(plan, declared, signer, train, test, weights, digests, public)
 
 
 def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[Dataset, Dataset]:
+    # The split follows from a secret of this silo: the coordinator cannot tell on which records a
+    # model was tested.
     where = config.data.where
     records = config.data.load(job.model)
     check_records(job, records, where)
@@ -426,7 +428,7 @@ def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[D
 def _own_weights(
     job: Job, silo: str, config: SiloConfig
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
-    """Weights and digests of their files by part, and the parts whose weights are public."""
+    """The weights and the digests of their files by part, and the parts with public weights."""
     meant = (own for own in config.weights if _is_meant(own.jobs, job))
     chosen = {own.part: own for own in meant}
     weights, digests = {}, {}

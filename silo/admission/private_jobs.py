@@ -36,7 +36,7 @@ def check_signed(job: Job) -> None:
 
 
 def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
-    """All that the policy has against what a job does with the data set, each with its fix."""
+    """Every objection of the policy to what a job does with the data set, each with its fix."""
     asked, table, named = policy.budget, job.privacy, f"[dataset.{policy.dataset}]"
     # (1) What must cost something does.
     if table is None:
@@ -57,7 +57,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
         return
 
-    # (3) Its steps have noise enough.
+    # (3) Its steps have noise enough: an epsilon over a whole job says little of single steps.
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
             f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the"
@@ -97,7 +97,7 @@ def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> Privat
 def advice(job: Job, records: int) -> Iterator[str]:
     """What this silo's own people should know of a private job on so many training records.
 
-    For its log alone.
+    It goes into the silo's log alone: an answer that depended on records would reveal something.
     """
     table = job.privacy
     if table is None:
