@@ -202,10 +202,13 @@ def deliver(
     silo: str,
     archive: Shelf,
 ) -> Delivered:
-    """What one silo gets at the start of a round, part by part.
+    """The delivery to one silo at the start of a round, part by part.
 
-    Parts of which there is nothing yet are left out.
+    Parts that have no value yet are left out.
     """
+    # A silo rejects what its signed job does not let come down; so a method's mistake shows where
+    # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
+    # part that comes down twice would overwrite itself.
     allowed = {part.name: part for part in method.down(round_)}
     delivered: Delivered = {}
     for delivery in method.deliveries(state, round_, silo):
@@ -215,11 +218,15 @@ def deliver(
                 f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
                 f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
             )
+
+        # Blind, the silos compare digests of their deliveries before they sum, and leave addressed
+        # parts out (security/blind/plan.py): one that is not declared would stop every round.
         if not isinstance(delivery, Latest) and part.name not in method.addressed:
             raise LocalError(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
                 " own, and does not say so in addressed"
             )
+
         tensors = _delivered(exchanges, part, silo, delivery, archive)
         if tensors is not None:
             delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
@@ -278,9 +285,8 @@ def _posted(
 ) -> dict[str, Tensor] | None:
     """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps.
 
-    None where it gets no row.
-
-    ``cleared``: the silo has given in this round, and so m is nothing any more.
+    None where the silo gets no row. ``cleared``: the silo contributed in this round, so its mail m
+    counts as empty.
     """
     mixes = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
     part = mixes.get(post.part)
@@ -292,6 +298,8 @@ def _posted(
     if row is None:
         return None  # as if nobody were alike
 
+    # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
+    # however many rounds it was away: θ ← k·θ + m (``Post``).
     shares = {spec.name: row[spec.name].double() * (1 - post.keep) for spec in part.tensors}
     kept = 1.0
     before = None if cleared else archive.mail(post.part, post.silo)

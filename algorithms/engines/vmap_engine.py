@@ -87,6 +87,7 @@ class Stacked:
         precision: Precision = "float32",
         convolutions: Form = "faster",
     ) -> None:
+        # DP-SGD clips record by record, in calls of one size, and draws from a generator per silo.
         if job.privacy is not None:
             raise LocalError(
                 f"job {job.name!r} is private: each silo pays for its own steps, and so trains by"
@@ -96,6 +97,7 @@ class Stacked:
             raise LocalError(
                 f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out"
             )
+
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)

@@ -197,10 +197,10 @@ def _weighted_together(
 def _weighted_large(
     spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float
 ) -> Tensor:
-    """Region by region, block by block: no large temporary, and in cache.
+    """The weighted sum of one large tensor, region by region and block by block.
 
-    Each worker reads a region anew from each silo, so that no more than a region of mapped files is
-    in memory for it.
+    Each worker reads a region anew from each silo, so that it holds no more than one region of
+    mapped files in memory.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
 
@@ -209,6 +209,7 @@ def _weighted_large(
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
             values = read(silo, spec.name).reshape(-1)[region]
+            # Block by block, so that accumulator and temporary stay in the core's cache.
             for at in range(0, len(total), BLOCK):
                 block = slice(at, at + BLOCK)
                 total[block] += values[block].double() * share
@@ -217,8 +218,9 @@ def _weighted_large(
             block = slice(at, at + BLOCK)
             target[block] = total[block] / divisor
 
+    # Regions do not overlap: which worker folds one does not change the bits.
     starts = range(0, spec.elements, REGION)
-    if len(starts) > 1:  # regions do not overlap: which worker folds one does not change the bits
+    if len(starts) > 1:
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(fold, starts))
     else:

@@ -24,9 +24,9 @@ PartsOf = Callable[[int], tuple[Part, ...]]
 
 
 def plain(value: Any) -> Any:
-    """A value as canonical JSON takes it.
+    """A value in the types that canonical JSON has.
 
-    Floats become their shortest exact decimal, tuples become lists.
+    Floats become texts of their shortest exact decimal, tuples become lists.
     """
     if isinstance(value, pydantic.BaseModel):
         return plain(value.model_dump())
@@ -40,9 +40,9 @@ def plain(value: Any) -> Any:
 
 
 def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
-    """What crosses, phase by phase.
+    """The parts and tensors that cross, phase by phase.
 
-    A phase lasts until the next begins, the last one is the final delivery.
+    A phase lasts until the next one begins; the last phase is the final delivery.
 
     ::
 
@@ -58,6 +58,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
     says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
     "1.0"}``: both ends reject values beyond them.
     """
+    # A job of a thousand rounds has two or three phases: people read this document and sign it.
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):

@@ -56,7 +56,7 @@ class SiloIndices(Strict):
     test: tuple[Index, ...]
 
     def sides(self) -> Sides:
-        """The same as arrays."""
+        """The silo's indices as sorted arrays."""
         sides = (self.train, self.validation, self.test)
         return Sides(*(np.array(sorted(side), np.int64) for side in sides))
 
@@ -95,7 +95,7 @@ class PartitionFile(Strict):
         return self
 
     def sides(self) -> dict[str, Sides]:
-        """Per silo, in the file's order."""
+        """Each silo's records by side, in the file's order."""
         return {client.name: client.sides() for client in self.clients}
 
     def check_labels(self, labels: Indices) -> None:
@@ -171,7 +171,7 @@ def read(path: Path) -> PartitionFile:
 
 
 def _digest(partition: PartitionFile) -> str:
-    """Of all but the digest itself."""
+    """SHA-256 of everything but the digest itself."""
     document = partition.model_dump(mode="json", exclude={"file_sha256"})
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -181,7 +181,7 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
 
     ``labels`` are those of all records in this order. The .npz holds the indices of all clients one
     after another, ``train_idx`` and ``test_idx``, and where each client's begin and end,
-    ``train_ptr`` and ``test_ptr``. Of the published ones, CIFAR-10 at alpha 0.2 has clients without
+    ``train_ptr`` and ``test_ptr``. The published split of CIFAR-10 at alpha 0.2 has clients without
     any record.
     """
     arrays = _read_ppfl_arrays(path)
@@ -194,6 +194,9 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
             f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; take the file"
             " anew"
         )
+
+    # Through ``validate``, like a file of our own: the published indices may overlap or lie outside
+    # the data set, and an index on two sides would test on training records.
     clients = [
         {"name": str(number), "train": train, "validation": [], "test": test}
         for number, (train, test) in enumerate(zip(cut["train"], cut["test"], strict=True))
