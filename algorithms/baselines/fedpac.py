@@ -42,21 +42,15 @@ Where this differs from the paper:
 Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three
 are not given then:
 
-============================  ====  ===========================================
-                                    =====================================
-part                          way   tensors                                      exchange
-============================  ====  ===========================================
-                                    =====================================
-``extractor``                 both  θ                                            Sum, weighted by
-                                    samples
-``prototypes``                both  [C, d]                                       Sum row by row, by
-                                    class counts
-``classifier``                both  φ_i; down: the silo's row of Eq. 6           Mix
-``vectors``                   up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
-``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum
-                                    weighted by samples
-============================  ====  ===========================================
-                                    =====================================
+==============  ====  ===========================================  ================================
+part            way   tensors                                      exchange
+==============  ====  ===========================================  ================================
+``extractor``   both  θ                                            Sum, weighted by samples
+``prototypes``  both  [C, d]                                       Sum row by row, by class counts
+``classifier``  both  φ_i; down: the silo's row of Eq. 6           Mix
+``vectors``     up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
+``variance``    up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum weighted by samples
+==============  ====  ===========================================  ================================
 
 With ``variances = "each"`` the method is refused under ``secure_aggregation = "required"``. Blind
 or not, the Gram shows the coordinator which silos are alike: features of one class are near one
@@ -78,7 +72,15 @@ from torch.nn.functional import cross_entropy, one_hot
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
-from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results, Row
+from ..delivery import (
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Latest,
+    Results,
+    Row,
+    positive_weights,
+)
 from ..exchange.parts import (
     DTYPES,
     WEIGHT,
@@ -253,7 +255,7 @@ class FedPAC(Method):
         variances = self.variances(cohort, results["variance"])
         points = points_of(results["vectors"]["gram"][0].numpy())
         alpha = state["alpha"].clone()
-        here = [self.setting.silos.index(silo) for silo in cohort]
+        here = self.numbers(cohort)
         for own, silo in enumerate(here):
             alpha[silo] = 0
             alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
@@ -269,9 +271,6 @@ class FedPAC(Method):
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What all get, and the mixture of a silo that is mixed with others."""
-        row = state["alpha"][self.setting.silos.index(silo)].tolist()
-        weights = {
-            name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0
-        }
+        weights = positive_weights(self.setting.silos, state["alpha"][self.number(silo)])
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -45,7 +45,7 @@ MOST_SILOS = 1000  # of one blind sum
 MIXED = ("mix", "mix.directed")
 COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
-FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
+FEWEST = 3  # silos of one blind sum: in a sum of two, each could subtract its own part
 # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
 LONGEST_COMPARED = 1 << 16
 MOST_SHARES = 3 << 20  # bytes of the shares of all compared vectors that one silo gets at once
@@ -158,22 +158,22 @@ class SecurityTable(Strict):
 
 
 def tagged(security: SecurityTable, schema: Schema) -> bool:
-    """Whether the silos of a blind job agree on a key to tag, if on none for anything else."""
+    """Whether the silos of a blind job agree on a key in order to tag sums."""
     return security.tags and bool(summed_down(schema))
 
 
 def uploaded(schema: Schema) -> Iterator[SchemaPart]:
-    """Every part that silos upload, phase by phase; a part of several phases comes again."""
+    """Every part that silos upload, phase by phase; a part of several phases is repeated."""
     return chain.from_iterable(map(itemgetter("up"), schema))
 
 
 def exchanges(schema: Schema) -> set[str]:
-    """By which silos upload anything."""
+    """The exchanges by which silos upload anything."""
     return {part["exchange"] for part in uploaded(schema)}
 
 
 def by_method(schema: Schema) -> Iterator[SchemaPart]:
-    """Those of the method: all uploads but the test metrics, which Staddle adds."""
+    """The method's uploads: all but the test metrics, which Staddle adds."""
     return (part for part in uploaded(schema) if part["name"] != METRICS.name)
 
 
@@ -183,7 +183,7 @@ def is_summed(part: SchemaPart) -> bool:
 
 
 def keyed_exchanges(schema: Schema) -> bool:
-    """Whether something crosses whose blind form takes a key that the job's silos share."""
+    """Whether a part crosses whose blind form takes a key that the job's silos share."""
     return not exchanges(schema).isdisjoint(KEYED)
 
 
@@ -210,7 +210,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 
 def _visible(part: SchemaPart) -> bool:
-    """Inner products disclose some kinds of parts as well as the parts themselves would."""
+    """Whether the coordinator would see a part, or inner products that disclose it."""
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 

@@ -22,6 +22,7 @@ gives does not depend on how many others are drawn.
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil
 from typing import TypeAlias
 
@@ -117,12 +118,11 @@ class Private:
         how = self._mechanism
         if stage.full_batch:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
-        parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        gradients = (
-            self._by_hooks(modules, stage)
-            if _hookable(modules, stage)
-            else _by_function(modules, stage)
-        )
+        parameters = _trained(modules, stage)
+        if _hookable(modules, stage):
+            gradients = self._by_hooks(modules, stage)
+        else:
+            gradients = _by_function(modules, stage)
         apart = False  # checked in the first step, which knows the form of a record
         shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
 
@@ -163,7 +163,7 @@ class Private:
             for hooks in hooked:
                 hooks.cleanup()
 
-        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+        parameters = _trained(modules, stage)
 
         def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
             # The hooks add to what stands there, and the records before have been counted.
@@ -195,6 +195,11 @@ class _Rule:
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
 
 
+def _trained(modules: Modules, stage: Stage) -> list[nn.Parameter]:
+    """The parameters that a stage moves."""
+    return [p for part in stage.trains for p in modules[part].parameters()]
+
+
 def check(part: str, module: nn.Module) -> None:
     """LocalError for a part in which a record's gradient depends on others of its batch."""
     if faults := ModuleValidator.validate(module, strict=False):
@@ -213,6 +218,7 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
     """
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
     pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    # The first record is the same in both pairs, and so must be its loss.
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
         # Both times dropout draws the same, and training goes on as if nothing had been drawn.
@@ -228,18 +234,25 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
 
 def _hookable(modules: Modules, stage: Stage) -> bool:
     """Whether Opacus's hooks reach all parameters that a stage moves."""
-    layers = [layer for part in stage.trains for layer in modules[part].modules()]
-    own = [layer for layer in layers if any(True for _ in layer.parameters(recurse=False))]
-    known = all(type(layer) in GradSampleHooks.GRAD_SAMPLERS for layer in own)
-    return known and not any(getattr(layer, "functional", False) for layer in layers)
+    for layer in chain.from_iterable(modules[part].modules() for part in stage.trains):
+        # Such a layer's parameters are used without a call of it, so no hook runs.
+        if getattr(layer, "functional", False):
+            return False
+        owns = any(True for _ in layer.parameters(recurse=False))
+        if owns and type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
+            return False
+    return True
 
 
 def _by_function(modules: Modules, stage: Stage) -> Gradients:
     """Record by record under ``vmap``: each part is called as a function of its parameters."""
-    parameters = {part: dict(modules[part].named_parameters()) for part in stage.trains}
-    values = {
-        part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()
-    }
+    names: list[tuple[str, str]] = []
+    values: dict[str, dict[str, Tensor]] = {}
+    for part in stage.trains:
+        values[part] = {}
+        for name, parameter in modules[part].named_parameters():
+            values[part][name] = parameter.detach()
+            names.append((part, name))
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         parts = {part: BoundModule(module, of.get(part, {})) for part, module in modules.items()}
@@ -250,7 +263,7 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
     def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         found, losses = each(values, x, y)
-        return losses, [found[part][name] for part, named in parameters.items() for name in named]
+        return losses, [found[part][name] for part, name in names]
 
     return gradients
 
@@ -265,6 +278,8 @@ def _total(losses: Tensor) -> float:
 
 
 def _given(p: nn.Parameter, rows: int) -> Tensor:
-    """What Opacus's hooks left at a parameter; 0 where no record reached it."""
+    """The gradients by record that Opacus's hooks left at a parameter; 0 where none reached it."""
     found: Tensor | None = getattr(p, "grad_sample", None)
-    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape) if found is None else found
+    if found is not None:
+        return found
+    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape)

@@ -5,8 +5,9 @@ for differentially private training. A step is begun once per stage, so optimise
 outlives a stage.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil, isfinite
 from typing import Protocol, TypeAlias
 
@@ -23,12 +24,12 @@ from ..method import Method
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 
-EVALUATION_CHUNK = 512
+EVALUATION_CHUNK = 512  # records of a call in evaluation mode
 
 Modules: TypeAlias = Mapping[str, nn.Module]
 
 
-# trains one batch (x [B, …], y [B]) in place; its loss []
+# trains one batch (x [B, …], y [B]) in place and returns its loss []
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -81,9 +82,14 @@ def at_least_float32(losses: Tensor) -> Tensor:
 
 def batch_coupled(modules: Modules) -> bool:
     """Whether a record's output depends on the other records of its batch."""
-    return any(
-        isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules()
-    )
+    return any(True for _ in batch_norms(modules))
+
+
+def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
+    """All layers of batch norm."""
+    for leaf in chain.from_iterable(module.modules() for module in modules.values()):
+        if isinstance(leaf, _BatchNorm):
+            yield leaf
 
 
 @torch.no_grad()
@@ -302,23 +308,30 @@ def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterab
 def measure(
     measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False
 ) -> dict[str, Tensor]:
-    """A measurement's sums over the training records, or its ``rows``, in float64.
+    """A measurement's sums over the records, or its ``rows``, in float64 on the host.
 
-    Models are in evaluation mode.
+    The modules are put in evaluation mode.
     """
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
     device = device_of(modules.values())
-    for start in range(0, len(data), EVALUATION_CHUNK):
-        chunk = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+    for chunk in _chunks(data, device):
         for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
-    whole = {
-        name: torch.cat(values) if rows else sum(values[1:], values[0])
-        for name, values in found.items()
-    }
-    return {name: value.cpu() for name, value in whole.items()}
+
+    measured: dict[str, Tensor] = {}
+    for name, values in found.items():
+        # One chunk after another, as the stacked engine adds them up too.
+        whole = torch.cat(values) if rows else sum(values[1:], values[0])
+        measured[name] = whole.cpu()
+    return measured
+
+
+def _chunks(data: Dataset, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """All records and labels in order, on a device."""
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        yield batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
 
 
 @torch.no_grad()
@@ -331,12 +344,12 @@ def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None =
     for module in modules.values():
         module.eval()
     device = device_of(modules.values())
+    # The count stays on the device until the end: reading it waits for the GPU.
     correct = torch.zeros((), dtype=torch.int64, device=device)
     if rows is not None:
         for x, y, records in in_calls(data.x, data.y, rows):
             correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()
         return int(correct)
-    for start in range(0, len(data), EVALUATION_CHUNK):
-        x, y = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+    for x, y in _chunks(data, device):
         correct += (method.predict(modules, x).argmax(dim=1) == y).sum()
     return int(correct)

@@ -61,21 +61,16 @@ Where this differs from the paper:
 
 Wire list:
 
-===========  ====  =================================================================
-                   =======================
-part         way   tensors                                                            exchange
-===========  ====  =================================================================
-                   =======================
-backbone     both  φ                                                                  Sum, weighted
-                   by samples
-prototypes   both  ``mean`` [C, D]; zeros for a class without                         Sum, class by
-                   class
-direction    up    "algorithm2" only: unit vector of the update or of φ [1, |φ|],     Gram, of
-                   sketches
-                   whole for ``sketch`` = 0 and for |φ| ≤ sketch                      [1, sketch]
-block        down  "algorithm2" only: b_i                                             -
-===========  ====  =================================================================
-                   =======================
+==========  ====  ==========================================  ======================================
+part        way   tensors                                     exchange
+==========  ====  ==========================================  ======================================
+backbone    both  φ                                           Sum, weighted by samples
+prototypes  both  ``mean`` [C, D]; zeros for a class without  Sum, class by class
+direction   up    "algorithm2" only: unit vector of the       Gram, of sketches [1, sketch]; whole
+                  update or of φ [1, |φ|]                     for ``sketch`` = 0 and for |φ| ≤
+                                                              sketch
+block       down  "algorithm2" only: b_i                      -
+==========  ====  ==========================================  ======================================
 
 In the clear, the weights of ``prototypes`` tell the coordinator a silo's class counts, for
 "paper_p" its classes. A silo's model in the end is the one it trained last. Under differential
@@ -402,7 +397,7 @@ class FedAIMS(Method):
         combined = super().combine(state, round_, cohort, results)
         if not self.clusters:
             return combined
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        index = torch.tensor(self.numbers(cohort))
         similarity = state["similarity"].clone()
         similarity[index[:, None], index] = results["direction"]["gram"][0].clamp(-1, 1)
         return replace(combined, state={"similarity": similarity})
@@ -413,12 +408,12 @@ class FedAIMS(Method):
         For Algorithm 2 also the block of a silo that was drawn.
         """
         last = (Latest("backbone"), Latest("prototypes"))
-        cohort = (
-            self.setting.drawn(round_) if self.clusters and round_ < self.setting.rounds else ()
-        )
+        if not self.clusters or round_ >= self.setting.rounds:
+            return last
+        cohort = self.setting.drawn(round_)
         if silo not in cohort:
             return last
-        index = torch.tensor([self.setting.silos.index(name) for name in cohort])
+        index = torch.tensor(self.numbers(cohort))
         blocks = supervision_sampling(state["similarity"][index[:, None], index], self.middle)
         return (*last, Value("block", {"block": torch.tensor(blocks[cohort.index(silo)])}))
 
