@@ -88,7 +88,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def names() -> list[str]:
-    """All that a job may name here."""
+    """All method names that a job may use on this machine."""
     return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
 
 

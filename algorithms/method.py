@@ -104,26 +104,21 @@ class Method(ABC):
     version: int
     options_model: ClassVar[type[Strict]] = NoOptions
     product: Literal["delivered", "trained"] = "trained"
-    """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
+    """The model that a silo keeps in the end: the one delivered last, or the one trained last."""
     loadable: tuple[str, ...] = ()
     """Parts that never cross, whose initial values a silo may take from a file of its own."""
     addressed: tuple[str, ...] = ()
     """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: bool = False
-    """Whether round 0 asks every silo for facts alone, before anything trains."""
+    """True if round 0 asks every silo for facts alone, before anything trains."""
     tunes: bool = False
-    """Whether one more round ends the job, in which every silo trains what came down for itself.
-
-    ``up`` has no part.
-    """
+    """True if one more round ends the job, in which every silo trains for itself alone."""
     directed_for: Literal["", "away", "members"] = ""
-    """For whom a directed Mix can have rows, which takes weights that are known before the round.
+    """The recipients of a directed Mix, whose weights must be known before the round.
 
-    Empty: for nobody.
-
-    "away": for silos that the round does not draw, by ``row_weights``, of a job that declares what
-    it needs of the silos. "members": for those that it draws, by ``member_weights``, which the
-    coordinator half knows alone.
+    Empty: nobody. "away": silos that the round does not draw, by ``row_weights``, in a job that
+    declares the facts they depend on. "members": silos that the round draws, by
+    ``member_weights``, which the coordinator half alone knows.
     """
 
     options: Strict
@@ -143,7 +138,7 @@ class Method(ABC):
         return list(map(self.number, silos))
 
     def tuning(self, round_: int) -> bool:
-        """Whether this is the round that ``tunes`` adds."""
+        """True if this is the round that ``tunes`` adds."""
         return self.tunes and round_ == self.setting.rounds
 
     # The wire list.
@@ -185,7 +180,7 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """Whether the coordinator half needs the number of training records per class and silo."""
+        """True if the coordinator half needs the number of training records per class and silo."""
         return False
 
     # The silo half.
@@ -322,6 +317,11 @@ class Method(ABC):
         """Parameters of the named parts, named ``part.parameter``."""
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
+
+    def spec_of(self, part: str, name: str) -> TensorSpec:
+        """The spec of one parameter of a part."""
+        named = {spec.name: spec for spec in self.template[part]}
+        return named[name]
 
     def _named_specs(self, parts: Iterable[str]) -> Iterator[tuple[str, str, TensorSpec]]:
         """Name ``part.parameter``, part and spec of all parameters of the named parts."""

@@ -124,7 +124,7 @@ class ClusteredFL(Method):
     # The silo half. ``extra`` holds θ_c [|θ|], from which a round's training began.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Nothing received."""
+        """Zeros in place of a received model."""
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:

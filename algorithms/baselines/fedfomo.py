@@ -115,7 +115,7 @@ class FedFomo(Method):
         self.received = Part("others", Kind.WHOLE_MODEL, Each(), (*stacked, known))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The whole model, and what the others' were worth."""
+        """The whole model, and the weights of the others' models."""
         return (self.model, self.weights)
 
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -130,7 +130,7 @@ class FedFomo(Method):
         return beside(self.setting, START, *self.others)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Nothing was compared."""
+        """Zeros: nothing was compared yet."""
         return {"weights": torch.zeros(self.weights.tensors[0].shape, dtype=torch.float64)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:

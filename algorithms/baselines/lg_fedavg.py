@@ -51,7 +51,7 @@ class LGFedAvgOptions(Strict):
     """Options of LG-FedAvg."""
 
     layers: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
-    """How many of the last layers cross; 1 is the classifier alone."""
+    """Number of last layers that cross; 1 is the classifier alone."""
     extractors: Extractors = ()
     """Architectures dealt to the silos in turn, in job order; only the classifier crosses then."""
 

@@ -64,7 +64,7 @@ class Dataset:
         return len(self.y)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same records, held by a device; themselves where they are there."""
+        """The data set on a device; itself where the records are there already."""
         x, y = self.x.to(device), self.y.to(device)
         if x is self.x and y is self.y:
             return self

@@ -31,7 +31,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class SourceTable(Strict):
-    """What every source can say of itself before a record is read.
+    """The properties of a source that are known before a record is read.
 
     Three keys mean the same in every kind: ``file`` or ``folder`` holds the records, and ``name``
     is one of the sets that the kind reads. A source with neither path makes its records itself.
@@ -117,13 +117,13 @@ class DataTable(SourceTable, ABC):
     """A source that a silo can have: it reads the records of one silo."""
 
     needs_model: ClassVar[bool] = False
-    """Whether the records are read in the size that a job's model takes."""
+    """True if the records are read in the size that a job's model takes."""
 
     test_fraction: float = Field(default=0.25, gt=0, lt=1)
 
     @property
     def has_official_parts(self) -> bool:
-        """Whether official training records, with ids ``train/…``, precede test records."""
+        """True if official training records, with ids ``train/…``, precede test records."""
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
@@ -200,7 +200,7 @@ class Shared(DataTable):
 
     share: tuple[Count, Count] | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] | None = None
-    """Which deal it is; the same at all silos."""
+    """The seed of the deal; the same at all silos."""
 
     @pydantic.model_validator(mode="after")
     def _one_of_n(self) -> "Shared":

@@ -36,7 +36,7 @@ class Shelf(Protocol):
         ...
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has uploaded a version."""
+        """True if a silo has uploaded a version."""
         ...
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -115,7 +115,7 @@ class MemoryArchive:
         }
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has uploaded a version."""
+        """True if a silo has uploaded a version."""
         return (part, silo) in self._versions
 
     def version(self, part: str, silo: str, name: str) -> Tensor:

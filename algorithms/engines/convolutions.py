@@ -57,7 +57,7 @@ def _by_shape(
 
 
 def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) -> bool:
-    """Whether a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
+    """True if a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
 
     Measured on an H200, ten silos with batches of 32, forward and backward (docs/performance.md).
     """
@@ -84,7 +84,7 @@ def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
 
 
 def can_unfold(convolution: nn.Conv2d) -> bool:
-    """Whether ``unfolded`` computes what the convolution does."""
+    """True if ``unfolded`` computes what the convolution does."""
     form = (convolution.groups, convolution.padding_mode)
     return form == (1, "zeros") and not isinstance(convolution.padding, str)
 

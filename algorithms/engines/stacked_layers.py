@@ -52,7 +52,7 @@ class _StackedLayers(TorchFunctionMode):
 
 
 def _stacked(*arguments: object) -> bool:
-    """Whether ``vmap`` alone is on, and each tensor has a value for each silo."""
+    """True if ``vmap`` alone is on, and each tensor has a value for each silo."""
     # A derivative within ``vmap`` keeps torch's rules, since ordinary autograd does not see it.
     stack = _functorch.get_interpreter_stack() or []
     if [on.key() for on in stack] != [_functorch.TransformType.Vmap]:
@@ -180,7 +180,7 @@ def _pooling(pool: Layer) -> Layer:
 
 
 def _channels_first(x: Tensor) -> bool:
-    """Whether x [B, C, …] lies in memory as [C, B, …], as unfolded convolutions leave it.
+    """True if x [B, C, …] lies in memory as [C, B, …], as unfolded convolutions leave it.
 
     A kernel that wants [B, C, …] would copy it.
     """

@@ -21,6 +21,7 @@ from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..job.job import Job
 from ..method import METRICS
 from ..models.build import input_shape
+from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, room
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
 from ..training.silo_round import (
@@ -40,7 +41,7 @@ from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
-from .vmap_training import Bench, Silos, check_odd, mapped, rows_of, train
+from .vmap_training import Bench, Silos, check_odd, rows_of, train
 
 # Copies of a silo's values that a step has at a time: two at places that stay, momentum, gradients,
 # before and after the step, two on the way.

@@ -11,7 +11,7 @@ two steps.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from torch.func import vmap
 from ...errors import LocalError
 from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors
-from ..models.functional import BoundModule
+from ..models.functional import BoundModule, mapped
 from ..numerics.devices import Precision, casting, multiplying
 from ..training.loop import Modules, at_least_float32, batch_norms, mirror_step, sgd_step
 from .cuda_graphs import Recorder, Replayed
@@ -70,20 +70,12 @@ def rows_of(values: Values, rows: Rows) -> Values:
     return mapped(values, lambda tensor: tensor[rows])
 
 
-def mapped(values: Mapping[str, Tensors], change: Callable[[Tensor], Tensor]) -> Values:
-    """The same values, each tensor changed."""
-    changed: Values = {}
-    for part, named in values.items():
-        changed[part] = {name: change(tensor) for name, tensor in named.items()}
-    return changed
-
-
 def _leaves(values: Values) -> Iterator[Tensor]:
     return chain.from_iterable(named.values() for named in values.values())
 
 
 def couples(modules: Modules) -> bool:
-    """Whether a record's output depends on the others of its batch, in the modules' modes."""
+    """True if a record's output depends on the others of its batch, in the modules' modes."""
     norms = batch_norms(modules)
     return any(norm.training or norm.running_mean is None for norm in norms)
 

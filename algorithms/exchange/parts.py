@@ -287,7 +287,7 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
 
 
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
-    """Whether a tensor has its spec's dtype and shape."""
+    """True if a tensor has its spec's dtype and shape."""
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
 
 
@@ -312,7 +312,7 @@ def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite."""
+    """True if no element is NaN or infinite."""
     # Least and greatest tell it without a temporary of the tensor's size.
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True

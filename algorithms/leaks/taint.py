@@ -217,7 +217,7 @@ class Tracker(TorchFunctionMode):
 
 
 def _returns_value(name: str, result: Any) -> bool:
-    """Whether a call returns something other than tensors that may depend on values."""
+    """True if a call returns something other than tensors that may depend on values."""
     if name in DESCRIBES:
         return False
     holds_tensors = any(True for _ in _tensors(result))
@@ -225,7 +225,7 @@ def _returns_value(name: str, result: Any) -> bool:
 
 
 def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the result's form may depend on values, or values go where no call is seen."""
+    """True if the result's form may depend on values, or values go where no call is seen."""
     match name:
         # With a condition alone, ``where`` is ``nonzero``.
         case "where":

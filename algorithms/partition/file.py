@@ -1,7 +1,8 @@
-"""Which silo holds which records, on which side, in a file that another run or framework reads.
+"""A file that says which silo holds which records on which side, for other runs and frameworks.
 
-PPFL's files too. JSON, because every language reads it and a person can look; 60,000 indices take
-0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per silo::
+PPFL's files are read too. The format is JSON, because every language reads it and a person can
+look; 60,000 indices take 0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per
+silo::
 
     {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…",
         "seed": 1,
@@ -114,7 +115,7 @@ class PartitionFile(Strict):
 
 
 def labels_sha256(labels: Indices) -> str:
-    """What ties a partition to a data set."""
+    """SHA-256 of a data set's labels, which ties a partition to it."""
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 

@@ -137,7 +137,7 @@ def _side(records: int, weight: int, whole: int) -> int:
 
 
 def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
-    """How many groups, ``least`` to ``most``, come nearest to so many records; ties to fewer."""
+    """The number of groups, ``least`` to ``most``, nearest to ``wanted`` records; ties to fewer."""
     return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
 
 

@@ -233,7 +233,7 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
 
 
 def _hookable(modules: Modules, stage: Stage) -> bool:
-    """Whether Opacus's hooks reach all parameters that a stage moves."""
+    """True if Opacus's hooks reach all parameters that a stage moves."""
     for layer in chain.from_iterable(modules[part].modules() for part in stage.trains):
         # Such a layer's parameters are used without a call of it, so no hook runs.
         if getattr(layer, "functional", False):

@@ -34,7 +34,7 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stepper(Protocol):
-    """How a stage is trained."""
+    """A way to train a stage."""
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
@@ -81,7 +81,7 @@ def at_least_float32(losses: Tensor) -> Tensor:
 
 
 def batch_coupled(modules: Modules) -> bool:
-    """Whether a record's output depends on the other records of its batch."""
+    """True if a record's output depends on the other records of its batch."""
     return any(True for _ in batch_norms(modules))
 
 

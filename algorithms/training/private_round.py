@@ -18,6 +18,7 @@ absent where the noise could have made its count.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import filterfalse
 from math import sqrt
 
 import torch
@@ -45,6 +46,7 @@ from ..job.privacy_table import PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Method
+from ..models.functional import mapped
 from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
@@ -104,11 +106,9 @@ def deliver(
     method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint
 ) -> SiloState:
     """The state after a delivery, with its taints; ``known`` is the taint of the facts."""
+    # A delivery is public: whatever it was computed from has left its silo and was paid for there.
     tracker = Tracker()
-    came = {
-        part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()}
-        for part, each in delivered.items()
-    }
+    came = mapped(delivered, lambda tensor: tracker.enter(tensor, PUBLIC))
     held, facts = _entered(tracker, state), _facts_entered(tracker, facts, known, PUBLIC)
     with tracker:
         made = method.deliver(held, came, facts)
@@ -227,12 +227,11 @@ class PrivateRound:
 
     def _shown(self, state: SiloState) -> "_Shown":
         """The parts of a state without those that were trained without noise."""
-        hidden = {
-            name.split("/")[1]
-            for name, taint in self._taints.items()
-            if taint.private and name.startswith("part/")
-        }
+        hidden = {name.split("/")[1] for name in filter(self._is_private_part, self._taints)}
         return _Shown({part: held for part, held in state.parts.items() if part not in hidden})
+
+    def _is_private_part(self, name: str) -> bool:
+        return name.startswith("part/") and self._taints[name].private
 
     def _check_effort(self, noisy: Sequence[Stage]) -> None:
         """LocalError for more steps than the method declared, which is all that is paid for."""
@@ -258,11 +257,8 @@ class PrivateRound:
         """
         # Private parts were hidden from ``stages`` (``_shown``), so they reach a stage only as
         # modules that it is handed.
-        reached = [
-            taint
-            for name, taint in self._taints.items()
-            if not (name.startswith("part/") and taint.private)
-        ]
+        shown = filterfalse(self._is_private_part, self._taints)
+        reached = [self._taints[name] for name in shown]
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
         for part in stage.trains:
             for name, _ in handed[part].named_parameters():
@@ -284,10 +280,10 @@ class PrivateRound:
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
         with tracker:
             contributions = self._method.give(held, facts)
-        return contributions, {
-            part: self._taints_of(tracker, contribution)
-            for part, contribution in contributions.items()
-        }
+        taints: ContributionTaints = {}
+        for part, contribution in contributions.items():
+            taints[part] = self._taints_of(tracker, contribution)
+        return contributions, taints
 
     def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
         """The taint of each tensor of a contribution, ``@weight`` included."""
@@ -296,23 +292,25 @@ class PrivateRound:
         everything = dict(contribution.tensors)
         if contribution.weight is not None:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
-        return {
-            name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()
-        }
+        found: dict[str, Taint] = {}
+        for name, tensor in everything.items():
+            found[name] = worst((tracker.of(tensor), self._known))
+        return found
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
         sigma = self._table.metrics_sigma
         if sigma is None:
-            return Contribution(
-                {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
-            ), _seen(exact, PUBLIC)
+            zeros = {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
+            return Contribution(zeros), _seen(exact, PUBLIC)
         self._take(METRICS)
         noisy = with_noise(exact.tensors, METRICS_SENSITIVITY * sigma, self._fresh())
+
+        # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
         tested = noisy["tested"].round().clamp(min=0)
-        counts = {
-            name: count.round().clamp(min=0).minimum(tested).long() for name, count in noisy.items()
-        }
+        counts: dict[str, Tensor] = {}
+        for name, count in noisy.items():
+            counts[name] = count.round().clamp(min=0).minimum(tested).long()
         return Contribution(counts), _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:
@@ -352,17 +350,19 @@ class _Shown(dict[str, Tensors]):
 
 
 def _entered(tracker: Tracker, state: SiloState) -> SiloState:
-    parts = {
-        part: {
-            name: tracker.enter(t, state.taint(f"part/{part}/{name}"))
-            for name, t in tensors.items()
-        }
-        for part, tensors in state.parts.items()
-    }
-    extra = {
-        name: tracker.enter(t, state.taint(f"extra/{name}")) for name, t in state.extra.items()
-    }
-    return SiloState(parts, extra)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for part, tensors in state.parts.items():
+        parts[part] = _prefixed_entered(tracker, state, f"part/{part}/", tensors)
+    return SiloState(parts, _prefixed_entered(tracker, state, "extra/", state.extra))
+
+
+def _prefixed_entered(
+    tracker: Tracker, state: SiloState, prefix: str, tensors: Tensors
+) -> dict[str, Tensor]:
+    entered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        entered[name] = tracker.enter(tensor, state.taint(prefix + name))
+    return entered
 
 
 def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint) -> Facts:
@@ -388,10 +388,8 @@ def noisy_measure(
         module.eval()
 
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {
-            name: value.double()
-            for name, value in method.measure(modules, x[None], y[None]).items()
-        }
+        own = method.measure(modules, x[None], y[None])
+        return {name: value.double() for name, value in own.items()}
 
     # The first call tells names and shapes, so a method need not declare them.
     names: tuple[str, ...] = ()
@@ -412,8 +410,8 @@ def noisy_measure(
 
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:
     """Tensors in float64 plus normal noise of this standard deviation."""
-    noise = {
-        name: torch.from_numpy(random.normal(t.numel())).reshape(t.shape)
-        for name, t in tensors.items()
-    }
-    return {name: tensor.double() + scale * noise[name] for name, tensor in tensors.items()}
+    noisy: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        noise = torch.from_numpy(random.normal(tensor.numel())).reshape(tensor.shape)
+        noisy[name] = tensor.double() + scale * noise
+    return noisy

@@ -22,6 +22,7 @@ from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
 from ..method import METRICS, Method
+from ..models.functional import mapped
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
 from .accountant import PrivateSilo, ReservedSteps
@@ -34,7 +35,7 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one silo saw in one round.
+    """Counts and loss of one silo in one round.
 
     It stays at the silo but for the counts that METRICS adds up.
     """
@@ -120,10 +121,10 @@ def local_round(
 
     # Stages come after ``measure``: a method may choose them by what it found.
     course, size = job.paced(side.stages(state), round_), job.training.batch_size
-    stages = [stage for stage in course if isinstance(stage, Stage)]
-    total = sum(
-        stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages
-    )
+    total = 0
+    for step in course:
+        if isinstance(step, Stage):
+            total += step.epochs * side.way(step).steps(step, len(train_data), size)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(course):
         match stage:
@@ -153,9 +154,8 @@ def local_round(
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
-    report = RoundReport(
-        round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss
-    )
+    counts = (len(train_data), len(test_data), correct_delivered, correct_trained)
+    report = RoundReport(round_, *counts, loss)
 
     contributions, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
@@ -189,7 +189,7 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of some records a silo's model, delivered and last trained, classifies correctly."""
+    """Correctly classified records by a silo's delivered model and by its last trained one."""
 
     records: int
     delivered: int
@@ -198,7 +198,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state with what came down, and how that and its own do on held-out records."""
+    """A silo's state after a delivery, and the accuracy of the new and the old state."""
 
     delivered: SiloState
     test: Seen
@@ -220,7 +220,7 @@ def look(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
 ) -> Evaluation:
-    """How the model that round ``round_`` would begin with does at this silo.
+    """Evaluate the model with which round ``round_`` would begin at this silo.
 
     Nothing is trained, contributed or spent.
     """
@@ -311,11 +311,9 @@ def check_private(job: Job, private: PrivateSilo | None, device: torch.device = 
             f"job {job.name!r} is private and was given to {device}; this is a bug in Staddle"
         )
     if (job.privacy is None) != (private is None):
-        lacking = (
-            "is private, and no account was given that pays for it"
-            if private is None
-            else "is not private"
-        )
+        lacking = "is not private"
+        if private is None:
+            lacking = "is private, and no account was given that pays for it"
         raise LocalError(f"job {job.name!r} {lacking}; this is a bug in Staddle")
 
 
@@ -346,12 +344,14 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
         tensor = tensors.get(spec.name)
         if tensor is None or not fits(spec, tensor):
             wrong.append(spec.name)
-    if wrong or len(tensors) != len(part.tensors):
-        wrong = wrong or sorted(tensors)
+    if not wrong and len(tensors) != len(part.tensors):
+        wrong = sorted(tensors)
+    if wrong:
         raise PeerError(
             "coordinator",
             f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}",
         )
+
     for spec in part.tensors:
         if fault := value_fault(spec, tensors[spec.name]):
             raise PeerError(
@@ -360,7 +360,7 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
-    """What a method may know of the silo and its training records."""
+    """The facts that a method may know about the silo and its training records."""
     return Facts(
         client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
     )
@@ -450,12 +450,8 @@ def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
 
     On a CPU state and modules share memory, so the modules must not train any further.
     """
-    parts = {
-        part: {
-            name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()
-        }
-        for part, module in modules.items()
-    }
+    values = {part: module.state_dict() for part, module in modules.items()}
+    parts = mapped(values, lambda tensor: tensor.detach().cpu().contiguous())
     return SiloState(parts, before.extra)
 
 

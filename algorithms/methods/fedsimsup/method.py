@@ -305,7 +305,7 @@ class FedSimSup(Method):
         return {**state, "unmatched": unmatched}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """What was posted to this silo."""
+        """The mail that was posted to this silo."""
         return (Mail("theta"),) if self.down(round_) else ()
 
     def similarities(
@@ -446,7 +446,7 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
 
 
 def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
-    """What is wrong with the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
+    """A fault in the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
     whole = sum(alike[contributor] for contributor in shares)
     for contributor, share in shares.items():
         expected = alike[contributor] / whole

@@ -101,11 +101,11 @@ class PPFLOptions(Strict):
     variant: Literal["ppfl1", "ppfl2"] = "ppfl1"
     """PPFL1 mixes what the canonical models answer, PPFL2 their parameters."""
     mixture: Literal["probabilities", "logits"] = "probabilities"
-    """What PPFL1 mixes."""
+    """The outputs that PPFL1 mixes."""
     models: Annotated[int, Field(strict=True, ge=1, le=64)] = 3
     """K."""
     canonical: Literal["linear", "mlp"] = "linear"
-    """What a canonical model is, on the features of the extractor."""
+    """The form of a canonical model, on the features of the extractor."""
     hidden: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 128
     """Hidden units of an "mlp" (the paper's MNIST model)."""
     schedule: Literal["alternating", "theta_then_c", "rbcd"] = "alternating"
@@ -115,7 +115,7 @@ class PPFLOptions(Strict):
     membership_lr: Annotated[Real, Field(gt=0)] = 0.5
     """η_c (the code's value for CIFAR-10)."""
     membership_batches: bool = False
-    """Whether a membership steps batch by batch, as in the code, and not once on all records."""
+    """True if a membership steps batch by batch as in the code, not once on all records."""
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
@@ -124,17 +124,15 @@ class PPFLOptions(Strict):
     0 where not all silos are drawn in every round.
     """
     lam_scale: Literal["mean_degree", "literal"] = "mean_degree"
-    """Whether λ is divided by the mean degree of the silos' graph."""
+    """λ is divided by the mean degree of the silos' graph, or taken as it stands."""
     weights: Literal["equal", "samples"] = "equal"
     """a_i of Eq. 12 (equal as in the code)."""
     release_membership: Literal["never", "last", "always"] = "never"
     """Rounds in which the coordinator sees each c_i."""
     no_affinity: bool = False
-    """Whether the gradient is that of the authors' code, λ D C, which leaves the affinities of
-    silos out.
-    """
+    """True if the gradient is λ D C as in the authors' code, without the silos' affinities."""
     double_exponential: bool = False
-    """Whether a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
+    """True if a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
 
 
 class PPFL(Method):
@@ -187,7 +185,7 @@ class PPFL(Method):
 
     @property
     def mixture(self) -> Mixture:
-        """What the membership vector mixes."""
+        """The outputs or parameters that the membership vector mixes."""
         return "parameters" if self.options.variant == "ppfl2" else self.options.mixture
 
     def blocks(self, round_: int) -> tuple[str, ...]:
@@ -227,9 +225,7 @@ class PPFL(Method):
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The job's extractor, K canonical models in place of its classifier, and the membership
-        vector.
-        """
+        """The job's extractor, K canonical models instead of its classifier, and the membership."""
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
