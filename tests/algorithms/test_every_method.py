@@ -10,6 +10,7 @@ from statistics import mean
 import pytest
 import torch
 from support.banded_records import banded_shards
+from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.engines.engine import Records
@@ -17,7 +18,6 @@ from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
-from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 
 PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
@@ -234,7 +234,7 @@ def test_both_engines_are_equal(name):
 def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
     blind = make(name, security={**BLIND, **CASES[name].security})
     if CASES[name].not_blind:
-        with pytest.raises(LocalError, match=CASES[name].not_blind):
+        with refused(CASES[name].not_blind):
             blind.document()
         return
     assert blind.document()["security"]["secure_aggregation"] == "required"
@@ -247,9 +247,7 @@ def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
 def test_it_can_be_private_or_says_why_not(name):
     job, why = make(name, privacy=PRIVACY), CASES[name].not_private
     if why:
-        with pytest.raises(
-            LocalError, match=rf"\[privacy\] with method '{job.method_name}': .*{why}"
-        ):
+        with refused(rf"\[privacy\] with method '{job.method_name}': .*{why}"):
             job.document()
     else:
         assert job.document()["privacy"]

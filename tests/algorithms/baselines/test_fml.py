@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.aggregation import MemoryArchive
@@ -14,7 +15,6 @@ from staddle.algorithms.engines.simulation import Simulation, Snapshot, simulate
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.training.silo_round import local_round, to_modules
-from staddle.errors import LocalError
 
 OWN = ("personal_extractor", "personal_classifier")
 
@@ -121,5 +121,5 @@ def test_personalised_models_may_have_an_architecture_of_their_own(make_job, mak
         build(ModelOptions(name="digits-cnn-b", classes=3), 7)["extractor"].state_dict()
     )
     for name, said in (("lenet6", "no such model"), ("lenet5", "needs at least 16 x 16 pixels")):
-        with pytest.raises(LocalError, match=rf"fml: personal = '{name}'.* {said}.*; choose one"):
+        with refused(rf"fml: personal = '{name}'.* {said}.*; choose one"):
             make_job("fml", {"personal": name}).document()

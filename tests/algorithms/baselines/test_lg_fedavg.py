@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.baselines.lg_fedavg import layers_of
 from staddle.algorithms.engines.simulation import simulate
@@ -7,7 +8,6 @@ from staddle.algorithms.exchange.parts import Kind
 from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.models.build import ModelOptions, sketch
 from staddle.algorithms.training.silo_round import local_round
-from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 
 MIB = 2**20
@@ -137,10 +137,7 @@ def test_lower_layers_differ_in_the_clear_and_blind(make_job, make_shards):
     ("layers", "model", "number"), [(4, {}, 4), (9, {}, 4), (1, {"name": "glm"}, 1)]
 )
 def test_where_all_layers_would_cross_it_is_refused(make_job, layers, model, number):
-    with pytest.raises(
-        LocalError,
-        match=rf"layers = {layers}, but the model has {number}, so nothing would stay .*fedavg",
-    ):
+    with refused(rf"layers = {layers}, but the model has {number}, so nothing would stay .*fedavg"):
         make_job("lg-fedavg", {"layers": layers}, model).document()
 
 
@@ -174,13 +171,9 @@ def test_silos_of_different_architectures_share_a_classifier(make_job, make_data
         assert result.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx(
             [19 / 6] * 3
         )
-    with pytest.raises(
-        LocalError, match="layers = 2, but extractors that differ from silo to silo cannot cross"
-    ):
+    with refused("layers = 2, but extractors that differ from silo to silo cannot cross"):
         make_job("lg-fedavg", {"extractors": names, "layers": 2}, model).document()
-    with pytest.raises(
-        LocalError, match="lg-fedavg: extractor 'lenet5' ends in 84 units, the job's model in 64"
-    ):
+    with refused("lg-fedavg: extractor 'lenet5' ends in 84 units, the job's model in 64"):
         make_job(
             "lg-fedavg", {"extractors": ["lenet5"]}, {**model, "input": [1, 28, 28]}
         ).document()

@@ -5,9 +5,9 @@ import numpy as np
 import pydantic
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.data.options import DataTable, ImageFiles, Pixels, Shared
-from staddle.errors import LocalError
 
 
 class InFile(DataTable):
@@ -59,9 +59,7 @@ def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
 def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
     for source in (InFile(file=tmp_path / "d"), InFolder(folder=tmp_path / "d")):
         assert source.lacking() == str(tmp_path / "d")
-        with pytest.raises(
-            LocalError, match="no such file" if isinstance(source, InFile) else "no such folder"
-        ):
+        with refused("no such file" if isinstance(source, InFile) else "no such folder"):
             source.check_present()
     assert Inside().lacking() is None
     Inside().check_present()
@@ -73,14 +71,10 @@ def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
 def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 2, 3]}).model
     assert (InFolder.needs_model, InFolder(folder="sets").load(model)) == (True, (1, 2, 3))
-    with pytest.raises(
-        LocalError, match=r"^sets: images are read in the size that a job's model takes; give a job"
-    ):
+    with refused(r"^sets: images are read in the size that a job's model takes; give a job"):
         InFolder(folder="sets").load(None)
     for given in (model, None):
-        with pytest.raises(
-            LocalError, match=r"^inside inside: memory ran out while the records were read"
-        ):
+        with refused(r"^inside inside: memory ran out while the records were read"):
             Inside().load(given)
 
 
@@ -97,9 +91,7 @@ def test_pixels_become_fractions_less_the_mean_divided_by_the_deviation():
 
 @pytest.mark.parametrize("key", ["mean", "std"])
 def test_constants_are_one_a_channel_or_one(key):
-    with pytest.raises(
-        LocalError, match=rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"
-    ):
+    with refused(rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"):
         Pixels(**{key: (1.0, 1.0)}).from_bytes(np.zeros((1, 3, 2, 2), np.uint8), "here")
 
 

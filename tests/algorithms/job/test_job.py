@@ -2,6 +2,7 @@ import copy
 from dataclasses import fields
 
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import (
@@ -17,7 +18,6 @@ from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 
 TEXT = """
@@ -160,7 +160,7 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
 )
 def test_errors_name_file_key_and_value(tmp_path, old, new, complaint):
     assert TEXT.count(old) == 1
-    with pytest.raises(LocalError, match=complaint) as caught:
+    with refused(complaint) as caught:
         read(tmp_path, TEXT.replace(old, new))
     assert str(tmp_path / "job.toml") in str(caught.value)
 
@@ -219,10 +219,7 @@ def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
 
 @pytest.mark.parametrize("method", ["local", "fedssa"])
 def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
-    with pytest.raises(
-        LocalError,
-        match=f"model.buffers = 'global', but method '{method}' gives no running statistics",
-    ):
+    with refused(f"model.buffers = 'global', but method '{method}' gives no running statistics"):
         make_job(method, model={"norm": "batch", "buffers": "global"}).document()
     make_job(method, model={"norm": "batch", "buffers": "local"}).document()
 
@@ -232,7 +229,7 @@ def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
     make_job("fedsimsup", model=model, silos=list("abcd"), participation=0.7, rounds=1).document()
     job = make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=40)
     assert [part.name for part in job.up(0)] == ["coupling", "metrics"]
-    with pytest.raises(LocalError, match="in any round"):
+    with refused("in any round"):
         make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=1).document()
 
 
@@ -300,7 +297,7 @@ def tamper(document, *path, value):
 )
 def test_a_tampered_document_is_refused(make_job, path, value, complaint):
     document = tamper(make_job("pfedsim").document(), *path, value=value)
-    with pytest.raises(LocalError, match=complaint) as caught:
+    with refused(complaint) as caught:
         Job.from_document(document, "from the coordinator")
     assert "from the coordinator" in str(caught.value)
 
@@ -308,9 +305,9 @@ def test_a_tampered_document_is_refused(make_job, path, value, complaint):
 def test_a_document_must_be_whole(make_job):
     document = make_job("fedavg").document()
     for key in document:
-        with pytest.raises(LocalError, match="from afar"):
+        with refused("from afar"):
             Job.from_document({k: v for k, v in document.items() if k != key}, "from afar")
-    with pytest.raises(LocalError, match="a JSON object"):
+    with refused("a JSON object"):
         Job.from_document([], "from afar")
 
 
@@ -336,7 +333,7 @@ NEED_EXTRACTOR = {
         "lg-fedavg",
         "pfedfda",
         "pfedsim",
-    ),
+    )
 }
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
@@ -357,9 +354,7 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
             or (network.norms[0] == "none" and method == "fedbn")
         )
         if lacking:
-            with pytest.raises(
-                LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"
-            ):
+            with refused(rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):
                 job.document()
         else:
             job.document()
@@ -377,14 +372,14 @@ def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, ex
             rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose"
             r" [^;]*$"
         )
-        with pytest.raises(LocalError, match=text):
+        with refused(text):
             job.document()
 
 
 def test_a_method_that_never_sends_the_missing_part_takes_the_network(make_job):
     make_job("pfedsim", {"rho": 1.0}, model={"name": "glm"}).document()
     job = make_job("pfedsim", {"rho": 0.5}, model={"name": "glm"})
-    with pytest.raises(LocalError, match="part 'extractor', which crosses in round 2, is empty"):
+    with refused("part 'extractor', which crosses in round 2, is empty"):
         job.method()
 
 
@@ -416,7 +411,7 @@ def test_rounds_beyond_the_job_do_not_exist(make_job):
     assert [part.name for part in job.down(3)] == ["model"]
     for ask in (job.up, job.down, job.cohort):
         for round_ in (-1, 4):
-            with pytest.raises(LocalError, match="rounds 0 to 2"):
+            with refused("rounds 0 to 2"):
                 ask(round_)
 
 
@@ -444,9 +439,9 @@ def test_the_longest_job_is_admitted_quickly(make_job):
 def test_names_that_cross_are_what_they_look_like(part, name, complaint):
     parts = (Part(part, Kind.WHOLE_MODEL, Sum("total"), (TensorSpec(name, "float32", (2,)),)),)
     if complaint:
-        with pytest.raises(LocalError, match=complaint):
+        with refused(complaint):
             phases(1, lambda _: parts, lambda _: ())
-        with pytest.raises(LocalError, match=complaint):
+        with refused(complaint):
             phases(1, lambda _: (), lambda _: parts)
     else:
         assert len(phases(1, lambda _: parts, lambda _: ())) == 1
@@ -461,7 +456,5 @@ def test_no_more_tensors_cross_than_a_manifest_may_have():
     assert len(phases(1, lambda _: most, lambda _: ())) == 1
     more = parts(MOST_TENSORS + 1)
     for up, down in ((more, ()), ((), more)):
-        with pytest.raises(
-            LocalError, match=f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"
-        ):
+        with refused(f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"):
             phases(1, lambda _, up=up: up, lambda _, down=down: down)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import (
@@ -14,7 +15,6 @@ from staddle.algorithms.job.privacy import (
     whole_sigma,
 )
 from staddle.algorithms.job.privacy_table import LARGEST_SIGMA
-from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.dp import rdp
 
@@ -133,9 +133,7 @@ def test_a_private_job_survives_the_wire(tmp_path, sigma):
 
 def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
     job = read(tmp_path, ('sigma = "1.37"', ""))
-    with pytest.raises(
-        LocalError, match=r"^wire: privacy\.sigma is missing, which staddle job sign plans"
-    ):
+    with refused(r"^wire: privacy\.sigma is missing, which staddle job sign plans"):
         Job.from_document(job.document(), "wire")
 
 
@@ -171,26 +169,20 @@ def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_would(tmp_path, changes, said):
-    with pytest.raises(LocalError, match=said):
+    with refused(said):
         read(tmp_path, *changes)
 
 
 def test_more_steps_than_are_reckoned_with_are_refused(tmp_path):
     job = read(tmp_path, *FEDAVG, ("sample_rate = 0.3", "sample_rate = 1e-9"))
-    with pytest.raises(
-        LocalError,
-        match=(
-            r"'digits': privacy.sample_rate = 1e-09 makes [0-9,]+ steps in its rounds,"
-            r" 1,000,000,000"
-        ),
+    with refused(
+        r"'digits': privacy.sample_rate = 1e-09 makes [0-9,]+ steps in its rounds,"
+        r" 1,000,000,000"
     ):
         job_spends(job, "1")
 
 
 def test_more_noise_than_is_reckoned_with_is_refused(tmp_path):
-    with pytest.raises(
-        LocalError,
-        match=r"sigma = '40000' by sample_rate = 0.3, .* is over 100,000; lower sigma, or",
-    ):
+    with refused(r"sigma = '40000' by sample_rate = 0.3, .* is over 100,000; lower sigma, or"):
         job_spends(read(tmp_path), "40000")
     assert job_spends(read(tmp_path, *FEDAVG), "40000")  # it has no step on all records

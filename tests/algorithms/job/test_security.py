@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import DISCLOSED, Gram, Mix
@@ -77,11 +78,11 @@ def test_the_table_goes_round_through_the_signed_document(blind, security):
 def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
     document = make_job("fedavg").document()
     older = {key: value for key, value in document.items() if key != "security"}
-    with pytest.raises(LocalError, match="key security is not written as Staddle writes it"):
+    with refused("key security is not written as Staddle writes it"):
         Job.from_document(older, "wire")
     part = copy.deepcopy(document)
     del part["security"]["colluders"]
-    with pytest.raises(LocalError, match=r"key security\.colluders is not written as"):
+    with refused(r"key security\.colluders is not written as"):
         Job.from_document(part, "wire")
 
 
@@ -178,7 +179,7 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
     ],
 )
 def test_silos_and_rounds_fit_blind_sums(blind, fields, said):
-    with pytest.raises(LocalError, match=f"^job.toml: .*{said}"):
+    with refused(f"^job.toml: .*{said}"):
         blind(**fields)
 
 
@@ -189,7 +190,7 @@ def test_three_silos_do_where_none_is_in_league(blind):
 def test_public_weights_take_changing_silos_where_all_is_a_mean(blind):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    with pytest.raises(LocalError, match=r"6 silos are too few for two batches"):
+    with refused(r"6 silos are too few for two batches"):
         blind("fedper", security=security, silos=silos, participation=0.7)
     job = blind("fedper", security={**security, "dropouts": "any"}, silos=silos, participation=0.7)
     assert len({job.cohort(round_) for round_ in range(4)}) > 1
@@ -252,21 +253,16 @@ def test_rounds_of_all_silos_go_on_without_the_batch_of_one_that_is_lost(
 def test_presence_and_totals_take_the_same_silos_in_every_round(blind, method, options, change):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    with pytest.raises(
-        LocalError, match=r"\(sum\.(ratio|total)\) may hold what hardly changes between rounds"
-    ):
+    with refused(r"\(sum\.(ratio|total)\) may hold what hardly changes between rounds"):
         blind(method, options, security={**security, "dropouts": "any"}, silos=silos, **change)
     assert blind(method, options, security=security, silos=silos).security.required
 
 
 def test_bounds_of_private_weights_bound_something(blind):
-    with pytest.raises(
-        LocalError,
-        match=r"security\.weight_most = 50 does nothing: this job's weights stand in counts",
-    ):
+    with refused(r"security\.weight_most = 50 does nothing: this job's weights stand in counts"):
         blind(security={**PUBLIC, "weight_most": 50})
     # the weights of its rows are 0 or 1
-    with pytest.raises(LocalError, match="weight_least = 2 does nothing"):
+    with refused("weight_least = 2 does nothing"):
         blind("fedssa", security={**PUBLIC, "weight_least": 2})
     # weighted by how many records a class has
     prototypes = {"name": "convnet-digits", "norm": "group"}
@@ -289,7 +285,7 @@ def test_declared_counts_cannot_stand_for_weights_of_one(blind, make_job, method
         {"weights": "equal"},
         r"counts each silo once, .* write security.weights = \"private\"",
     )
-    with pytest.raises(LocalError, match=f"part 'model' {said}"):
+    with refused(f"part 'model' {said}"):
         blind(method, equal, PUBLIC)
     assert blind(method, equal).security.weights == "private"
     assert blind(method, {"weights": "samples"}, PUBLIC).security.weights == "public"
@@ -316,9 +312,7 @@ def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job
 
 def test_where_no_method_would_do_none_is_named(blind, monkeypatch):
     monkeypatch.setattr("staddle.algorithms.job.job.METHODS", {"fedsimsup": METHODS["fedsimsup"]})
-    with pytest.raises(
-        LocalError, match=r'has no blind form: write security\.secure_aggregation = "off"$'
-    ):
+    with refused(r'has no blind form: write security\.secure_aggregation = "off"$'):
         blind("ppfl", MEMBERSHIP)
 
 
@@ -385,14 +379,9 @@ def test_methods_that_only_sum_are_taken_and_tag_their_sums_unless_told_otherwis
 def test_where_no_sum_comes_down_there_is_nothing_to_tag(blind):
     job = blind("local")
     assert (job.security.tags, job.keyed) == (True, False)
-    with pytest.raises(
-        LocalError,
-        match=r"security\.tags = false does nothing: no sum comes down to silos as it was",
-    ):
+    with refused(r"security\.tags = false does nothing: no sum comes down to silos as it was"):
         blind("local", security={**BLIND, "tags": False})
-    with pytest.raises(
-        LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"
-    ):
+    with refused(r"security\.audience does nothing: no sum comes down to silos as it was"):
         blind("local", security={**BLIND, "audience": "silos"})
 
 
@@ -409,9 +398,7 @@ def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(
     blind, method, options, own
 ):
     assert blind(method, options, security={**BLIND, **own}).keyed
-    with pytest.raises(
-        LocalError, match=r"tags = false does nothing: its silos share a key for .*; take it out"
-    ):
+    with refused(r"tags = false does nothing: its silos share a key for .*; take it out"):
         blind(method, options, security={**BLIND, **own, "tags": False})
 
 
@@ -419,22 +406,17 @@ def test_a_mix_of_changing_silos_takes_declared_counts(blind):
     """A mix of changing silos takes declared counts though nothing is weighted by them."""
     silos = list("abcdef")
     some = {"silos": silos, "participation": 0.7}
-    with pytest.raises(
-        LocalError, match=r"participation = 0\.7: 6 silos are too few for two batches"
-    ):
+    with refused(r"participation = 0\.7: 6 silos are too few for two batches"):
         blind("pfedsim", {"rho": 0}, **some)
     security = {**ANY, "counts": dict.fromkeys(silos, 9)}
     assert blind("pfedsim", {"rho": 0}, security=security, **some).keyed
 
 
 def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):
-    with pytest.raises(
-        LocalError,
-        match=(
-            r"part 'extractor' is mixed for each silo from at least min_cohort = 4 others, and"
-            r" there are 3: nobody "
-            r"would get anything; lower min_cohort, or name more silos"
-        ),
+    with refused(
+        r"part 'extractor' is mixed for each silo from at least min_cohort = 4 others, and"
+        r" there are 3: nobody "
+        r"would get anything; lower min_cohort, or name more silos"
     ):
         blind("pfedsim", min_cohort=4)
     assert blind("pfedsim", {"rho": 1}, min_cohort=4)  # which mixes nothing
@@ -442,9 +424,7 @@ def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):
 
 
 def test_what_is_mixed_is_within_the_words_of_a_mix(blind):
-    with pytest.raises(
-        LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"
-    ):
+    with refused(r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
         blind("pfedsim", security={**BLIND, "clip_exponent": 31})
     assert blind("pfedsim", security={**BLIND, "clip_exponent": 30}).keyed
     assert blind("fedavg", security={**BLIND, "clip_exponent": 31})
@@ -453,9 +433,7 @@ def test_what_is_mixed_is_within_the_words_of_a_mix(blind):
 def test_vectors_that_are_too_long_to_rotate_are_refused(blind):
     model = {"name": "convnet-3x64", "norm": "group"}
     assert blind("fedaims", {"sampling": "algorithm2"}, model=model).keyed
-    with pytest.raises(
-        LocalError, match=r"'direction' compares vectors of \d{5,} numbers, too long to be rotated"
-    ):
+    with refused(r"'direction' compares vectors of \d{5,} numbers, too long to be rotated"):
         blind("fedaims", {"sampling": "algorithm2", "sketch": 0}, model=model)
 
 
@@ -520,7 +498,7 @@ def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(label
     ],
 )
 def test_class_counts_are_of_the_jobs_silos_and_classes(labels, changed, said):
-    with pytest.raises(LocalError, match=said):
+    with refused(said):
         labels(**changed)
 
 
@@ -529,10 +507,7 @@ def test_class_counts_are_of_the_jobs_silos_and_classes(labels, changed, said):
 )
 def test_class_counts_of_a_method_that_compares_no_labels_are_refused(blind, method, options):
     share = {} if method == "fedavg" else {"participation": 0.8}
-    with pytest.raises(
-        LocalError,
-        match=r"security\.class_counts does nothing: no labels are compared; take it out",
-    ):
+    with refused(r"security\.class_counts does nothing: no labels are compared; take it out"):
         blind(method, options, FIVE, silos=list("abcde"), **share)
 
 
@@ -553,7 +528,7 @@ def test_the_longest_job_says_quickly_what_would_do(make_job):
     job = make_job(
         "ppfl", options, rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND
     )
-    with pytest.raises(LocalError, match="fedavg"):
+    with refused("fedavg"):
         job.document()
 
 
@@ -569,9 +544,7 @@ def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
     assert job.digest != labels().digest
     for round_ in range(job.length):
         assert {*job.away(round_)} == {*job.silos} - {*job.cohort(round_)}
-    with pytest.raises(
-        LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"
-    ):
+    with refused(r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
         labels(mix="directed", clip_exponent=31)
 
 
@@ -615,27 +588,19 @@ def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
     ],
 )
 def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, silos, why):
-    with pytest.raises(LocalError, match=why):
+    with refused(why):
         blind(method, options, security=SHARED, silos=[f"s{i}" for i in range(silos)])
 
 
 def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, labels, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("staddle.algorithms.methods.pfedsim.PFedSim.directed_for", "")
-        with pytest.raises(
-            LocalError,
-            match=r'mix = "directed": the weights by which part .extractor. is mixed follow',
-        ):
+        with refused(r'mix = "directed": the weights by which part .extractor. is mixed follow'):
             blind("pfedsim", {"rho": 0.2}, security={**BLIND, "mix": "directed"})
-    with pytest.raises(
-        LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'
-    ):
+    with refused(r'mix = "directed" does nothing: no part is mixed; take it out'):
         blind("fedavg", security={**BLIND, "mix": "directed"})
     monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 35)
-    with pytest.raises(
-        LocalError,
-        match=r"1 silos are away in a round, each with its own weights of 4, more than one",
-    ):
+    with refused(r"1 silos are away in a round, each with its own weights of 4, more than one"):
         labels(mix="directed")
 
 
@@ -651,28 +616,19 @@ def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blin
     assert job.together == job.batches != (tuple(silos),)
     alone = blind("pfedsim", {"rho": 0.2}, {**counted, "dropouts": "any"}, silos=silos)
     assert alone.together == tuple((silo,) for silo in silos)
-    with pytest.raises(
-        LocalError, match=r"security\.colluders = 2: .* lower colluders to 1, or take mix out"
-    ):
+    with refused(r"security\.colluders = 2: .* lower colluders to 1, or take mix out"):
         blind("pfedsim", {"rho": 0.2}, {**counted, "colluders": 2}, silos=silos)
-    with pytest.raises(
-        LocalError,
-        match=r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort",
-    ):
+    with refused(r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort"):
         blind("pfedsim", {"rho": 0.2}, counted, silos=silos, participation=0.5, min_cohort=4)
-    with pytest.raises(
-        LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'
-    ):
+    with refused(r'mix = "directed" does nothing: no part is mixed; take it out'):
         blind("pfedsim", {"rho": 0.99}, security=directed)
     monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 143)
-    with pytest.raises(
-        LocalError, match=r"4 silos are in a round, each with its own weights of 4, more than one"
-    ):
+    with refused(r"4 silos are in a round, each with its own weights of 4, more than one"):
         blind("pfedsim", {"rho": 0.2}, security=directed)
 
 
 def test_names_of_readers_are_no_silos_of_a_directed_mix(blind):
     silos = ["a", "b", "c", "d", "silos"]
     security = {**ANY, "counts": dict.fromkeys(silos, 30), "mix": "directed"}
-    with pytest.raises(LocalError, match=r"a silo named 'silos'"):
+    with refused(r"a silo named 'silos'"):
         blind("fedsimsup", {"similarity": "samples"}, security, silos=silos, participation=0.8)

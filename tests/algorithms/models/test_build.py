@@ -4,10 +4,10 @@ import hashlib
 import pydantic
 import pytest
 import torch
+from support.refusals import refused
 from torch import nn
 
 from staddle.algorithms.models.build import ModelOptions, build, initialise, input_shape
-from staddle.errors import LocalError
 
 
 def count(module):
@@ -134,5 +134,5 @@ class Odd(nn.Module):
     "module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()]
 )
 def test_modules_without_a_defined_initialisation_are_refused(module):
-    with pytest.raises(LocalError, match="model: "):
+    with refused("model: "):
         initialise(module, 0, "extractor")

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refused
 
 from staddle.algorithms.partition.by_label import classes_each, group_mixtures, label_groups, shards
 from staddle.algorithms.partition.draw import leftover
-from staddle.errors import LocalError
 
 DIGITS = np.arange(2000) % 10
 PPFL = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))
@@ -35,7 +35,7 @@ def whole(parts, records, left=()):
 def test_shards_are_equal_and_hold_neighbours_of_the_sorted_records(n, classes, silos, each, seed):
     labels = np.random.default_rng(seed).integers(0, classes, n)
     if silos * each > n:
-        with pytest.raises(LocalError, match=f"at most {n // each} silos"):
+        with refused(f"at most {n // each} silos"):
             shards(labels, silos, each, seed, 0)
         return
     parts = shards(labels, silos, each, seed, 0)
@@ -166,5 +166,5 @@ def test_mixtures_spread_groups_and_not_labels():
     ],
 )
 def test_impossible_partitions_are_refused_with_numbers(draw, text):
-    with pytest.raises(LocalError, match=text):
+    with refused(text):
         draw()

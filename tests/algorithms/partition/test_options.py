@@ -1,12 +1,12 @@
 import numpy as np
 import pydantic
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms.partition.by_label import classes_each, group_mixtures, label_groups, shards
 from staddle.algorithms.partition.by_source import by_column, by_source
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.partition.options import Partition, alike, deal
-from staddle.errors import LocalError
 from staddle.files.documents import Strict, validate
 
 LABELS = np.arange(800) % 4
@@ -69,7 +69,7 @@ def test_every_kind_is_dealt_as_its_function_deals(keys, parts):
     ],
 )
 def test_the_minimum_reaches_every_kind(keys):
-    with pytest.raises(LocalError, match="records"):
+    with refused("records"):
         deal(table(**keys), LABELS, SOURCES)
 
 
@@ -78,9 +78,7 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
     assert alike(table(kind="column"), LABELS[:4], [30, 4, 4, 30]).tolist() == [1, 0, 0, 1]
     for keys in ({"kind": "column"}, {"kind": "sources", "silos": {"usps": 1}}):
         for column, number in ((None, "none"), (SOURCES[1:], "799")):
-            with pytest.raises(
-                LocalError, match=f"a value a record, here {number} for 800 records"
-            ):
+            with refused(f"a value a record, here {number} for 800 records"):
                 deal(table(**keys), LABELS, column)
 
 
@@ -98,7 +96,7 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
     ],
 )
 def test_wrong_tables_are_refused(keys, text):
-    with pytest.raises(LocalError, match=text):
+    with refused(text):
         table(**keys)
     with pytest.raises(pydantic.ValidationError):
         File.model_validate({"partition": keys})

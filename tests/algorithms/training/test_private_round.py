@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from support.refusals import refused
 from torch import nn
 
 from staddle.algorithms.course import Effort, Stage
@@ -37,7 +38,7 @@ from staddle.algorithms.training.silo_round import (
     state_from_bytes,
     state_to_bytes,
 )
-from staddle.errors import ExhaustedError, LocalError
+from staddle.errors import ExhaustedError
 from staddle.files import tensor_file
 
 PRIVACY = {
@@ -419,7 +420,7 @@ def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job, make_dat
             return own, replace(shared, penalty=penalty)
 
     job = make_private("fedper", rounds=4)
-    with pytest.raises(LocalError, match="stages with part 'classifier', in which records show"):
+    with refused("stages with part 'classifier', in which records show"):
         run(job, make_data, Peeks(job.setting()))
     plain = make_job("fedper")
     reaches = type("Reaches", (Heads,), {"reads": (), "loss": Heads.cross_entropy})(plain.setting())
@@ -453,10 +454,7 @@ def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_
             }
 
     job = make_private("fedper", rounds=4)
-    with pytest.raises(
-        LocalError,
-        match=r"takes a value out of a tensor in which records show unprotected \(__float__",
-    ):
+    with refused(r"takes a value out of a tensor in which records show unprotected \(__float__"):
         run(job, make_data, Looks(job.setting()))
     outcome = run(job, make_data, Adds(job.setting()))[0]
     assert [taint.private for taint in outcome.taints["extractor"].values()].count(True) == 1
@@ -527,7 +525,7 @@ def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
     broken = tensor_file.to_bytes(
         state.flat, {rounds.TAINTS: taints_to_text(state.taints).replace("[null,", "[true,")}
     )
-    with pytest.raises(LocalError, match="not a state file: no taint"):
+    with refused("not a state file: no taint"):
         state_from_bytes(broken)
 
 
@@ -580,9 +578,7 @@ def test_too_few_records_for_the_noise_are_said_to_be(make_private, make_data):
     job = make_private("fedavg", {}, {"histogram_sigma": 100.0})
     method, account = job.method(), MemoryAccount(job)
     state = initial_state(method, "a", public=())
-    with pytest.raises(
-        LocalError, match=r"histogram_sigma = 100, no class seems to have the 300 training records"
-    ):
+    with refused(r"histogram_sigma = 100, no class seems to have the 300 training records"):
         local_round(
             method,
             job,
@@ -892,9 +888,7 @@ def test_a_method_that_takes_more_than_it_says_is_refused_before_it_trains(make_
 
     job = make_private("fedper")
     account = MemoryAccount(job)
-    with pytest.raises(
-        LocalError, match=r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"
-    ):
+    with refused(r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"):
         local_round(
             Twice(job.setting()),
             job,
@@ -918,9 +912,7 @@ def test_a_coupled_stage_is_refused_before_it_trains(make_private, make_data):
     account = MemoryAccount(job)
     method, state = Coupled(job.setting()), initial_state(job.method(), "a", public=())
     private = silo_of(job, account=account)
-    with pytest.raises(
-        LocalError, match=r"'fedper' trains a stage that is coupled: there a record moves"
-    ):
+    with refused(r"'fedper' trains a stage that is coupled: there a record moves"):
         local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
     assert not account.spendings[-1].taken
 
@@ -960,28 +952,24 @@ def test_what_was_not_taken_is_free_again(make_private):
 
 def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_shards):
     private, plain = make_private("fedavg"), make_job("fedavg")
-    with pytest.raises(
-        LocalError, match=r"has a \[privacy\] table; give simulate\(\) the accounts"
-    ):
+    with refused(r"has a \[privacy\] table; give simulate\(\) the accounts"):
         simulate(private, make_shards(private))
-    with pytest.raises(LocalError, match=r"has no \[privacy\] table; give it no accounts"):
+    with refused(r"has no \[privacy\] table; give it no accounts"):
         simulate(plain, make_shards(plain), private=lambda _: silo_of(private))
     data = make_shards(plain)["a"]
     state = initial_state(plain.method(), "a")
     for job, paying in ((private, None), (plain, silo_of(private))):
-        with pytest.raises(LocalError, match="a bug in Staddle"):
+        with refused("a bug in Staddle"):
             local_round(job.method(), job, state, 0, {}, *data, "a", private=paying)
-        with pytest.raises(LocalError, match="a bug in Staddle"):
+        with refused("a bug in Staddle"):
             final_round(job.method(), job, state, {}, *data, "a", private=paying)
     unsigned = replace(private, privacy=private.private.model_copy(update={"sigma": None}))
-    with pytest.raises(LocalError, match=r"job 'test' has no privacy\.sigma yet; sign it"):
+    with refused(r"job 'test' has no privacy\.sigma yet; sign it"):
         MemoryAccount(unsigned)
 
 
 def test_an_option_that_bounds_no_influence_is_refused(make_private):
-    with pytest.raises(
-        LocalError, match=r'\[privacy\] with method \'fedaims\': reduction = "sum" lets a record'
-    ):
+    with refused(r'\[privacy\] with method \'fedaims\': reduction = "sum" lets a record'):
         make_private("fedaims", {"reduction": "sum"}).method()
 
 
@@ -996,7 +984,7 @@ def test_a_method_that_cannot_be_measured_record_by_record_says_so(make_private,
     job = make_private("fedper")
     method = Odd(job.setting())
     modules = rounds.to_modules(method, "a", initial_state(method, "a"))
-    with pytest.raises(LocalError, match="method 'fedper' cannot measure record by record"):
+    with refused("method 'fedper' cannot measure record by record"):
         measured(method, modules, make_data(3), 1.0)
 
 

@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
 from staddle.algorithms.training.loop import PlainStepper
-from staddle.errors import LocalError
 from staddle.simulator.engines import choose as engines
 from staddle.simulator.engines.choose import OnGpu, choose
 
@@ -126,7 +126,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
 )
 def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
     machine(gpus)
-    with pytest.raises(LocalError, match=text):
+    with refused(text):
         choose(RECORDS, device, workers)
 
 
@@ -161,10 +161,7 @@ def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
         "cuda (GPU cuda:1, 80 GiB), bf16",
     )
     assert found.engine("job").precision == "bf16"
-    with pytest.raises(
-        LocalError,
-        match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out",
-    ):
+    with refused(r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"):
         choose(RECORDS, "cuda:0", gpu=OnGpu(precision="tf32"))
 
 
@@ -183,5 +180,5 @@ def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
 )
 def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu, text):
     machine(gpus)
-    with pytest.raises(LocalError, match=text):
+    with refused(text):
         choose(RECORDS, device, workers, gpu)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial, SiloWork
@@ -160,7 +161,7 @@ def test_no_interrupt_reaches_a_worker(crew):
 
 def test_a_private_job_is_refused(crew):
     job = replace(job_of("fedavg"), privacy=object())
-    with pytest.raises(LocalError, match="has a \\[privacy\\] table"):
+    with refused("has a \\[privacy\\] table"):
         crew.engine(job)
 
 
@@ -208,14 +209,11 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
             Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order)
         )
         largest = job.cohort(0)[-1]
-        with pytest.raises(
-            LocalError,
-            match=f"silo '{largest}': the worker process that had it was ended by SIGKILL",
-        ):
+        with refused(f"silo '{largest}': the worker process that had it was ended by SIGKILL"):
             Simulation(job, engine).step()
         assert ended([pid])
         assert crew.pids == ()
-        with pytest.raises(LocalError, match="the worker processes have ended"):
+        with refused("the worker processes have ended"):
             Simulation(job, engine).look()
 
 
@@ -227,9 +225,7 @@ def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
                 "d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}}
             )
         ]
-        with pytest.raises(
-            LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"
-        ):
+        with refused(r"silo 'd': the worker process .* ended with code 1; what it printed"):
             crew.engine(job).look(1, work, lambda: None)
 
 

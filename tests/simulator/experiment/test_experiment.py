@@ -2,8 +2,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
-from staddle.errors import LocalError
 from staddle.simulator.experiment.experiment import read
 from staddle.simulator.experiment.options import Apart, Merged
 from staddle.simulator.experiment.plan import Schedule
@@ -151,7 +151,7 @@ def test_paths_start_at_the_file(experiment, tmp_path):
 def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(
     experiment, pieces, text
 ):
-    with pytest.raises(LocalError, match=rf"job\.toml.*{text}"):
+    with refused(rf"job\.toml.*{text}"):
         experiment(**pieces)
 
 

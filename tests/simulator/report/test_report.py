@@ -1,8 +1,8 @@
 import pytest
 from support.pictures import pixels
+from support.refusals import refused
 from support.simulated_jobs import conduct, make_population, make_run
 
-from staddle.errors import LocalError
 from staddle.simulator.report import curves
 from staddle.simulator.report.report import write_report
 
@@ -67,10 +67,10 @@ def test_without_a_population_it_is_what_the_runs_say(out, undrawn):
 
 
 def test_nothing_is_written_where_nothing_can_be_compared(tmp_path, out):
-    with pytest.raises(LocalError, match="no run in it is finished"):
+    with refused("no run in it is finished"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
     before = (out / "summary.md").read_bytes()
-    with pytest.raises(LocalError, match="its silos held other records than now"):
+    with refused("its silos held other records than now"):
         write_report(out, make_population("6a" * 32))
     assert (out / "summary.md").read_bytes() == before

@@ -3,10 +3,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms.job.security import SecurityTable
 from staddle.algorithms.models import build as models
-from staddle.errors import LocalError
 from staddle.simulator.experiment.experiment import job_of
 from staddle.simulator.experiment.silo_names import numbered
 from staddle.simulator.reproduce.experiments import FULL, Scale, _clients, experiment_of
@@ -200,15 +200,13 @@ def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
     ],
 )
 def test_what_cannot_be_meant_is_refused(old, new, fault):
-    with pytest.raises(LocalError, match=f"toy.toml.*{fault}"):
+    with refused(f"toy.toml.*{fault}"):
         toy((old, new))
 
 
 def test_a_table_is_found_by_its_path():
     assert find("pfedsim/table6").title.startswith("Average model accuracy of pFedSim")
-    with pytest.raises(
-        LocalError, match="pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"
-    ):
+    with refused("pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"):
         find("pfedsim/tabel3")
 
 

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run
 
-from staddle.errors import LocalError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run import manifest
 from staddle.simulator.run.manifest import RunManifest, differences
@@ -39,19 +39,13 @@ def test_it_is_read_as_it_was_written(tmp_path):
 def test_it_cannot_be_edited_unseen(tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(made().to_bytes().replace(b'"seed":7', b'"seed":8 '))
-    with pytest.raises(LocalError, match=r"run\.json: is not canonical JSON, so it was edited"):
+    with refused(r"run\.json: is not canonical JSON, so it was edited"):
         manifest.read(tmp_path)
     path.write_bytes(b"{}")
-    with pytest.raises(
-        LocalError,
-        match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove",
-    ):
+    with refused(r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove"):
         manifest.read(tmp_path)
     path.write_bytes(made().to_bytes()[:99])
-    with pytest.raises(
-        LocalError,
-        match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's",
-    ):
+    with refused(r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's"):
         manifest.read(tmp_path)
 
 

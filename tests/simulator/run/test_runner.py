@@ -1,4 +1,5 @@
 import pytest
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run, results
 
 from staddle.algorithms import catalog
@@ -165,6 +166,6 @@ def test_the_engine_is_closed_whatever_happens(tmp_path):
         def close(self):
             closed.append(True)
 
-    with pytest.raises(LocalError, match="broken"):
+    with refused("broken"):
         run_it(tmp_path, make_run(), engine=Broken)
     assert closed == [True]

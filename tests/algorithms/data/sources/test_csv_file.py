@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refused
 
 from staddle.algorithms.data.sources.csv_file import Csv
 from staddle.errors import LocalError
@@ -27,7 +28,7 @@ def read(tmp_path):
 
 
 @pytest.fixture
-def refused(read, tmp_path):
+def fault(read, tmp_path):
     def call(text, **fields):
         with pytest.raises(LocalError) as caught:
             read(text, **fields)
@@ -100,7 +101,7 @@ def test_other_delimiters_and_files_without_names(read):
     assert bare.x.flatten().tolist() == [63, 27.5, 41, -30]
 
 
-def test_missing_values_count_as_what_is_declared(read, refused):
+def test_missing_values_count_as_what_is_declared(read, fault):
     text = "age,bmi,y\n?,,1\n5, NA ,0\n"
     fields = {"missing_marks": ["", "?", "NA"], "center": {"age": 1}}
     assert read(text, **fields, missing={"age": 3, "bmi": 7.5}).x.flatten().tolist() == [
@@ -109,7 +110,7 @@ def test_missing_values_count_as_what_is_declared(read, refused):
         4,
         7.5,
     ]
-    assert "line 2, column 'bmi': is missing; complete it, or declare" in refused(
+    assert "line 2, column 'bmi': is missing; complete it, or declare" in fault(
         text, **fields, missing={"age": 3}
     )
     chosen = {"categories": {"bmi": ["low", "high"]}, "missing": {"age": 0, "bmi": "high"}}
@@ -183,8 +184,8 @@ def test_missing_values_count_as_what_is_declared(read, refused):
         (b"age,bmi,y\n1,\xe4,0\n", {}, "is not UTF-8; save it as UTF-8"),
     ],
 )
-def test_what_is_wrong_is_named_without_a_value(refused, text, fields, said):
-    why = refused(text, **fields)
+def test_what_is_wrong_is_named_without_a_value(fault, text, fields, said):
+    why = fault(text, **fields)
     assert said in why
     assert "SECRET" not in why
     assert "anna" not in why
@@ -194,12 +195,12 @@ def test_what_is_wrong_is_named_without_a_value(refused, text, fields, said):
     "text",
     ["nan", "inf", "-", "1_000", "0x10", "1,5", "١", "1e", ".", "1 2", "True", "1e5.0", "--1"],
 )
-def test_what_python_or_nobody_takes_for_a_number_is_none(refused, text):
-    assert "line 2, column 'bmi': is not a number" in refused(f'age,bmi,y\n1,"{text}",0\n')
+def test_what_python_or_nobody_takes_for_a_number_is_none(fault, text):
+    assert "line 2, column 'bmi': is not a number" in fault(f'age,bmi,y\n1,"{text}",0\n')
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(LocalError, match=r"none\.csv: cannot read it: No such file"):
+    with refused(r"none\.csv: cannot read it: No such file"):
         Csv(kind="csv", file=tmp_path / "none.csv", **TABLE).read()
 
 
@@ -267,13 +268,13 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
     assert data.y.tolist() == [y for _, y in rows]
 
 
-def test_a_declared_column_is_the_source(read, refused):
+def test_a_declared_column_is_the_source(read, fault):
     assert read(GOOD, source="sex").sources == ("f", "m")
     both = read(GOOD, id="sex", source="id")
     assert (both.ids, both.sources) == (("f", "m"), ("p1", "p2"))
     assert read(GOOD).sources is None
     assert (
-        refused(GOOD.replace(",m,", ",,"), source="sex")
+        fault(GOOD.replace(",m,", ",,"), source="sex")
         == ", line 3, column 'sex': is empty; give the record a source"
     )
 

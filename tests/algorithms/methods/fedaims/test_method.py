@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refused
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
@@ -33,7 +34,7 @@ from staddle.algorithms.models.resnet import Blocks
 from staddle.algorithms.partition import draw as partition
 from staddle.algorithms.training.loop import measure
 from staddle.algorithms.training.silo_round import facts_of, local_round, state_to_bytes, to_modules
-from staddle.errors import LocalError, PeerError
+from staddle.errors import PeerError
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 MIB = 2**20
@@ -209,7 +210,7 @@ def test_the_balanced_deal(make):
         assert sorted(deal.values()) == [(1,), (1,), (2,), (2,)]
         deals.append(deal)
         stranger = next(s for s in job.silos if s not in cohort)
-        with pytest.raises(LocalError, match="was not drawn"):
+        with refused("was not drawn"):
             method.supervised(
                 initial_state(method, stranger), replace(FACTS, silo=stranger, round=round_)
             )
@@ -811,12 +812,12 @@ def test_a_block_that_the_model_lacks_is_refused(make, block):
     ],
 )
 def test_options_out_of_range_are_refused(make, options, complaint):
-    with pytest.raises(LocalError, match=complaint):
+    with refused(complaint):
         make(options)
 
 
 def test_a_model_without_blocks_is_refused(make_job):
-    with pytest.raises(LocalError, match=r"choose model\.name = 'convnet-3x64'"):
+    with refused(r"choose model\.name = 'convnet-3x64'"):
         make_job("fedaims").document()
 
 
