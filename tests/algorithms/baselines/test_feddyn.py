@@ -3,10 +3,10 @@
 import pytest
 import torch
 from support.refusals import refused
+from support.whole_jobs import trained
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Sum
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import build
@@ -116,22 +116,13 @@ def test_one_step_of_a_silo_by_hand(make_job, make_data):
             assert torch.allclose(outcome.state.parts[part][name], by_hand, atol=1e-6), name
 
 
-def played(job, shards):
-    simulation = Simulation(
-        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()})
-    )
-    while simulation.round < job.length:
-        simulation.step()
-    return simulation
-
-
 @pytest.mark.parametrize("buffers", ["local", "global"])
 def test_h_is_the_mean_of_all_silos_h_whoever_took_part(make_job, make_shards, buffers):
     model = {"norm": "batch", "buffers": buffers}
     job = make_job(
         "feddyn", {"alpha": 0.5}, model, silos=list("abcde"), participation=0.4, rounds=5
     )
-    simulation, method = played(job, make_shards(job)), job.method()
+    simulation, method = trained(job, make_shards(job)), job.method()
     assert len({job.cohort(round_) for round_ in range(5)}) > 1
     settled = [method.deliver(state, {}, FACTS).extra for state in simulation.states.values()]
     for name, h in simulation.coordinator.items():
@@ -159,15 +150,11 @@ def test_after_one_round_of_all_the_mean_is_passed_by_as_far_as_it_went(make_job
 def test_what_crosses_is_the_model_each_silo_counting_once(make_job):
     job = make_job("feddyn", model={"norm": "batch", "buffers": "global"})
     (part,), (down,) = job.method().up(3), job.method().down(3)
-    assert (part.name, part.exchange, down.name) == ("model", Sum("mean", 1.0), "corrected")
-    assert (
-        part.tensors
-        == down.tensors
-        == make_job("fedavg", model=job.model.model_dump()).method().model.tensors
-    )
-    assert job.method().flat(initial_state(job.method(), "a"), "extractor")[
-        "extractor.norm1.running_var"
-    ].shape == (16,)
+    assert part.exchange == Sum("mean", 1.0)
+    average = make_job("fedavg", model=job.model.model_dump()).method().model
+    assert part.tensors == down.tensors == average.tensors
+    statistics = job.method().flat(initial_state(job.method(), "a"), "extractor")
+    assert statistics["extractor.norm1.running_var"].shape == (16,)
 
 
 def test_declared_counts_cannot_stand_for_equal_weights(make_job):

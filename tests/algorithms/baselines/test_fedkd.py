@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from support.refusals import refused
+from support.whole_jobs import check_tensors
 
 from staddle.algorithms.baselines.fedkd import truncated
 from staddle.algorithms.course import Facts
@@ -127,19 +128,15 @@ def test_the_mentee_crosses_after_its_truncated_update_and_the_rest_stays(make_j
         assert 0.6 - 1e-4 <= given.square().sum() / own.square().sum() <= 1
     assert fewer >= 3
     taken = method.deliver(start, {"mentee": down}, facts(1))
-    assert all(
-        torch.equal(taken.parts[part][name], t)
-        for part in (*MENTOR, "map")
-        for name, t in start.parts[part].items()
-    )
+    check_tensors(taken.parts, {part: start.parts[part] for part in (*MENTOR, "map")})
 
 
 def test_with_all_of_an_update_a_mentee_crosses_as_it_is(make_job, make_data):
     job, points = make_job("fedkd", {"t_start": 1.0, "t_end": 1.0}), make_data(9)
     method = job.method()
     outcome = local_round(method, job, initial_state(method, "a"), 0, {}, points, points, "a")
-    for name, value in method.flat(outcome.state, "extractor", "classifier").items():
-        assert torch.allclose(outcome.contributions["mentee"].tensors[name], value, atol=1e-5)
+    model = method.flat(outcome.state, "extractor", "classifier")
+    check_tensors(outcome.contributions["mentee"].tensors, model, 1e-5)
 
 
 def test_mentor_and_map_have_the_widths_of_both(make_job, make_shards):
