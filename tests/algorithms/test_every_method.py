@@ -208,6 +208,58 @@ def test_the_table_has_every_method():
     assert {case.method or name for name, case in CASES.items()} == set(METHODS)
 
 
+NAN = float("nan")
+OUT_OF_RANGE = {
+    "fedaims": [
+        {"mu": -1}, {"main_weight": 1.5}, {"sampling": "random"}, {"aux_ce": "both"},
+        {"sketch": -1}, {"sketch": 70_000}, {"lambda": 0.5},
+    ],
+    "fedclassavg": [{"rho": -1}, {"temperature": 0}, {"contrast": -1}, {"view": "crop"}],
+    "feddyn": [{"alpha": 0}],
+    "fedproto": [{"lam": -1}, {"predict": "both"}, {"weights": "none"}],
+    "fedrod": [{"gamma": -1}, {"gamma": 11}, {"gamma": NAN}],
+    "fedsimsup": [
+        {"supervisor": "resnet"}, {"supervisor": []}, {"tau_s": 0}, {"tau_theta": 2.0},
+        {"c": NAN, "gamma": 0.4}, {"c": 0.0, "gamma": 0.4}, {"gamma": 0.5, "c": 40.0},
+        {"schedule": "fast"}, {"similarity": "cosine"}, {"weights": "file"},
+    ],
+    "fedssa": [
+        {"mu_0": 1.1}, {"mu_0": NAN}, {"t_stable": -1}, {"t_stable": 2.5}, {"clip": 0.0},
+        {"min_holders": 0},
+    ],
+    "moon": [{"mu": -1}, {"mu": NAN}, {"temperature": 0}],
+    "ppfl": [
+        {"models": 0}, {"floor": 0.0}, {"lam": -1.0}, {"lam": float("inf")}, {"p_theta": 1.0},
+        {"variant": "x"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [(name, each) for name, own in OUT_OF_RANGE.items() for each in own]
+)
+def test_an_option_out_of_range_is_refused_by_name(make_job, method, options):
+    with refused(next(iter(options))):
+        make_job(method, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"supervisor": []}, "give a list of 1 or more"),
+        ({"c": 40.0}, "c and gamma go together"),
+        ({"gamma": 0.4}, "c and gamma go together"),
+        ({"c": NAN, "gamma": 0.4}, "c = nan"),
+        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
+        ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
+        ({"weights": "file"}, "unknown key"),
+    ],
+)
+def test_options_of_fedsimsup_that_contradict_each_other_are_refused(make_job, options, said):
+    with refused(said):
+        make_job("fedsimsup", options)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns(name):
     reached = plain(name).accuracy(make(name).method().product)
@@ -274,9 +326,9 @@ def test_the_wire_list_is_as_declared(name):
     assert (final["from_round"], final["up"]) == (make(name).length, [])
     assert final["down"] == phases[-1]["down"]
     if found[0] == MODEL[0] and name != "fedbn":  # tensor by tensor what crosses in FedAvg
-        assert (
-            phases[0]
-            == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()[
-                "schema"
-            ][0]
-        )
+        batch = {"name": "cnn-digits", "norm": "batch", "buffers": "global"}
+        for model in ({**SMALL, **CASES[name].model}, batch):
+            one, average = (
+                make(each, model={"classes": 3, **model}).document() for each in (name, "fedavg")
+            )
+            assert one["schema"][0] == average["schema"][0]

@@ -1,7 +1,6 @@
 import itertools
 import math
 import re
-import statistics
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from support.refusals import refused
 from torch import nn
 
-from staddle.algorithms.catalog import method_options
 from staddle.algorithms.course import Facts, Optimiser
 from staddle.algorithms.data import dataset
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
@@ -29,7 +27,6 @@ from staddle.algorithms.methods.fedsimsup.supervisors import (
 )
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.numerics.streams import stream
-from staddle.algorithms.partition import draw as partition
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import local_round, state_to_bytes
 
@@ -513,29 +510,6 @@ def test_participation_that_works(make):
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"supervisor": "resnet"}, "supervisor"),
-        ({"supervisor": []}, "give a list of 1 or more"),
-        ({"tau_s": 0}, "tau_s"),
-        ({"tau_theta": 2.0}, "tau_theta"),
-        ({"c": 40.0}, "c and gamma go together"),
-        ({"gamma": 0.4}, "c and gamma go together"),
-        ({"c": 40.0, "gamma": 0.5}, "gamma"),
-        ({"c": float("nan"), "gamma": 0.4}, "c = nan"),
-        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
-        ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
-        ({"schedule": "fast"}, "schedule"),
-        ({"similarity": "cosine"}, "similarity"),
-        ({"weights": "file"}, "unknown key"),
-    ],
-)
-def test_bad_options_are_refused(options, complaint):
-    with refused(complaint):
-        method_options("fedsimsup", options)
-
-
-@pytest.mark.parametrize(
     ("shape", "supervisor", "complaint"),
     [((3, 30, 32), "transformer", "4 x 4 pixels, which"), ((3, 3, 40), "cnn", "at least 4 x 4")],
 )
@@ -545,59 +519,14 @@ def test_supervisors_that_cannot_take_the_input_are_refused(make, shape, supervi
         type(job.method())(replace(job.setting(), input=shape), job.method_options)
 
 
-def test_reruns_are_bit_identical_and_all_silos_are_evaluated(make, make_shards):
-    job = make(supervisor=["lenet", "cnn", "transformer"], tau_theta=1)
-    torch.manual_seed(1)
-    one = simulate(job, make_shards(job))
-    torch.manual_seed(2)
-    other = simulate(job, make_shards(job))
-    assert one.history == other.history
-    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
-    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
-    assert len({r[0].round for r in one.history.values()}) == 1  # the census
-    assert [r[-1].tested for r in one.history.values()] == [12] * 5
-    last = job.cohort(4)
+def test_all_silos_are_evaluated_and_who_trained_last_keeps_it(make, make_shards):
+    job = make(tau_theta=1)
     assert job.method().product == "delivered"
-    for silo in last:  # a participant of the last round keeps what it trained
-        assert one.history[silo][-1].correct_delivered == one.history[silo][-2].correct_trained
-
-
-def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
-    """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local
-    epochs; three draws.
-
-    Seen, mean over silos and draws: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814
-    (0.745 with the exchange turned off by C = 1e-6, 0.832 with supervisors of three architectures).
-    Not asserted, because it does not hold: what FedAvg's silos have right after local training is
-    better (0.872). They start each round from the mean of a whole cohort, while a silo here moves
-    only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is the gain
-    robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637
-    to 0.674.
-    """
-    digits, silos, means = dataset.digits(), [f"s{i}" for i in range(8)], {}
-    digits = dataset.Dataset(digits.x[:600], digits.y[:600])
-    training = {"epochs": 6, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
-    for seed in (7, 1, 2):
-        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {
-            s: dataset.split(digits.take(p), s.encode(), 0.3)
-            for s, p in zip(silos, parts, strict=True)
-        }
-        for name in ("local", "fedavg", "fedsimsup"):
-            job = make_job(
-                name,
-                silos=silos,
-                rounds=8,
-                seed=seed,
-                participation=0.5,
-                model={"classes": 10},
-                training=training,
-            )
-            accuracy = simulate(job, shards).accuracy("delivered")
-            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
-    mean = {name: statistics.mean(values) for name, values in means.items()}
-    assert mean["fedsimsup"] > mean["local"] + 0.03, means
-    assert mean["fedsimsup"] > mean["fedavg"], means
+    history = simulate(job, make_shards(job)).history
+    assert len({reports[0].round for reports in history.values()}) == 1  # the census
+    assert [reports[-1].tested for reports in history.values()] == [12] * 5
+    for silo in job.cohort(4):
+        assert history[silo][-1].correct_delivered == history[silo][-2].correct_trained
 
 
 @pytest.fixture

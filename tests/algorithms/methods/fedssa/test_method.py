@@ -18,10 +18,9 @@ from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
-from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
+from staddle.algorithms.methods.fedssa.method import rows_of
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.models.registry import NETWORKS
-from staddle.algorithms.partition import draw as partition
 from staddle.algorithms.training.silo_round import local_round, state_to_bytes
 
 DIGITS = ("digits-cnn-a", "digits-cnn-b", "digits-cnn-c")
@@ -514,12 +513,6 @@ def test_the_job_s_own_model_as_the_only_extractor_changes_nothing(make_shards):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"mu_0": 1.1}, "mu_0"),
-        ({"mu_0": float("nan")}, "mu_0"),
-        ({"t_stable": -1}, "t_stable"),
-        ({"t_stable": 2.5}, "t_stable"),
-        ({"clip": 0.0}, "clip"),
-        ({"min_holders": 0}, "min_holders"),
         ({"min_holders": 4}, "min_holders = 4, but there are 3 silos; lower it"),
         ({"mu0": 1.0}, "did you mean 'mu_0'"),
         ({"extractors": ["digits-cnn-z"]}, "no such model: digits-cnn-z; known: lenet5"),
@@ -566,85 +559,3 @@ def test_the_training_of_the_authors_code_reaches_the_optimiser():
     assert (stage.trains, stage.epochs) == (("extractor", "classifier"), 10)
     (paper,) = new_job(training={"lr": 0.01}).method().stages(initial_state(method, "a"), facts())
     assert paper.optimiser == replace(o, lr=0.01, momentum=0.0, weight_decay=0.0, clip=None)
-
-
-def test_the_document_comes_back_as_the_same_job():
-    job = new_job({"extractors": list(DIGITS), "clip": 50.0, "stale_inclusive": True})
-    assert Job.from_document(job.document(), "job").document() == job.document()
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"stale_inclusive": True, "clip": 1.0}, {"extractors": list(DIGITS)}]
-)
-def test_reruns_are_bit_identical(make_shards, options):
-    job = new_job(options, silos=["a", "b", "c", "d"], participation=0.5)
-    torch.manual_seed(1)
-    one = simulate(job, make_shards(job))
-    torch.manual_seed(2)
-    other = simulate(job, make_shards(job))
-    assert one.history == other.history
-    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
-    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
-
-
-def uneven_digits(records, silos, seed):
-    """The first digits, Dirichlet 0.3 over the silos, 30% of each silo's for testing."""
-    digits = dataset.digits()
-    digits = dataset.Dataset(digits.x[:records], digits.y[:records])
-    parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-    return {
-        s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)
-    }
-
-
-def mean_accuracy(method, options, silos, shards, **fields):
-    training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
-    job = new_job(options, method=method, classes=10, silos=silos, training=training, **fields)
-    return statistics.mean(simulate(job, shards).accuracy(job.method().product).values())
-
-
-def test_on_uneven_digits_it_beats_training_alone():
-    """800 digits over four silos, 10 rounds of 2 epochs, T_stable = 5, draw 7.
-
-    Draw 1 has local 0.926, FedAvg 0.805, FedSSA 0.933.
-
-    Seen over draws 7, 1 and 2: local 0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three
-    architectures, where local has 0.887). This lead is not the exchange: a control whose rows grow
-    by the same 1 + μ_t and are not exchanged reaches 0.920 (0.923). Eq. 4 works here as a larger
-    learning rate below the header. So does its harm: T_stable = 20, beyond the end of the job,
-    gives 0.470, and 0.910 with clip = 1.
-    """
-    silos = ["s-0", "s-1", "s-2", "s-3"]
-    shards = uneven_digits(800, silos, 7)
-    mean = {
-        name: mean_accuracy(name, options, silos, shards, rounds=10, seed=7)
-        for name, options in [("local", {}), ("fedavg", {}), ("fedssa", {"t_stable": 5})]
-    }
-    assert mean["fedssa"] > 0.92, mean
-    assert mean["fedssa"] > mean["local"] + 0.02, mean
-    assert mean["fedssa"] > mean["fedavg"] + 0.05, mean
-
-
-def test_where_silos_are_small_and_often_away_the_exchange_itself_helps(monkeypatch):
-    """600 digits over ten silos of three architectures, half of them a round, 16 rounds, draw 7.
-
-    The exchange helps in each of draws 7, 1 and 2, by 0.129, 0.041 and 0.039.
-
-    Seen over them: local 0.513, growing rows without exchange 0.572, FedSSA 0.641, with
-    ``stale_inclusive`` 0.594.
-    """
-    silos = [f"s-{i}" for i in range(10)]
-    options = {"t_stable": 5, "extractors": list(DIGITS)}
-    shards = uneven_digits(600, silos, 7)
-
-    def mean():
-        return mean_accuracy("fedssa", options, silos, shards, rounds=16, participation=0.5, seed=7)
-
-    fedssa, fuse = mean(), FedSSA.deliver
-
-    def fuse_with_own(self, state, delivered, facts):
-        own = {"rows": rows_of(state.parts["classifier"]), "status": torch.full((10,), 2)}
-        return fuse(self, state, {"header": own}, facts)
-
-    monkeypatch.setattr(FedSSA, "deliver", fuse_with_own)
-    assert fedssa > mean() + 0.03
