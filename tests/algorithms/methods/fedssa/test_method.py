@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.jobs import make_job
 from support.refusals import refused
 
 from staddle.algorithms.course import Facts, SiloState
@@ -16,7 +17,7 @@ from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, d
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedssa.method import rows_of
 from staddle.algorithms.models.build import ModelOptions, build
@@ -26,23 +27,9 @@ from staddle.algorithms.training.silo_round import local_round, state_to_bytes
 DIGITS = ("digits-cnn-a", "digits-cnn-b", "digits-cnn-c")
 
 
-def new_job(
-    options=None, *, model="digits-cnn-a", method="fedssa", training=None, classes=3, **fields
-):
-    return Job.from_file(
-        JobFile.model_validate({
-            "version": 1,
-            "name": "test",
-            "seed": 7,
-            "rounds": 4,
-            "silos": ["a", "b", "c"],
-            "method": {"name": method, "options": options or {}},
-            "model": {"classes": classes, **({"name": model} if isinstance(model, str) else model)},
-            "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **(training or {})},
-            **fields,
-        }),
-        "job.toml",
-    )  # fmt: skip
+def new_job(options=None, *, model="digits-cnn-a", classes=3, **fields):
+    model = {"classes": classes, **({"name": model} if isinstance(model, str) else model)}
+    return make_job("fedssa", options, model, **fields)
 
 
 def new_method(**options):
@@ -339,21 +326,13 @@ def test_the_extractor_is_in_no_part():
 
 
 def test_presence_is_at_most_one_and_the_signed_schema_says_so():
-    (rows,) = [part for part in new_job({}).document()["schema"][0]["up"] if part["name"] == "rows"]
-    assert rows["tensors"][-1] == {
-        "name": WEIGHT,
-        "dtype": "float64",
-        "shape": [3],
-        "least": "0.0",
-        "most": "1.0",
-    }
-    (deltas,) = [
-        p
-        for p in new_job({"stale_inclusive": True}).document()["schema"][0]["up"]
-        if p["name"] == "deltas"
-    ]
-    bounds = {"least": "-1.0", "most": "1.0"}
-    assert deltas["tensors"][-1] == {"name": "presence", "dtype": "int64", "shape": [3], **bounds}
+    for options, name, dtype, least in (
+        ({}, WEIGHT, "float64", "0.0"),
+        ({"stale_inclusive": True}, "presence", "int64", "-1.0"),
+    ):
+        part = new_job(options).document()["schema"][0]["up"][0]
+        bounds = {"least": least, "most": "1.0"}
+        assert part["tensors"][-1] == {"name": name, "dtype": dtype, "shape": [3], **bounds}
     (part,) = new_method().up(0)
     with refused("part 'rows': its weight holds a value above 1"):
         PLAIN.give(
@@ -369,7 +348,8 @@ def test_a_schema_with_another_largest_weight_is_not_ours():
     for most in ("2.0", None):
         changed = copy.deepcopy(document)
         weight = changed["schema"][0]["up"][0]["tensors"][-1]
-        weight.pop("most") if most is None else weight.update(most=most)
+        weight.pop("most")
+        weight |= {} if most is None else {"most": most}
         with refused(r"fedssa version differs \(schema\[0\].up\[0\].tensors\[1\].most\)"):
             Job.from_document(changed, "f")
 
