@@ -8,15 +8,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from support.jobs import make_data, make_job
 from support.refusals import refused
 
-from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import LocalError
@@ -28,31 +26,13 @@ OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 2}}
 
 
 def job_of(method, **training):
-    document = {
-        "version": 1,
-        "name": "test",
-        "seed": 7,
-        "rounds": 2,
-        "silos": list(SILOS),
-        "participation": 0.75,
-        "method": {"name": method, "options": OPTIONS.get(method, {})},
-        "model": {
-            "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
-            "classes": 3,
-            "norm": "batch",
-        },
-        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **training},
-    }
-    return Job.from_file(JobFile.model_validate(document), "job.toml")
+    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": "batch"}
+    fields = {"silos": list(SILOS), "participation": 0.75, "rounds": 2, "training": training}
+    return make_job(method, OPTIONS.get(method), model, **fields)
 
 
 def data(n, seed):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, n)
-    x = rng.normal(size=(n, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
-    return Dataset(
-        torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), ids=tuple(map(str, range(n)))
-    )
+    return replace(make_data(n, seed), ids=tuple(map(str, range(n))))
 
 
 RECORDS = {
