@@ -92,27 +92,19 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (
-            "Absent",
-            (
-                r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
-                r" package anew"
-            ),
-        ),
-        (
-            "function",
-            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
-        ),
-        (
-            "Stranger",
-            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
-        ),
+        ("Absent",
+            (r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
+            r" package anew")),
+        ("function",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Stranger",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
         ("Nameless", r"calls itself None; give class and entry point one name"),
         ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
         ("Lacking", r"lacks down, give, stages; write what the contract asks for"),
     ],
-)
+)  # fmt: skip
 def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):
     installed("bad_methods", foreign=target)
     where = (

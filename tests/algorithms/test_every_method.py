@@ -55,92 +55,52 @@ class Case:
 
 CASES = {
     "apfl": Case(MODEL, model=LINEAR, not_private="it takes gradients at a mixture of two models"),
-    "cfl": Case(
-        {0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
-        options={"sketch": 64, "eps_1": 0.0},
-    ),
+    "cfl": Case({0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
+        options={"sketch": 64, "eps_1": 0.0}),
     "ditto": Case(MODEL),
-    "fedaims": Case(
-        {0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
-        model={"name": "convnet-digits"},
-    ),
-    "fedala": Case(
-        MODEL, options={"start_epochs": 1}, not_private="how much of the global model a silo takes"
-    ),
-    "fedas": Case(
-        {0: ("weighted sum.total", "extractor")},
-        not_private=PROTOTYPES,
-        security={"clip_exponent": 12},
-    ),
+    "fedaims": Case({0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
+        model={"name": "convnet-digits"}),
+    "fedala": Case(MODEL, options={"start_epochs": 1},
+        not_private="how much of the global model a silo takes"),
+    "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES,
+        security={"clip_exponent": 12}),
     "fedavg": Case(MODEL),
     "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
     "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
     "fedbn": Case(MODEL),
-    "fedclassavg": Case(
-        {0: ("classifier sum.mean", "classifier")}, not_private="contrast = 1 lets a record move"
-    ),
+    "fedclassavg": Case({0: ("classifier sum.mean", "classifier")},
+        not_private="contrast = 1 lets a record move"),
     "feddyn": Case({0: (AVERAGED, "corrected")}),
-    "fedfomo": Case(
-        {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
+    "fedfomo": Case({0: ("model each, weights each", ""),
+        1: ("model each, weights each", "others")},
         not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
-        not_private="a silo weighs others' models",
-    ),
-    "fedkd": Case(
-        {0: ("mentee sum.mean", "mentee")},
-        not_private="its losses weigh distillation by a batch's mean",
-    ),
-    "fedpac": Case(
-        {
-            0: (
-                (
-                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-                    " variance each"
-                ),
-                "extractor, prototypes, classifier",
-            )
-        },
+        not_private="a silo weighs others' models"),
+    "fedkd": Case({0: ("mentee sum.mean", "mentee")},
+        not_private="its losses weigh distillation by a batch's mean"),
+    "fedpac": Case({0: (("extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
+        " variance each"), "extractor, prototypes, classifier")},
         not_blind=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on",
-        not_private=PROTOTYPES,
-    ),
-    "fedpac, pooled": Case(
-        {
-            0: ("extractor sum.mean, prototypes sum.ratio", "extractor, prototypes, classifier"),
-            1: (
-                (
-                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-                    " variance sum.mean"
-                ),
-                "extractor, prototypes, classifier",
-            ),
-        },
-        options={"variances": "pooled"},
-        not_private=PROTOTYPES,
-        method="fedpac",
-    ),
+        not_private=PROTOTYPES),
+    "fedpac, pooled": Case({0: ("extractor sum.mean, prototypes sum.ratio",
+        "extractor, prototypes, classifier"),
+        1: (("extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
+        " variance sum.mean"), "extractor, prototypes, classifier")},
+        options={"variances": "pooled"}, not_private=PROTOTYPES, method="fedpac"),
     "fedper": Case(EXTRACTOR),
-    "fedproto": Case(
-        {0: ("prototypes sum.ratio", "prototypes")}, not_private="its prototypes sum the features"
-    ),
+    "fedproto": Case({0: ("prototypes sum.ratio", "prototypes")},
+        not_private="its prototypes sum the features"),
     "fedprox": Case(MODEL),
     "fedrep": Case(EXTRACTOR, options={"head_epochs": 2}),
     "fedrod": Case(MODEL),
-    "fedsimsup": Case(
-        {0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
-        options={"tau_theta": 1, "supervisor": "cnn"},
-        fields=FOUR_OF_FIVE,
-        security=DECLARED,
-    ),
+    "fedsimsup": Case({0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
+        options={"tau_theta": 1, "supervisor": "cnn"}, fields=FOUR_OF_FIVE, security=DECLARED),
     "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
     "fml": Case({0: ("meme sum.mean", "meme")}),
     "lg-fedavg": Case({0: ("layers sum.mean", "layers")}),
     "local": Case({0: ("", "")}),
     "moon": Case(MODEL),
-    "per-fedavg": Case(
-        {**MODEL, 3: ("", "model")},
-        options={"alpha": 0.05},
-        model=LINEAR,
-        not_private="its inner step is taken on half a batch",
-    ),
+    "per-fedavg": Case({**MODEL, 3: ("", "model")}, options={"alpha": 0.05}, model=LINEAR,
+        not_private="its inner step is taken on half a batch"),
     "pfedfda": Case(
         {
             0: (
@@ -151,22 +111,12 @@ CASES = {
         },
         not_private=PROTOTYPES,
     ),
-    "pfedme": Case(
-        MODEL,
-        options={"steps": 2},
-        model=LINEAR,
-        not_private="its inner steps are taken on a whole batch",
-    ),
-    "pfedsim": Case(
-        {
-            0: (AVERAGED, "model"),
-            1: ("extractor mix, rows gram", "model"),
-            2: ("extractor mix, rows gram", "extractor, model"),
-        },
-        options={"rho": 0.5},
-    ),
+    "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR,
+        not_private="its inner steps are taken on a whole batch"),
+    "pfedsim": Case({0: (AVERAGED, "model"), 1: ("extractor mix, rows gram", "model"),
+        2: ("extractor mix, rows gram", "extractor, model")}, options={"rho": 0.5}),
     "ppfl": Case({0: ("model sum.mean, coupling sum.total", "model, coupling")}),
-}
+}  # fmt: skip
 
 
 def make(name, **fields):

@@ -76,17 +76,12 @@ def test_results_are_counted_by_folder_and_read_again(planted_faults, tmp_path):
     ("source", "found"),
     [
         ("def test_a():\n    pass\n", None),
-        (
-            (
-                "import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n   "
-                " assert 0\n"
-            ),
-            "test_a",
-        ),
+        (("import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n   "
+            " assert 0\n"), "test_a"),
         ("import staddle_is_gone\n", "test_x.py"),
         ("import time\n\ndef test_a():\n    time.sleep(60)\n", "took longer"),
     ],
-)
+)  # fmt: skip
 def test_the_first_test_that_fails_has_found_it(planted_faults, tmp_path, source, found):
     copy = tmp_path / "staddle"
     copy.mkdir()

@@ -44,43 +44,27 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
         ({"x": X[:1], "y": Y[:1]}, "holds 1 records"),
         ({"x": X[:0], "y": Y[:0]}, "holds 0 records"),
         ({"x": np.array([{}] * 4, dtype=object), "y": Y}, "not a .npz file of plain arrays"),
-        (
-            {"x": X, "y": Y, "class_names": np.array(["a", "b"], dtype=object)},
-            "class_names is not a plain array; store",
-        ),
-        (
-            {"x": X, "y": Y, "class_names": np.array([b"a", b"b"])},
-            r"class_names is \|S1 \[2\]; store numpy.array",
-        ),
+        ({"x": X, "y": Y, "class_names": np.array(["a", "b"], dtype=object)},
+            "class_names is not a plain array; store"),
+        ({"x": X, "y": Y, "class_names": np.array([b"a", b"b"])},
+            r"class_names is \|S1 \[2\]; store numpy.array"),
         ({"x": X, "y": Y, "class_names": np.array([1, 2])}, r"class_names is int64 \[2\]; store"),
-        (
-            {"x": X, "y": Y, "class_names": np.array([["a", "b"]])},
-            r"class_names is <U1 \[1, 2\]; store",
-        ),
-        (
-            {"x": X, "y": Y, "ids": np.array([*"abcd"], dtype=object)},
-            "ids is not a plain array; store numpy.array",
-        ),
-        (
-            {"x": X, "y": Y, "ids": np.array([*"abc"])},
-            r"ids is <U1 \[3\] for 4 records; store .* one id a record",
-        ),
+        ({"x": X, "y": Y, "class_names": np.array([["a", "b"]])},
+            r"class_names is <U1 \[1, 2\]; store"),
+        ({"x": X, "y": Y, "ids": np.array([*"abcd"], dtype=object)},
+            "ids is not a plain array; store numpy.array"),
+        ({"x": X, "y": Y, "ids": np.array([*"abc"])},
+            r"ids is <U1 \[3\] for 4 records; store .* one id a record"),
         ({"x": X, "y": Y, "ids": np.array([[*"abcd"]])}, r"ids is <U1 \[1, 4\] for 4 records"),
         ({"x": X, "y": Y, "ids": np.array([1.0, 2, 3, 4])}, r"ids is float64 \[4\] for 4 records"),
-        (
-            {"x": X, "y": Y, "ids": np.array([True, False, True, True])},
-            r"ids is bool \[4\] for 4 records",
-        ),
-        (
-            {"x": X, "y": Y, "sources": np.array([*"abc"])},
-            r"sources is <U1 \[3\] .* one source a record",
-        ),
-        (
-            {"x": X, "y": Y, "groups": np.array([1.0, 2, 3, 4])},
-            r"groups is float64 \[4\] .* one group a record",
-        ),
+        ({"x": X, "y": Y, "ids": np.array([True, False, True, True])},
+            r"ids is bool \[4\] for 4 records"),
+        ({"x": X, "y": Y, "sources": np.array([*"abc"])},
+            r"sources is <U1 \[3\] .* one source a record"),
+        ({"x": X, "y": Y, "groups": np.array([1.0, 2, 3, 4])},
+            r"groups is float64 \[4\] .* one group a record"),
     ],
-)
+)  # fmt: skip
 def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
     path = written(tmp_path, **arrays)
     with refused(complaint) as caught:

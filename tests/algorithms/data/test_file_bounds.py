@@ -44,12 +44,9 @@ PLACES = {  # a file that is opened → the table whose reader opens it
     "train_32x32.mat": {"kind": "torchvision", "folder": ".", "name": "SVHN"},
     "usps.bz2": {"kind": "torchvision", "folder": ".", "name": "USPS"},
     "cifar-100-binary/train.bin": {"kind": "torchvision", "folder": ".", "name": "CIFAR100"},
-    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {
-        "kind": "natural",
-        "folder": ".",
-        "name": "har",
-    },
-}
+    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {"kind": "natural",
+        "folder": ".", "name": "har"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device"])

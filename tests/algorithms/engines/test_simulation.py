@@ -27,13 +27,9 @@ RERUNS = {
     "ppfl released": {"release_membership": "always", "lam": 0.0},
     "ppfl rbcd": {"schedule": "rbcd", "lam": 0.0},
     "ppfl mlp": {"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"},
-    "ppfl code": {
-        "schedule": "theta_then_c",
-        "membership_batches": True,
-        "no_affinity": True,
-        "double_exponential": True,
-    },
-}
+    "ppfl code": {"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True,
+        "double_exponential": True},
+}  # fmt: skip
 FOUR = ["a", "b", "c", "d"]
 
 

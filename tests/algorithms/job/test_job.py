@@ -76,44 +76,23 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("rounds = 10", "rounds = 100001", "rounds = 100001"),
         ("rounds = 10", "rounds = true", "rounds = True: give a whole number$"),
         ("rounds = 10", "rounds = 1.5", "rounds = 1.5: give a whole number$"),
-        (
-            "[training]",
-            "[trainin]",
-            "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'",
-        ),
+        ("[training]", "[trainin]",
+            "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'"),
         ("[model]", "[[model]]", "model: give a table$"),
-        (
-            "rho = 0.35",
-            "roh = 0.35",
-            r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'",
-        ),
-        (
-            "rho = 0.35",
-            "rho = 1.35",
-            r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$",
-        ),
+        ("rho = 0.35", "roh = 0.35",
+            r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'"),
+        ("rho = 0.35", "rho = 1.35",
+            r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$"),
         ("rho = 0.35", 'similarity = "men"', "similarity = 'men': give 'mean' or 'per_class'$"),
-        (
-            'norm = "batch"',
-            'norm = "bach"',
-            "model.norm = 'bach': give 'none', 'batch' or 'group'$",
-        ),
+        ('norm = "batch"', 'norm = "bach"',
+            "model.norm = 'bach': give 'none', 'batch' or 'group'$"),
         ("classes = 10", "classes = 2.0", "model.classes = 2.0: give a whole number$"),
-        (
-            "classes = 10",
-            'classes = 10\nclass_names = "a"',
-            "model.class_names = 'a': give a list in brackets$",
-        ),
-        (
-            "classes = 10",
-            'classes = 10\nclass_names = ["a"]',
-            "model: 1 class_names for 10 classes; give one a class",
-        ),
-        (
-            "classes = 10",
-            "classes = 10\ninput = [1, 8, 8]",
-            "at least 16 x 16 pixels.*; choose another model",
-        ),
+        ("classes = 10", 'classes = 10\nclass_names = "a"',
+            "model.class_names = 'a': give a list in brackets$"),
+        ("classes = 10", 'classes = 10\nclass_names = ["a"]',
+            "model: 1 class_names for 10 classes; give one a class"),
+        ("classes = 10", "classes = 10\ninput = [1, 8, 8]",
+            "at least 16 x 16 pixels.*; choose another model"),
         ('"digits"', '"Digits"', "name = 'Digits'"),
         ('"digits"', '"digits\\n"', "name = 'digits"),
         ('"digits"', f'"{"x" * 65}"', "name = "),
@@ -124,11 +103,8 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("participation = 0.5", "participation = 0", "participation = 0"),
         ("participation = 0.5", "participation = nan", "participation = nan"),
         ("participation = 0.5", "participation = 1.5", "participation = 1.5"),
-        (
-            "participation = 0.5",
-            "min_cohort = 4",
-            "min_cohort = 4, but there are 3 silos; lower it",
-        ),
+        ("participation = 0.5", "min_cohort = 4",
+            "min_cohort = 4, but there are 3 silos; lower it"),
         ("participation = 0.5", "round_timeout = 0", "round_timeout = 0"),
         ("lr = 0.1", "lr = inf", "training.lr = inf"),
         ("lr = 0.1", "lr = 0.0", "training.lr = 0.0"),
@@ -139,25 +115,19 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("epochs = 2", "epochs = 0", "training.epochs = 0"),
         ('"pfedsim"', '"pfedsym"', "unknown method 'pfedsym'; did you mean 'pfedsim'"),
         ('"pfedsim"', '"fedavg"', "of fedavg: unknown key 'rho'"),
-        (
-            "rho = 0.35",
-            "rh = 0.35",
-            r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'",
-        ),
+        ("rho = 0.35", "rh = 0.35",
+            r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'"),
         ("rho = 0.35", "rho = 1.1", "rho = 1.1"),
         ("rho = 0.35", 'similarity = "max"', "similarity = 'max'"),
         ("rho = 0.35", "self_weight = -1.0", "self_weight = -1.0"),
         ("rho = 0.35", "self_weight = inf", "self_weight = inf"),
-        (
-            'name = "pfedsim"',
-            'name = "pfedsim"\nversion = 9',
-            "this silo's pfedsim version differs, it is 1",
-        ),
+        ('name = "pfedsim"', 'name = "pfedsim"\nversion = 9',
+            "this silo's pfedsim version differs, it is 1"),
         ('"lenet5"', '"lenet"', "model.name = 'lenet'"),
         ('norm = "batch"', "input = [3, 8, 8]", "at least 16 x 16"),
         ("[training]", "[training", "not valid TOML"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_file_key_and_value(tmp_path, old, new, complaint):
     assert TEXT.count(old) == 1
     with refused(complaint) as caught:
@@ -274,16 +244,10 @@ def tamper(document, *path, value):
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (
-            ("schema", 0, "up", 0, "tensors", 0, "shape"),
-            [9],
-            r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape",
-        ),
-        (
-            ("schema", 1, "up", 0, "name"),
-            "weights",
-            r"this silo's pfedsim version differs \(schema\[1\]",
-        ),
+        (("schema", 0, "up", 0, "tensors", 0, "shape"), [9],
+            r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape"),
+        (("schema", 1, "up", 0, "name"), "weights",
+            r"this silo's pfedsim version differs \(schema\[1\]"),
         (("schema",), [], "this silo's pfedsim version differs"),
         (("method_digest",), "00", "this silo's pfedsim version differs"),
         (("model_digest",), "00", "this silo's model cnn-digits differs"),
@@ -294,7 +258,7 @@ def tamper(document, *path, value):
         (("rounds",), 5, "this silo's pfedsim version differs"),
         (("surprise",), 1, "unknown key 'surprise'"),
     ],
-)
+)  # fmt: skip
 def test_a_tampered_document_is_refused(make_job, path, value, complaint):
     document = tamper(make_job("pfedsim").document(), *path, value=value)
     with refused(complaint) as caught:

@@ -144,30 +144,20 @@ def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
         ((("epsilon = 8", ""),), "missing key 'privacy.epsilon'"),
         ((("epsilon = 8", "epsilon = 0"),), "privacy.epsilon = 0: give a value above 0"),
         ((("delta = 1e-5", "delta = 1"),), "privacy.delta = 1: give a value below 1"),
-        (
-            (("sample_rate = 0.3", "sample_rate = 1.5"),),
-            "privacy.sample_rate = 1.5: give 1 or less",
-        ),
-        (
-            (("sample_rate = 0.3", "sample_rate = 0.3\nclip = 1e38"),),
-            "privacy.clip = 1e[+]38: give 1000000000000.0 or",
-        ),
-        (
-            (("sample_rate = 0.3", "sample_rate = 0.3\nclip = 1e-45"),),
-            "privacy.clip = 1e-45: give 1e-06 or more",
-        ),
+        ((("sample_rate = 0.3", "sample_rate = 1.5"),),
+            "privacy.sample_rate = 1.5: give 1 or less"),
+        ((("sample_rate = 0.3", "sample_rate = 0.3\nclip = 1e38"),),
+            "privacy.clip = 1e[+]38: give 1000000000000.0 or"),
+        ((("sample_rate = 0.3", "sample_rate = 0.3\nclip = 1e-45"),),
+            "privacy.clip = 1e-45: give 1e-06 or more"),
         ((('"1.37"', "1.37"),), "privacy.sigma = 1.37: give a text in quotes"),
         ((('"1.37"', '"-1"'),), "privacy.sigma = '-1': give a text that matches"),
-        (
-            (("metrics_sigma = 30", "metrics_sigma = 0"),),
-            "privacy.metrics_sigma = 0: give a value above 0",
-        ),
-        (
-            (*FEDAVG, ("classes = 10", 'classes = 10\nnorm = "batch"')),
-            r'\[privacy\] with model.norm = "batch", .* choose norm = "group"',
-        ),
+        ((("metrics_sigma = 30", "metrics_sigma = 0"),),
+            "privacy.metrics_sigma = 0: give a value above 0"),
+        ((*FEDAVG, ("classes = 10", 'classes = 10\nnorm = "batch"')),
+            r'\[privacy\] with model.norm = "batch", .* choose norm = "group"'),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_what_would(tmp_path, changes, said):
     with refused(said):
         read(tmp_path, *changes)

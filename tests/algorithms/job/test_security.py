@@ -143,41 +143,29 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (
-            {"silos": list("abc")},
-            "colluders = 1 takes 4 silos or more in a round, this job has 3; name more silos",
-        ),
+        ({"silos": list("abc")},
+            "colluders = 1 takes 4 silos or more in a round, this job has 3; name more silos"),
         ({"security": {**BLIND, "colluders": 2}}, "colluders = 2 takes 7 silos or more"),
-        (
-            {"security": PUBLIC, "participation": 0.75},
-            "takes 4 silos or more in a round, this job has 3; raise participation",
-        ),
+        ({"security": PUBLIC, "participation": 0.75},
+            "takes 4 silos or more in a round, this job has 3; raise participation"),
         ({"min_cohort": 2}, 'min_cohort = 2, .* = "required" takes 3 or more; raise it'),
         (
             {"participation": 0.9},
             "participation = 0.9: 4 silos are too few for two batches .* write participation = 1.0",
         ),
-        (
-            {"security": {**BLIND, "dropouts": "any"}},
-            '"any" with private weights: sums over changing silos tell the weight',
-        ),
+        ({"security": {**BLIND, "dropouts": "any"}},
+            '"any" with private weights: sums over changing silos tell the weight'),
         ({"quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
         ({"security": PUBLIC, "quorum": 0.8}, "quorum = 0.8 does nothing in a blind job"),
-        (
-            {"security": {**PUBLIC, "counts": {"a": 1, "c": 1}}},
-            "security.counts lacks b, d; public weights need the training records of each silo",
-        ),
+        ({"security": {**PUBLIC, "counts": {"a": 1, "c": 1}}},
+            "security.counts lacks b, d; public weights need the training records of each silo"),
         ({"security": {**PUBLIC, "counts": {}}}, "counts lacks a, b, c, d"),
-        (
-            {"security": {**PUBLIC, "counts": {**COUNTS, "x": 1}}},
-            "security.counts has x, no silo of the job; take it",
-        ),
-        (
-            {"silos": [f"s{n}" for n in range(1001)]},
-            "silos names 1001, a blind sum takes 1000 at most",
-        ),
+        ({"security": {**PUBLIC, "counts": {**COUNTS, "x": 1}}},
+            "security.counts has x, no silo of the job; take it"),
+        ({"silos": [f"s{n}" for n in range(1001)]},
+            "silos names 1001, a blind sum takes 1000 at most"),
     ],
-)
+)  # fmt: skip
 def test_silos_and_rounds_fit_blind_sums(blind, fields, said):
     with refused(f"^job.toml: .*{said}"):
         blind(**fields)
@@ -478,25 +466,17 @@ def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(label
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (
-            {"class_counts": {}},
-            r"compares the labels of the silos, .* declare them, .* it lacks a, b, c, d, e",
-        ),
+        ({"class_counts": {}},
+            r"compares the labels of the silos, .* declare them, .* it lacks a, b, c, d, e"),
         ({"class_counts": {s: own for s, own in CLASSES.items() if s != "d"}}, "it lacks d$"),
-        (
-            {"class_counts": {**CLASSES, "x": [1, 1, 1]}},
-            "class_counts has x, no silo of the job; take it out",
-        ),
-        (
-            {"class_counts": {**CLASSES, "b": [30, 0]}},
-            r"counts\.b has 2 numbers, model\.classes = 3; give one for",
-        ),
-        (
-            {"class_counts": {**CLASSES, "b": [29, 0, 0]}},
-            r"counts\.b adds up to 29, security\.counts\.b = 30; make",
-        ),
+        ({"class_counts": {**CLASSES, "x": [1, 1, 1]}},
+            "class_counts has x, no silo of the job; take it out"),
+        ({"class_counts": {**CLASSES, "b": [30, 0]}},
+            r"counts\.b has 2 numbers, model\.classes = 3; give one for"),
+        ({"class_counts": {**CLASSES, "b": [29, 0, 0]}},
+            r"counts\.b adds up to 29, security\.counts\.b = 30; make"),
     ],
-)
+)  # fmt: skip
 def test_class_counts_are_of_the_jobs_silos_and_classes(labels, changed, said):
     with refused(said):
         labels(**changed)
@@ -579,14 +559,10 @@ def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
     [
         ("fedavg", None, 4, r'compare = "shared" does nothing: no part is compared; take it out'),
         ("pfedsim", {"rho": 0.0}, 900, r"900 silos deal [\d,]+ bytes to each silo"),
-        (
-            "cfl",
-            {"start": 1, "sketch": 8},
-            4,
-            r"crosses as sketches, whose map has to be a secret of the silos",
-        ),
+        ("cfl", {"start": 1, "sketch": 8}, 4,
+            r"crosses as sketches, whose map has to be a secret of the silos"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, silos, why):
     with refused(why):
         blind(method, options, security=SHARED, silos=[f"s{i}" for i in range(silos)])

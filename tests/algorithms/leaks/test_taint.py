@@ -56,18 +56,14 @@ def test_worst_of_several():
         (lambda t: torch.cat((t.q, t.p, t.d)), worst([PRIVATE, paid(3)])),
         (lambda t: torch.where(t.p > 2, t.d, t.q)[:1], worst([PRIVATE, paid(3)])),
         (lambda t: torch.max(t.p.reshape(2, 3), dim=1).indices, PRIVATE),
-        (
-            lambda t: (
-                nn.functional.normalize(t.d, dim=0).double().numpy(force=False) is None or t.d
-            ),
-            paid(3),
-        ),
+        (lambda t: (nn.functional.normalize(t.d, dim=0).double().numpy(force=False) is None or
+            t.d), paid(3)),
         (lambda t: copy.deepcopy(t.d), paid(3)),
         (lambda t: nn.Parameter(t.p), PRIVATE),
         (lambda t: list(t.p.reshape(2, 3))[1], PRIVATE),
         (lambda t: torch.func.functional_call(nn.Linear(6, 2), {}, (t.d,)), paid(3)),
     ],
-)
+)  # fmt: skip
 def test_what_is_computed_has_the_worst_of_what_went_in(compute, expected):
     made, tracker = tracked(compute)
     assert tracker.of(made) == expected

@@ -536,13 +536,10 @@ def test_directed_mail_is_eq_4_with_the_silo_s_own_part(directed):
     [
         ({}, {"b": 0.5, "c": 0.3, "d": 0.2}, 1 / 3),
         ({}, {"b": 0.34, "c": 0.33, "d": 0.33}, 0.34 / 1.34),
-        (
-            {"similarity": "per_class"},
-            {"b": 0.5, "c": 0.3, "d": 0.2},
-            0.5 / (0.5 + CODE_SELF_WEIGHT),
-        ),
+        ({"similarity": "per_class"}, {"b": 0.5, "c": 0.3, "d": 0.2},
+            0.5 / (0.5 + CODE_SELF_WEIGHT)),
     ],
-)
+)  # fmt: skip
 def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(
     directed, options, shares, least
 ):

@@ -38,16 +38,13 @@ def no_numbers():
 @pytest.mark.parametrize(
     ("name", "gpus", "text"),
     [
-        (
-            "cuda",
-            0,
-            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu",
-        ),
+        ("cuda", 0,
+            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
         ("cuda:2", 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
         ("cuda:x", 1, r"'cuda:x': no such device; choose cpu, cuda or cuda:N"),
         ("mps", 1, r"'mps': no such device"),
     ],
-)
+)  # fmt: skip
 def test_a_device_that_is_not_there(monkeypatch, name, gpus, text):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with refused(text):

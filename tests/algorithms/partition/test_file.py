@@ -95,16 +95,10 @@ def test_other_records_are_noticed():
         (lambda d: d["clients"][0].update(train=[60]), "index 60 of 60 records"),
         (lambda d: d["clients"][0].update(train=[-1]), "0 or more"),
         (lambda d: d["clients"][0].update(train=[1.5]), "whole number"),
-        (
-            lambda d: d["clients"].append(
-                {"name": "x", "train": [7], "validation": [], "test": []}
-            ),
-            "record 7 is given",
-        ),
-        (
-            lambda d: d["clients"][0].update(train=[3], test=[3]),
-            "record 3 is given to 'klinik-ö0' and 'klinik-ö0'",
-        ),
+        (lambda d: d["clients"].append({"name": "x", "train": [7], "validation": [], "test": []}),
+            "record 7 is given"),
+        (lambda d: d["clients"][0].update(train=[3], test=[3]),
+            "record 3 is given to 'klinik-ö0' and 'klinik-ö0'"),
         (lambda d: d["clients"][0].update(name="klinik-ö1"), "klinik-ö1'] appear twice"),
         (lambda d: d.update(clients=[]), "clients"),
         (lambda d: d.update(format="staddle-partition/2"), "format"),
@@ -112,7 +106,7 @@ def test_other_records_are_noticed():
         (lambda d: d.update(sides={}), "sides"),
         (lambda d: d.pop("records"), "records"),
     ],
-)
+)  # fmt: skip
 def test_wrong_files_are_refused(tmp_path, change, text):
     path = tmp_path / "p.json"
     save(path, partition_file(made(), LABELS, "digits", 1, HOW))
@@ -157,15 +151,10 @@ def test_the_layout_of_the_published_splits(tmp_path):
         ({"test_idx": np.array([5, 6])}, "index 6 of 6 records"),
         ({"test_idx": np.array([5.0, 1.0])}, "test_idx is float64"),
         ({"test_idx": np.array([None, None])}, "not a .npz file of plain arrays"),
-        (
-            None,
-            (
-                r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and"
-                r" test_ptr"
-            ),
-        ),
+        (None, (r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and"
+            r" test_ptr")),
     ],
-)
+)  # fmt: skip
 def test_wrong_published_splits_are_refused(tmp_path, change, text):
     np.savez(tmp_path / "split.npz", **({"x": np.eye(2)} if change is None else PPFL | change))
     with refused(text):

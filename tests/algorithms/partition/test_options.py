@@ -25,28 +25,20 @@ def table(**keys):
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
-        (
-            {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200},
-            dirichlet(LABELS, 3, 0.1, 7, 200),
-        ),
-        (
-            {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "balanced": True},
-            dirichlet(LABELS, 3, 0.1, 7, balanced=True),
-        ),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200},
+            dirichlet(LABELS, 3, 0.1, 7, 200)),
+        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "balanced": True},
+            dirichlet(LABELS, 3, 0.1, 7, balanced=True)),
         ({"kind": "shards", "silos": 5, "each": 2}, shards(LABELS, 5, 2, 7)),
         ({"kind": "classes", "silos": 5, "each": 2}, classes_each(LABELS, 5, 2, 7)),
-        (
-            {"kind": "label-groups", "silos": 5, "groups": GROUPS},
-            label_groups(LABELS, 5, GROUPS, 7),
-        ),
-        (
-            {"kind": "group-mixtures", "silos": 5, "groups": GROUPS, "alpha": 0.3, "minimum": 60},
-            group_mixtures(LABELS, 5, GROUPS, 0.3, 7, 60),
-        ),
+        ({"kind": "label-groups", "silos": 5, "groups": GROUPS},
+            label_groups(LABELS, 5, GROUPS, 7)),
+        ({"kind": "group-mixtures", "silos": 5, "groups": GROUPS, "alpha": 0.3, "minimum": 60},
+            group_mixtures(LABELS, 5, GROUPS, 0.3, 7, 60)),
         ({"kind": "sources", "silos": {"usps": 2}}, by_source(SOURCES, {"usps": 2}, 7)),
         ({"kind": "column"}, by_column(SOURCES)),
     ],
-)
+)  # fmt: skip
 def test_every_kind_is_dealt_as_its_function_deals(keys, parts):
     dealt = deal(table(**keys, seed=7), LABELS, SOURCES)
     expected = (

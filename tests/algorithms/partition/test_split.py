@@ -84,27 +84,17 @@ def test_silos_with_few_test_records_of_each_class_have_some_of_several():
 @pytest.mark.parametrize(
     ("draw", "text"),
     [
-        (
-            lambda: merged({"a": np.arange(2)}, "8:1:1", 0),
-            "silo a has 2 records for 3 sides; raise the minimum to 3",
-        ),
-        (
-            lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 5, 0),
-            "5 training records of 5 in all",
-        ),
+        (lambda: merged({"a": np.arange(2)}, "8:1:1", 0),
+            "silo a has 2 records for 3 sides; raise the minimum to 3"),
+        (lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 5, 0),
+            "5 training records of 5 in all"),
         (lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 4, 0), "beyond 4"),
-        (
-            lambda: apart(
-                {"a": np.arange(2), "b": np.arange(2, 4)}, np.array([0, 0, 1, 1, 0]), 4, 0
-            ),
-            r"1 test records leave silos \['b'\] none",
-        ),
-        (
-            lambda: apart({"a": np.arange(1)}, np.zeros(3, np.int64), 2, 0, validation=True),
-            "1 records for 2 sides",
-        ),
+        (lambda: apart({"a": np.arange(2), "b": np.arange(2, 4)}, np.array([0, 0, 1, 1, 0]), 4, 0),
+            r"1 test records leave silos \['b'\] none"),
+        (lambda: apart({"a": np.arange(1)}, np.zeros(3, np.int64), 2, 0, validation=True),
+            "1 records for 2 sides"),
     ],
-)
+)  # fmt: skip
 def test_impossible_splits_are_refused_with_numbers(draw, text):
     with refused(text):
         draw()

@@ -794,16 +794,12 @@ class Wide:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda stages: stages * 2,
-            r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0",
-        ),
-        (
-            lambda stages: tuple(replace(stage, coupled=True) for stage in stages),
-            r"'fedper' trains a stage that is coupled: there a record moves",
-        ),
+        (lambda stages: stages * 2,
+            r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"),
+        (lambda stages: tuple(replace(stage, coupled=True) for stage in stages),
+            r"'fedper' trains a stage that is coupled: there a record moves"),
     ],
-)
+)  # fmt: skip
 def test_stages_that_cannot_be_paid_for_are_refused_before_they_train(make_private, change, said):
     """More than the method says, and coupled ones."""
 

@@ -139,19 +139,15 @@ def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (
-            lambda d: d.take([]),
-            "no records; at least one to train on and one to test on are needed",
-        ),
+        (lambda d: d.take([]),
+            "no records; at least one to train on and one to test on are needed"),
         (lambda d: replace(d, x=d.x[..., :7]), "the job's model takes [N, 1, 8, 8]"),
         (lambda d: replace(d, y=d.y + 2), "the job's model knows classes 0 to 2"),
         (lambda d: replace(d, x=d.x / 0), "holds NaN or a value beyond float32"),
-        (
-            lambda d: replace(d, class_names=("b", "a", "c")),
-            "class 0 is 'a' in the job and 'b' here; reorder",
-        ),
+        (lambda d: replace(d, class_names=("b", "a", "c")),
+            "class 0 is 'a' in the job and 'b' here; reorder"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("side", [0, 1])
 def test_bad_records_are_refused_before_anything_trains(
     make_job, make_shards, monkeypatch, side, spoil, complaint
@@ -170,17 +166,13 @@ def test_bad_records_are_refused_before_anything_trains(
 # and c as far as they are named, and of the others.
 
 FEW = {
-    "one training record, one class, a class that is only tested": (
-        {"a": ([1], [0, 1, 2]), "b": ([1] * 9, [1] * 4), "c": ([0, 1] * 5, [0, 1, 2])},
-        [0, 1, 2],
-    ),
-    "one record, of another class than the test's, and one class at each silo": (
-        {"a": ([1], [2]), "b": ([1] * 9, [1] * 4)},
-        [2],
-    ),
+    "one training record, one class, a class that is only tested": ({"a": ([1], [0, 1, 2]),
+        "b": ([1] * 9, [1] * 4), "c": ([0, 1] * 5, [0, 1, 2])}, [0, 1, 2]),
+    "one record, of another class than the test's, and one class at each silo": ({"a": ([1], [2]),
+        "b": ([1] * 9, [1] * 4)}, [2]),
     "a class that nobody holds": ({"a": ([0, 1] * 5, [0, 1])}, [1, 0]),
     "a class that is only tested, everywhere": ({"a": ([0, 1] * 5, [0, 1, 2])}, [1, 0]),
-}
+}  # fmt: skip
 ONE_RECORD, _, UNHELD, _ = FEW
 SILOS = ["a", "b", "c", "d"]
 SHORT = {

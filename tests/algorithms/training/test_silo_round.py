@@ -68,22 +68,16 @@ def test_a_round_delivers_trains_and_gives(make_job, make_data):
     ("change", "complaint"),
     [
         (lambda d: {"head": d["model"]}, "delivered part 'head'"),
-        (
-            lambda d: {"model": {k: v for k, v in d["model"].items() if k != "classifier.bias"}},
-            "classifier.bias",
-        ),
+        (lambda d: {"model": {k: v for k, v in d["model"].items() if k != "classifier.bias"}},
+            "classifier.bias"),
         (lambda d: {"model": {**d["model"], "classifier.extra": torch.zeros(1)}}, "schema lacks"),
         (lambda d: {"model": {**d["model"], "classifier.bias": torch.zeros(4)}}, "classifier.bias"),
-        (
-            lambda d: {"model": {**d["model"], "classifier.bias": torch.zeros(3).half()}},
-            "classifier.bias",
-        ),
-        (
-            lambda d: {"model": {**d["model"], "classifier.bias": torch.full((3,), float("inf"))}},
-            "NaN or infinity",
-        ),
+        (lambda d: {"model": {**d["model"], "classifier.bias": torch.zeros(3).half()}},
+            "classifier.bias"),
+        (lambda d: {"model": {**d["model"], "classifier.bias": torch.full((3,), float("inf"))}},
+            "NaN or infinity"),
     ],
-)
+)  # fmt: skip
 def test_a_delivery_that_the_schema_lacks_is_the_coordinators_fault(
     make_job, make_data, change, complaint
 ):

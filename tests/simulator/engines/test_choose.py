@@ -113,17 +113,13 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     ("device", "workers", "gpus", "text"),
     [
         ("cpu", 0, 0, r"workers = 0; give 1 or more, or leave it out for 4"),
-        (
-            "cuda",
-            None,
-            0,
-            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu",
-        ),
+        ("cuda", None, 0,
+            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
         ("cuda:2", None, 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
         ("tpu", None, 1, r"'tpu': no such device; choose cpu, cuda or cuda:N"),
         ("cuda:0", 2, 1, r"2 workers on device 'cuda:0': workers are for a CPU"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
     machine(gpus)
     with refused(text):

@@ -163,42 +163,24 @@ def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        (
-            'published = ["1", "2", "3"]',
-            'published = ["1", "2"]',
-            'row "Nobody\'s" has 2 values for 3 columns',
-        ),
+        ('published = ["1", "2", "3"]', 'published = ["1", "2"]',
+            'row "Nobody\'s" has 2 values for 3 columns'),
         ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is not a mean with or without deviation"),
         ("[R] made up", "made up", "begin the note 'made up' with one of"),
-        (
-            '{ setting = "easy" },',
-            '{ setting = "eazy" },',
-            "setting 'eazy' is not in the file; known: easy, hard",
-        ),
-        (
-            "own = { hard = false }",
-            "own = { soft = false }",
-            "own.soft is not a setting of the file",
-        ),
-        (
-            '{ name = "elsewhere", title',
-            "{ title",
-            "a column without a setting needs a name and a title",
-        ),
-        (
-            'label = "alone"',
-            'label = "early"',
-            "'early' is two methods in setting 'easy'; give each",
-        ),
+        ('{ setting = "easy" },', '{ setting = "eazy" },',
+            "setting 'eazy' is not in the file; known: easy, hard"),
+        ("own = { hard = false }", "own = { soft = false }",
+            "own.soft is not a setting of the file"),
+        ('{ name = "elsewhere", title', "{ title",
+            "a column without a setting needs a name and a title"),
+        ('label = "alone"', 'label = "early"',
+            "'early' is two methods in setting 'easy'; give each"),
         ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
-        (
-            "[common]",
-            'beside = [{ name = "fedavg" }]\n[common]',
-            "beside has fedavg; beside every table run local and",
-        ),
+        ("[common]", 'beside = [{ name = "fedavg" }]\n[common]',
+            "beside has fedavg; beside every table run local and"),
         ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused(old, new, fault):
     with refused(f"toy.toml.*{fault}"):
         toy((old, new))

@@ -83,20 +83,16 @@ def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change)
         (b'{"rounds":1,"measure":"all/trained","silos":{}}', "length >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0,0]}}', "`int` >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[-1,2]}}', "`int` >= 0"),
-        (
-            b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
-            "silo 'a' are right than there are",
-        ),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
+            "silo 'a' are right than there are"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1.5,2]}}', "Expected `int`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1]}}', "length 2"),
-        (
-            b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
-            "unknown field `more`",
-        ),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
+            "unknown field `more`"),
         (b'{"rounds":1,"measure":"all/trained"}', "required field `silos`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"\xff":[1,2]}}', "line 2"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_is_no_measure_is_named(path, line, why):
     path.write_bytes(to_line(ONE) + line + b"\n")
     with refused(r"history\.jsonl, line 2: .*restore it from a backup, or remove") as caught:

@@ -64,22 +64,16 @@ def test_the_same_run_differs_in_nothing():
     [
         ({"run": make_run(seed=8)}, ["seed is 7 there and 8 here"]),
         ({"run": make_run(rounds=5)}, ["rounds is 4 there and 5 here"]),
-        (
-            {"run": make_run(training={"epochs": 1, "batch_size": 8, "lr": 0.05})},
-            ["training.lr is 0.1 there and 0.05 here"],
-        ),
+        ({"run": make_run(training={"epochs": 1, "batch_size": 8, "lr": 0.05})},
+            ["training.lr is 0.1 there and 0.05 here"]),
         ({"run": Run("other", 7, make_run().job)}, ["label is fedavg there and other here"]),
         ({"schedule": Schedule(3, 2)}, ["look_every is 2 there and 3 here"]),
-        (
-            {"population": make_population("6a" * 32)},
-            ["the records, or who holds which, are others"],
-        ),
-        (
-            {"population": make_population("6a" * 32, validation=False)},
-            ["the silos have other numbers of records"],
-        ),
+        ({"population": make_population("6a" * 32)},
+            ["the records, or who holds which, are others"]),
+        ({"population": make_population("6a" * 32, validation=False)},
+            ["the silos have other numbers of records"]),
     ],
-)
+)  # fmt: skip
 def test_what_differs_is_named(changed, wanted):
     assert told(**changed) == wanted
 

@@ -125,65 +125,36 @@ def test_missing_values_count_as_what_is_declared(read, fault):
         ("age,BMI,y\n1,2,0\n", {}, "has no column 'bmi'; its columns: age, BMI, y"),
         ("age,bmii,y\n1,2,0\n", {}, "has no column 'bmi'; did you mean 'bmii'?"),
         ("age,bmi,bmi,y\n1,2,3,0\n", {}, "has 2 columns 'bmi'; name them apart"),
-        (
-            "age;bmi;y\n1;2;0\n",
-            {},
-            "has no column 'age'; its first line has no ',': is data.delimiter another?",
-        ),
-        (
-            "anna,63,27\n",
-            {},
-            (
-                "nor any other that is declared; where a file has no line with the columns' names,"
-                " give"
-            ),
-        ),
-        (
-            "1,2,0\n",
-            {"columns": ["age", "bmi", "z"]},
-            "data.columns has no 'y'; add it where it stands",
-        ),
+        ("age;bmi;y\n1;2;0\n", {},
+            "has no column 'age'; its first line has no ',': is data.delimiter another?"),
+        ("anna,63,27\n", {},
+            ("nor any other that is declared; where a file has no line with the columns' names,"
+            " give")),
+        ("1,2,0\n", {"columns": ["age", "bmi", "z"]},
+            "data.columns has no 'y'; add it where it stands"),
         ("age,bmi,y\n1,2,0\n1,2\n", {}, ", line 3: 2 columns, not 3"),
         ("age,bmi,y\n1,2,0,\n", {}, ", line 2: 4 columns, not 3"),
         ('age,bmi,y\n1,"2"5,0\n', {}, ", line 2: ',' expected after '\"'; correct its quotes"),
         ('age,bmi,y\n1,"2,0\n', {}, ", line 2: unexpected end of data; correct its quotes"),
-        (
-            "age,bmi,y\n1,2,0\n9,,0\n",
-            {},
-            ", line 3, column 'bmi': is missing; complete it, or declare",
-        ),
-        (
-            "age,bmi,y\n1,SECRET,0\n",
-            {},
-            ", line 2, column 'bmi': is not a number; write it like -3.5",
-        ),
-        (
-            "age,bmi,y\n1,2,SECRET\n",
-            {},
-            ", line 2, column 'y': is not a class number; declare what stands there",
-        ),
+        ("age,bmi,y\n1,2,0\n9,,0\n", {},
+            ", line 3, column 'bmi': is missing; complete it, or declare"),
+        ("age,bmi,y\n1,SECRET,0\n", {},
+            ", line 2, column 'bmi': is not a number; write it like -3.5"),
+        ("age,bmi,y\n1,2,SECRET\n", {},
+            ", line 2, column 'y': is not a class number; declare what stands there"),
         ("age,bmi,y\n1,2,1.0\n", {}, ", line 2, column 'y': is not a class number"),
         ("age,bmi,y\n1,2,9999999999999999999\n", {}, ", line 2, column 'y': is not a class number"),
         ("age,bmi,y\n1,2,\n", {}, ", line 2, column 'y': is not a class number"),
-        (
-            "age,bmi,y\n1,2,SECRET\n",
-            {"classes": ["a", "b"]},
-            ", line 2, column 'y': is not one of data.classes (a, b)",
-        ),
-        (
-            "age,bmi,y\n1,SECRET,0\n",
-            {"categories": {"bmi": ["a", "b"]}},
-            "is not one of its categories (a, b); correct",
-        ),
-        (
-            "id,age,bmi,y\na,1,2,0\n ,1,2,0\n",
-            {"id": "id"},
-            ", line 3, column 'id': is empty; give the record an id",
-        ),
+        ("age,bmi,y\n1,2,SECRET\n", {"classes": ["a", "b"]},
+            ", line 2, column 'y': is not one of data.classes (a, b)"),
+        ("age,bmi,y\n1,SECRET,0\n", {"categories": {"bmi": ["a", "b"]}},
+            "is not one of its categories (a, b); correct"),
+        ("id,age,bmi,y\na,1,2,0\n ,1,2,0\n", {"id": "id"},
+            ", line 3, column 'id': is empty; give the record an id"),
         ("age,bmi,y\n1,2,0\n".encode("utf-16"), {}, "is not UTF-8; save it as UTF-8"),
         (b"age,bmi,y\n1,\xe4,0\n", {}, "is not UTF-8; save it as UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named_without_a_value(fault, text, fields, said):
     why = fault(text, **fields)
     assert said in why
@@ -226,27 +197,19 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
         ({"center": {"age": True}}, "valid number"),
         ({"categories": {"sex": ["f"]}}, "categories: 'sex' is not in features"),
         ({"categories": {"age": ["f", "f"]}}, "categories: 'f' is there twice for 'age'"),
-        (
-            {"categories": {"age": ["f"]}, "center": {"age": 1}},
-            "'age' has categories, which are not centred or scaled",
-        ),
-        (
-            {"categories": {"age": ["f"]}, "scale": {"age": 1}},
-            "'age' has categories, which are not centred or scaled",
-        ),
+        ({"categories": {"age": ["f"]}, "center": {"age": 1}},
+            "'age' has categories, which are not centred or scaled"),
+        ({"categories": {"age": ["f"]}, "scale": {"age": 1}},
+            "'age' has categories, which are not centred or scaled"),
         ({"missing": {"sex": 1}}, "missing: 'sex' is not in features"),
-        (
-            {"missing": {"age": "1"}},
-            "missing: age = '1'; give a number, or declare the column's categories",
-        ),
-        (
-            {"categories": {"age": ["f"]}, "missing": {"age": "m"}},
-            "missing: age = 'm'; give one of its categories: f",
-        ),
+        ({"missing": {"age": "1"}},
+            "missing: age = '1'; give a number, or declare the column's categories"),
+        ({"categories": {"age": ["f"]}, "missing": {"age": "m"}},
+            "missing: age = 'm'; give one of its categories: f"),
         ({"delimiter": ", "}, "match pattern"),
         ({"delimiter": '"'}, "match pattern"),
     ],
-)
+)  # fmt: skip
 def test_a_table_that_contradicts_itself_is_refused(fields, complaint):
     with pytest.raises(pydantic.ValidationError, match=complaint):
         Csv(**{"kind": "csv", "file": Path("x"), **TABLE, **fields})

@@ -154,17 +154,12 @@ FIVE = {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4):
         (5, FIVE, 2, [1, 2, 1, 2, 2]),
         # 0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}. 4: G1 and G3 are smallest,
         # δ = .7 and .6 → G3; δ = -.9 to the full G2 does not count. Sizes 1, 2, 2
-        (
-            5,
-            {(0, 3): 0.3, (1, 3): -0.2, (2, 3): 0.5}
-            | {(0, 4): 0.7, (2, 4): 0.6, (1, 4): -0.9, (3, 4): -0.9},
-            3,
-            [1, 2, 3, 2, 3],
-        ),
+        (5, {(0, 3): 0.3, (1, 3): -0.2, (2, 3): 0.5} |
+            {(0, 4): 0.7, (2, 4): 0.6, (1, 4): -0.9, (3, 4): -0.9}, 3, [1, 2, 3, 2, 3]),
         # G1 = {0, 2} is opened first and larger, so it is sorted behind G2 = {1}
         (3, {(1, 2): 0.5}, 2, [2, 1, 2]),
     ],
-)
+)  # fmt: skip
 def test_algorithm_2_by_hand(silos, pairs, blocks, found):
     """Larger groups supervise deeper blocks."""
     assert supervision_sampling(cosines(silos, pairs), blocks) == found
