@@ -28,6 +28,8 @@ LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is 
 MODEL = {0: ("model sum.mean", "model")}
 EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
 AVERAGED = "model sum.mean"
+FEATURES, COMMON = "extractor sum.mean, prototypes sum.ratio", "extractor, prototypes"
+CLASSIFIERS = "classifier mix, vectors gram"
 PROTOTYPES = "surveyed without noise; choose fedper"
 FOUR_OF_FIVE = {"silos": list("abcde"), "participation": 0.8}
 
@@ -71,20 +73,19 @@ CASES = {
     "fedclassavg": Case({0: ("classifier sum.mean", "classifier")},
         not_private="contrast = 1 lets a record move"),
     "feddyn": Case({0: (AVERAGED, "corrected")}),
-    "fedfomo": Case({0: ("model each, weights each", ""),
-        1: ("model each, weights each", "others")},
+    "fedfomo": Case(
+        {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
         not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
         not_private="a silo weighs others' models"),
     "fedkd": Case({0: ("mentee sum.mean", "mentee")},
         not_private="its losses weigh distillation by a batch's mean"),
-    "fedpac": Case({0: (("extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-        " variance each"), "extractor, prototypes, classifier")},
+    "fedpac": Case(
+        {0: (f"{FEATURES}, {CLASSIFIERS}, variance each", f"{COMMON}, classifier")},
         not_blind=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on",
         not_private=PROTOTYPES),
-    "fedpac, pooled": Case({0: ("extractor sum.mean, prototypes sum.ratio",
-        "extractor, prototypes, classifier"),
-        1: (("extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-        " variance sum.mean"), "extractor, prototypes, classifier")},
+    "fedpac, pooled": Case(
+        {0: (FEATURES, f"{COMMON}, classifier"),
+            1: (f"{FEATURES}, {CLASSIFIERS}, variance sum.mean", f"{COMMON}, classifier")},
         options={"variances": "pooled"}, not_private=PROTOTYPES, method="fedpac"),
     "fedper": Case(EXTRACTOR),
     "fedproto": Case({0: ("prototypes sum.ratio", "prototypes")},
@@ -113,8 +114,10 @@ CASES = {
     ),
     "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR,
         not_private="its inner steps are taken on a whole batch"),
-    "pfedsim": Case({0: (AVERAGED, "model"), 1: ("extractor mix, rows gram", "model"),
-        2: ("extractor mix, rows gram", "extractor, model")}, options={"rho": 0.5}),
+    "pfedsim": Case(
+        {0: (AVERAGED, "model"), 1: ("extractor mix, rows gram", "model"),
+            2: ("extractor mix, rows gram", "extractor, model")},
+        options={"rho": 0.5}),
     "ppfl": Case({0: ("model sum.mean, coupling sum.total", "model, coupling")}),
 }  # fmt: skip
 
