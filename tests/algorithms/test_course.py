@@ -216,10 +216,8 @@ def test_a_round_that_tunes_takes_all_silos_and_gives_nothing(make_job, make_sha
 
 
 def test_rounds_before_count_those_that_train(make_job):
-    census, tunes = (
-        make_job("fedsimsup", silos=list("abcdef"), participation=0.5, rounds=3),
-        make_job("tuning", rounds=3),
-    )
+    census = make_job("fedsimsup", silos=list("abcdef"), participation=0.5, rounds=3)
+    tunes = make_job("tuning", rounds=3)
     assert [census.rounds_before(round_) for round_ in range(5)] == [0, 0, 1, 2, 3]
     assert [tunes.rounds_before(round_) for round_ in range(5)] == [0, 1, 2, 3, 3]
 

@@ -166,10 +166,8 @@ def test_prototypes_alone_cross(make_job, options):
     job = make_job("fedproto", options, {**SMALL, "classes": 10})
     for round_ in range(job.length + 1):
         for part in (*job.method().up(round_), *job.method().down(round_)):
-            assert (part.kind, [(spec.name, spec.shape) for spec in part.tensors]) == (
-                Kind.PROTOTYPES,
-                [("mean", (10, 64))],
-            )
+            assert part.kind == Kind.PROTOTYPES
+            assert [(spec.name, spec.shape) for spec in part.tensors] == [("mean", (10, 64))]
     lenet = make_job("fedproto", {}, {"name": "lenet5", "classes": 10}).method()
     assert [(spec.name, spec.elements) for spec in lenet.up(0)[0].wire] == [
         ("mean", 840),

@@ -104,10 +104,8 @@ def test_the_generic_row_of_a_class_that_a_silo_lacks_stays(make_job):
     moved = {}
     for gamma in (0, 1):
         job = make_job("fedrod", {"gamma": gamma}, SMALL)
-        before, after = (
-            initial_state(job.method(), "a").parts,
-            trained(job, shards, 1).states["a"].parts,
-        )
+        before = initial_state(job.method(), "a").parts
+        after = trained(job, shards, 1).states["a"].parts
         moved[gamma] = (
             (after["classifier"]["weight"] - before["classifier"]["weight"]).norm(dim=1).tolist()
         )

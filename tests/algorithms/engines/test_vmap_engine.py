@@ -216,10 +216,8 @@ def check_same(job, records, tolerance, **options):
     stacked, others, looks = played(job, Stacked(job, records, **options))
     for silo in job.silos:
         assert furthest(serial.states[silo].flat, stacked.states[silo].flat) < tolerance, silo
-        assert (seen[silo].test, seen[silo].validation) == (
-            looks[silo].test,
-            looks[silo].validation,
-        )
+        assert seen[silo].test == looks[silo].test
+        assert seen[silo].validation == looks[silo].validation
     assert furthest(serial.coordinator, stacked.coordinator) < tolerance
     for one, other in zip(reports, others, strict=True):
         losses = {silo: (report.loss, other[silo].loss) for silo, report in one.items()}
@@ -255,10 +253,8 @@ def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case,
     monkeypatch.setattr(stacked, "GRAINS", 2)
     method, options, *given, groups = CASES[case]
     options = options | ({"tau_s": 6, "tau_theta": 6} if method == "fedsimsup" else {})
-    job, recorder = (
-        make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5}),
-        Recorder(),
-    )
+    job = make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5})
+    recorder = Recorder()
     check_same(
         job,
         records_of(job, COUPLED if job.model.norm == "batch" else SIZES),

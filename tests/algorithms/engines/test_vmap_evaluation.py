@@ -49,10 +49,8 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     monkeypatch.setattr(vmap_evaluation, "EVALUATION_CHUNK", 12)
     monkeypatch.setattr("staddle.algorithms.training.loop.EVALUATION_CHUNK", 12)
     rng, sizes = np.random.default_rng(0), [5, 0, 31, 24, 12]
-    x, y = (
-        torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32)),
-        torch.from_numpy(rng.integers(0, 3, 72)),
-    )
+    x = torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32))
+    y = torch.from_numpy(rng.integers(0, 3, 72))
     ranges = [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(5)]
     models = [parts(seed, tracked) for seed in range(5)]
     values = {

@@ -195,10 +195,8 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     for n, held in enumerate(given.values()):
         held[WEIGHT] = torch.tensor(n + 0.3).double()
     read = lambda silo, name: given[silo][name]  # noqa: E731
-    mean, mixed = (
-        Part("m", Kind.BACKBONE, Sum("mean"), specs),
-        Part("x", Kind.BACKBONE, Mix(), specs),
-    )
+    mean = Part("m", Kind.BACKBONE, Sum("mean"), specs)
+    mixed = Part("x", Kind.BACKBONE, Mix(), specs)
     shares = {"a": 0.2, "b": 0.0, "c": 3.0}
     monkeypatch.setattr(plain, "REGION", region)
     monkeypatch.setattr(plain, "BLOCK", block)

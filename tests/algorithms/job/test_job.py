@@ -51,12 +51,8 @@ def read(tmp_path, text=TEXT):
 
 def test_a_job_file_fills_in_its_defaults(tmp_path):
     job = read(tmp_path)
-    assert (job.min_cohort, job.round_timeout, job.training.batch_size, job.training.momentum) == (
-        2,
-        600.0,
-        32,
-        0.0,
-    )
+    assert (job.min_cohort, job.round_timeout) == (2, 600.0)
+    assert (job.training.batch_size, job.training.momentum) == (32, 0.0)
     assert job.method().name == "pfedsim"
     assert job.method().warmup == 3
 
@@ -148,11 +144,8 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
 
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED}
-    own = {"method_name", "method_options", "federated"}
-    assert {field.name for field in fields(Job)} - own == JobFile.model_fields.keys() - {
-        "version",
-        "method",
-    }
+    own = {field.name for field in fields(Job)} - {"method_name", "method_options", "federated"}
+    assert own == JobFile.model_fields.keys() - {"version", "method"}
 
 
 def test_the_digest_follows_every_choice(make_job):
@@ -168,23 +161,18 @@ def test_the_digest_follows_every_choice(make_job):
 
 
 def test_the_policy_of_buffers_enters_the_model_digest(make_job):
-    local, written, shared = (
-        make_job("fedavg", model={"norm": "batch", **buffers}).document()
+    jobs = [
+        make_job("fedavg", model={"norm": "batch", **buffers})
         for buffers in ({}, {"buffers": "local"}, {"buffers": "global"})
-    )
+    ]
+    local, written, shared = (job.document() for job in jobs)
     assert local == written
     assert local["model"]["buffers"] == "local"
     assert local["model_digest"] != shared["model_digest"]
-    assert not any("running" in tensor["name"] for tensor in local["schema"][0]["up"][0]["tensors"])
-    assert any("running" in tensor["name"] for tensor in shared["schema"][0]["up"][0]["tensors"])
-
-
-def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
-    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"})
-    assert (
-        Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest
-        == job.digest
-    )
+    names = [[t["name"] for t in d["schema"][0]["up"][0]["tensors"]] for d in (local, shared)]
+    assert [any("running" in name for name in each) for each in names] == [False, True]
+    back = Job.from_document(parse_json(canonical_json(shared), "wire"), "wire")
+    assert back.digest == jobs[-1].digest
 
 
 @pytest.mark.parametrize("method", ["local", "fedssa"])
@@ -206,30 +194,23 @@ def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
 def test_the_schema_writes_out_what_crosses(tmp_path):
     schema = read(tmp_path).document()["schema"]
     assert [phase["from_round"] for phase in schema] == [0, 3, 4, 10]
-    names = [
-        ([p["name"] for p in phase["up"]], [p["name"] for p in phase["down"]]) for phase in schema
-    ]
+    names = [[[p["name"] for p in phase[way]] for way in ("up", "down")] for phase in schema]
     assert names == [
-        (["model", "metrics"], ["model"]),
-        (["extractor", "rows", "metrics"], ["model"]),
-        (["extractor", "rows", "metrics"], ["extractor", "model"]),
-        ([], ["extractor", "model"]),
+        [["model", "metrics"], ["model"]],
+        [["extractor", "rows", "metrics"], ["model"]],
+        [["extractor", "rows", "metrics"], ["extractor", "model"]],
+        [[], ["extractor", "model"]],
     ]
     model, rows = schema[0]["up"][0], schema[1]["up"][1]
     assert (model["kind"], model["exchange"]) == ("WHOLE_MODEL", "sum.mean")
     bounds = {"least": "0.0", "most": "9007199254740992.0"}
     assert model["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": [], **bounds}
     assert schema[0]["down"][0]["tensors"] == model["tensors"][:-1]
-    assert rows == {
-        "name": "rows", "kind": "CLASSIFIER_ROWS", "exchange": "gram",
-        "tensors": [{"name": "rows", "dtype": "float32", "shape": [1, 840]}],
-    }  # fmt: skip
-    assert not any(
-        "running" in t["name"]
-        for phase in schema
-        for p in phase["up"] + phase["down"]
-        for t in p["tensors"]
-    )
+    tensor = {"name": "rows", "dtype": "float32", "shape": [1, 840]}
+    crossing = {"name": "rows", "kind": "CLASSIFIER_ROWS", "exchange": "gram"}
+    assert rows == {**crossing, "tensors": [tensor]}
+    parts = [part for phase in schema for part in phase["up"] + phase["down"]]
+    assert not any("running" in tensor["name"] for part in parts for tensor in part["tensors"])
 
 
 def tamper(document, *path, value):
@@ -285,33 +266,16 @@ def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_jo
     assert named.digest != make_job("pfedsim", model={"class_names": ["b", "a", "ç"]}).digest
 
 
-NEED_EXTRACTOR = {
-    *(
-        "fedas",
-        "fedbabu",
-        "fedpac",
-        "fedper",
-        "fedproto",
-        "fedrep",
-        "fedsimsup",
-        "lg-fedavg",
-        "pfedfda",
-        "pfedsim",
-    )
-}
+NEED_EXTRACTOR = {"fedas", "fedbabu", "fedpac", "fedper", "fedproto", "fedrep", "fedsimsup"}
+NEED_EXTRACTOR |= {"lg-fedavg", "pfedfda", "pfedsim"}
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job, method):
+    fields = {"silos": list("abcd"), "participation": 0.75 if method == "fedsimsup" else 1.0}
     for name, network in NETWORKS.items():
-        model = {"name": name, "norm": network.norms[0]}
-        job = make_job(
-            method,
-            model=model,
-            silos=list("abcd"),
-            participation=0.75 if method == "fedsimsup" else 1.0,
-        )
+        job = make_job(method, model={"name": name, "norm": network.norms[0]}, **fields)
         lacking = (
             (name == "glm" and method in NEED_EXTRACTOR)
             or (name not in BLOCKS and method == "fedaims")
@@ -326,17 +290,13 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
 
 @pytest.mark.parametrize("extractor", NETWORKS)
 def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, extractor):
-    job = make_job(
-        "fedssa", {"extractors": [extractor]}, {"name": "digits-cnn-a", "input": [1, 16, 16]}
-    )
+    model = {"name": "digits-cnn-a", "input": [1, 16, 16]}
+    job = make_job("fedssa", {"extractors": [extractor]}, model)
     if extractor in {"digits-cnn-a", "digits-cnn-b", "digits-cnn-c", "convnet-3x64"}:
         job.document()
     else:
-        text = (
-            rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose"
-            r" [^;]*$"
-        )
-        with refused(text):
+        where = r"^job 'test' \(fedssa on digits-cnn-a\): fedssa: "
+        with refused(rf"{where}extractor '{extractor}' .*; choose [^;]*$"):
             job.document()
 
 

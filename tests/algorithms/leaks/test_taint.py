@@ -212,13 +212,11 @@ def test_what_comes_of_a_value_that_was_paid_for_has_its_taint(read):
 
 def test_the_form_of_a_tensor_is_no_value():
     def compute(t):
-        assert (t.p.shape, len(t.p), t.p.dim(), t.p.numel(), t.p.dtype) == (
-            (6,),
-            6,
-            1,
-            6,
-            torch.float32,
-        )
+        assert t.p.shape == (6,)
+        assert len(t.p) == 6
+        assert t.p.dim() == 1
+        assert t.p.numel() == 6
+        assert t.p.dtype == torch.float32
         return torch.zeros(t.p.shape, dtype=t.p.dtype)
 
     made, tracker = tracked(compute)

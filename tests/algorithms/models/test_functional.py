@@ -51,10 +51,8 @@ def test_buffers_of_either_form_are_its_own_and_change():
     x = torch.tensor([[1.0], [3.0]])
     (module, _), (template, values) = fresh(), fresh()
     scaled = {"weight": torch.tensor([2.0])}
-    of_module, of_bound = (
-        called_with(module, scaled, x),
-        called_with(BoundModule(template, values), scaled, x),
-    )
+    of_module = called_with(module, scaled, x)
+    of_bound = called_with(BoundModule(template, values), scaled, x)
     assert torch.equal(of_module, of_bound)
     assert module.running_mean.item() == values["running_mean"].item() == 2
     assert template.running_mean.item() == 0

@@ -102,10 +102,8 @@ def test_only_parts_that_never_cross_are_loaded(tmp_path, job, make_job):
 
 def test_a_silo_begins_with_its_own_weights_and_the_others_as_before(job, trained, make_shards):
     shards = make_shards(job)
-    plain, own = (
-        simulate(job, shards),
-        simulate(job, shards, weights={"a": {"supervisor": trained}}),
-    )
+    plain = simulate(job, shards)
+    own = simulate(job, shards, weights={"a": {"supervisor": trained}})
     state = initial_state(job.method(), "a", {"supervisor": trained})
     assert torch.equal(state.parts["supervisor"]["fc.bias"], trained["fc.bias"])
     assert torch.equal(

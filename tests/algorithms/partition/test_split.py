@@ -107,10 +107,8 @@ def test_impossible_splits_are_refused_with_numbers(draw, text):
     st.integers(0, 2**40),
 )
 def test_records_of_a_group_are_on_one_side_near_the_ratio(numbers, ratio, seed):
-    part, groups = (
-        np.arange(5, 5 + len(numbers)),
-        ["before"] * 5 + [f"window-{number}" for number in numbers],
-    )
+    part = np.arange(5, 5 + len(numbers))
+    groups = ["before"] * 5 + [f"window-{number}" for number in numbers]
     weights, largest = RATIOS[ratio], max(map(groups.count, set(groups[5:])))
     if len(set(numbers)) < 3:
         return
@@ -131,10 +129,8 @@ def test_groups_of_one_record_are_split_as_without_groups():
     part = np.arange(0, 90, 2)
     groups = [f"{index:03}" for index in range(90)]
     for ratio in RATIOS:
-        plain, grouped = (
-            merged({"a": part}, ratio, 3)["a"],
-            merged({"a": part}, ratio, 3, groups)["a"],
-        )
+        plain = merged({"a": part}, ratio, 3)["a"]
+        grouped = merged({"a": part}, ratio, 3, groups)["a"]
         assert np.array_equal(plain.train, grouped.train)
         assert np.array_equal(plain.test, grouped.test)
     with refused("silo a has 2 groups of records for 3 sides"):

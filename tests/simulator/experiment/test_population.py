@@ -269,10 +269,8 @@ def test_the_published_split_with_a_client_of_nothing_has_one_silo_less(experime
 def test_some_of_the_clients_keep_what_they_have_among_all(experiment, tmp_path):
     """Ten clients' partition, of which every third takes part but for the last: 0, 3 and 6."""
     dealt = '[partition]\nkind = "dirichlet"\nsilos = 10\nalpha = 0.5\nminimum = 5\n'
-    everyone, some = (
-        populate(experiment(partition=dealt)),
-        populate(experiment(partition=f"{dealt}keep = 3")),
-    )
+    everyone = populate(experiment(partition=dealt))
+    some = populate(experiment(partition=f"{dealt}keep = 3"))
     assert tuple(some.records) == ("silo-000", "silo-003", "silo-006")
     for silo, own in some.records.items():
         assert torch.equal(own.train.x, everyone.records[silo].train.x)

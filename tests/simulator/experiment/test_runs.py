@@ -72,17 +72,13 @@ def test_a_run_for_each_method_and_seed_with_what_is_different_for_it(experiment
     ]
     plain, early, late = (run.job for run in all_runs[::2])
     assert plain.silos == ("silo-000", "silo-001", "silo-002", "silo-003")
-    assert (plain.name, plain.rounds, plain.training.optimiser.lr, plain.model.name) == (
-        "digits",
-        3,
-        0.1,
-        "cnn-digits",
-    )
-    assert (early.rounds, early.training.optimiser.lr, early.training.optimiser.momentum) == (
-        4,
-        0.05,
-        0.9,
-    )
+    assert plain.name == "digits"
+    assert plain.rounds == 3
+    assert plain.training.optimiser.lr == 0.1
+    assert plain.model.name == "cnn-digits"
+    assert early.rounds == 4
+    assert early.training.optimiser.lr == 0.05
+    assert early.training.optimiser.momentum == 0.9
     assert (late.model.name, late.model.norm, late.model.classes) == ("convnet-digits", "group", 10)
     assert (early.method_options.rho, late.method_options.rho) == (0.25, 0.5)
 

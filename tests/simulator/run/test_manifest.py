@@ -85,10 +85,8 @@ def test_a_table_that_one_of_them_lacks_is_named():
 
 
 def test_other_silos_are_counted_or_named():
-    four, three = (
-        made(),
-        RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}}),
-    )
+    four = made()
+    three = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
     assert differences(four, three) == ["silos are 4 there and 3 here"]
     renamed = RunManifest(
         **made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}}

@@ -120,10 +120,8 @@ def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     checkpoint.write(begun(), NOTHING)
     checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
     index = read_index(tmp_path)
-    assert (index.history, index.finished) == (
-        NOTHING,
-        FinishedRun(history=KEPT, results=("rounds.csv",)),
-    )
+    assert index.history == NOTHING
+    assert index.finished == FinishedRun(history=KEPT, results=("rounds.csv",))
     checkpoint.write(after(begun(), ["s0"], 1), KEPT)
     assert read_index(tmp_path).finished is None  # it goes on
 

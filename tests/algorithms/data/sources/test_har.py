@@ -52,11 +52,9 @@ def test_the_official_text_files_are_the_same_records(tmp_path):
     official(tmp_path)
     data = read_har(tmp_path)
     assert torch.equal(data.x, torch.from_numpy(X)[:, :, None])
-    assert (data.y.tolist(), data.groups, data.sources) == (
-        Y.tolist(),
-        GROUPS,
-        tuple(map(str, SUBJECT)),
-    )
+    assert data.y.tolist() == Y.tolist()
+    assert data.groups == GROUPS
+    assert data.sources == tuple(map(str, SUBJECT))
 
 
 def test_files_that_are_absent_torn_or_no_numbers_are_named(tmp_path):

@@ -142,10 +142,8 @@ class Fake:
 
 def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
     x = rng.integers(0, 256, (2, 3, 32, 32), np.uint8)
-    svhn, pickled = (
-        Fake(data=x, labels=np.array([1, 0])),
-        Fake(data=x.transpose(0, 2, 3, 1), targets=[1, 0]),
-    )
+    svhn = Fake(data=x, labels=np.array([1, 0]))
+    pickled = Fake(data=x.transpose(0, 2, 3, 1), targets=[1, 0])
     for name, fake, asked in [
         ("SVHN", svhn, {"split": "test"}),
         ("CIFAR100", pickled, {"train": False}),
@@ -212,10 +210,8 @@ def test_a_split_is_emnists(tmp_path, fields):
 
 
 def usps(**changed):
-    x, y = (
-        np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(3, 16, 16),
-        np.array([9, 0, 4], np.uint8),
-    )
+    x = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(3, 16, 16)
+    y = np.array([9, 0, 4], np.uint8)
     return {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[1:], **changed}
 
 

@@ -69,10 +69,8 @@ def test_eq_6_is_that_of_a_slow_search():
         for scale in (1e-3, 1.0, 30.0):
             h, variances = scale * rng.normal(size=(m, 7)), scale**2 * rng.uniform(0.05, 3, m)
             for own in range(m):
-                fast, slow = (
-                    best_weights(points_of(h @ h.T), variances, own),
-                    slowly(h @ h.T, variances, own),
-                )
+                fast = best_weights(points_of(h @ h.T), variances, own)
+                slow = slowly(h @ h.T, variances, own)
                 assert fast == pytest.approx(slow, abs=2e-3)
                 assert fast == pytest.approx(
                     best_weights(h + rng.normal(size=7), variances, own), abs=1e-6

@@ -180,10 +180,8 @@ def test_three_points_by_hand():
         training={"lr": 0.3},
     )
     method, records = job.method(), dataset.Dataset(torch.tensor(x)[:, None, None], torch.tensor(y))
-    local, common = (
-        np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]]),
-        np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]]),
-    )
+    local = np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]])
+    common = np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]])
     start = initial_state(method, "a")
     classifier = {
         "weight": torch.tensor(local[:, :2]).float(),

@@ -654,10 +654,8 @@ def test_the_glm_learns_the_synthetic_population_and_its_mixtures(make_job):
     """
     silos = [f"silo-{i}" for i in range(12)]
     truth = population(silos, dimension=20, alpha=0.2, tests=100, largest=60, seed=12353)
-    model, training = (
-        {"name": "glm", "classes": 2, "input": [1, 1, 20]},
-        {"batch_size": 64, "lr": 2.0},
-    )
+    model = {"name": "glm", "classes": 2, "input": [1, 1, 20]}
+    training = {"batch_size": 64, "lr": 2.0}
     reached, ppfl = compare(
         make_job, silos, truth.shards, model, training, 30, {"membership_lr": 3.0}
     )
