@@ -145,11 +145,8 @@ def test_the_course_of_a_round(make):
     assert kinds == [Stage, Stage, Survey, Change]
     align, train = method.stages(trained, THREE)[:2]
     assert (align.trains, align.epochs, align.optimiser.lr, align.coupled) == (
-        ("extractor",),
-        1,
-        0.01,
-        True,
-    )
+        ("extractor",), 1, 0.01, True,
+    )  # fmt: skip
     assert align.optimiser.momentum == 0
     assert train.trains == ("extractor", "classifier")
     for each, state in ((method, fresh), (off, trained)):  # nothing to align to, or not asked to

@@ -114,24 +114,10 @@ CASES = {
     "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
 }  # fmt: skip
 IN_SLICES = {
-    "apfl": 2,
-    "cfl": 2,
-    "fedaims": 1,
-    "fedala": 3,
-    "fedas": 2,
-    "fedavg": 1,
-    "fedfomo": 2,
-    "fedpac": 1,
-    "fedper": 4,
-    "fedproto": 1,
-    "fedsimsup": 9,
-    "fedssa": 2,
-    "local": 2,
-    "per-fedavg": 3,
-    "pfedfda": 2,
-    "pfedsim": 2,
-    "ppfl": 3,
-}
+    "apfl": 2, "cfl": 2, "fedaims": 1, "fedala": 3, "fedas": 2, "fedavg": 1, "fedfomo": 2,
+    "fedpac": 1, "fedper": 4, "fedproto": 1, "fedsimsup": 9, "fedssa": 2, "local": 2,
+    "per-fedavg": 3, "pfedfda": 2, "pfedsim": 2, "ppfl": 3,
+}  # fmt: skip
 
 
 class Doubles(Dataset):

@@ -86,14 +86,9 @@ def by_slot(target, source):
 
 
 WRITES = [
-    by_index,
-    by_view,
-    by_out,
-    by_slot,
-    torch.Tensor.add_,
-    torch.Tensor.copy_,
+    by_index, by_view, by_out, by_slot, torch.Tensor.add_, torch.Tensor.copy_,
     torch.Tensor.__iadd__,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("write", WRITES)

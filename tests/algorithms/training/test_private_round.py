@@ -147,19 +147,13 @@ def with_noisy(job, counts, random=None, account=None):
 # and the present one, "counts" 0 alone.
 
 FEDAIMS = {
-    "backbone": "all",
-    "backbone/@weight": "counts",
-    "prototypes": "all",
-    "prototypes/@weight": "counts",
-    "direction": "all",
-}
+    "backbone": "all", "backbone/@weight": "counts", "prototypes": "all",
+    "prototypes/@weight": "counts", "direction": "all",
+}  # fmt: skip
 PPFL = {  # θ comes down in each round, c stays and moves in the rounds of its block
-    "model": "now+c",
-    "model/@weight": "counts",
-    "coupling": "counts",
-    "coupling/m": "c",
+    "model": "now+c", "model/@weight": "counts", "coupling": "counts", "coupling/m": "c",
     "membership": "c",
-}
+}  # fmt: skip
 MODEL = {"model": "now", "model/@weight": "counts"}
 EXTRACTOR = {"extractor": "all", "extractor/@weight": "counts"}
 CENSUS = {"census": "counts", "theta": "all"}

@@ -100,12 +100,9 @@ def test_5_names_that_disagree_with_the_job(make_job):
 def test_the_log_counts_by_class_and_tells_what_is_tested_without_training(make_job):
     counts = counts_by_class(make_job(model={"classes": 5}), labelled([0, 0, 3]), labelled([3, 4]))
     assert counts == {
-        "training": 3,
-        "test": 2,
-        "training_by_class": [2, 0, 0, 1, 0],
-        "classes_not_trained": [1, 2, 4],
-        "classes_tested_not_trained": [4],
-    }
+        "training": 3, "test": 2, "training_by_class": [2, 0, 0, 1, 0],
+        "classes_not_trained": [1, 2, 4], "classes_tested_not_trained": [4],
+    }  # fmt: skip
 
 
 def test_the_log_stays_short_for_many_classes(make_job):
@@ -122,12 +119,9 @@ def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
         silos=["a", "b", "c", "d"],
         min_cohort=3,
         security={
-            "secure_aggregation": "required",
-            "min_holders": 3,
-            "weight_most": 100,
-            "colluders": 1,
+            "secure_aggregation": "required", "min_holders": 3, "weight_most": 100, "colluders": 1,
         },
-    )
+    )  # fmt: skip
     assert job.counted
     told = withheld_classes(job, labelled([0, 0, 3, 4]), torch.tensor([3, 1, 4, 4, 0]))
     assert told == {"fewest_holders": 4, "classes_withheld": [0, 4]}
@@ -283,12 +277,9 @@ def declared_job(make_job, own):
     classes = {silo: own if silo == "a" else [10, 10, 0] for silo in "abcde"}
     counts = {silo: sum(each) for silo, each in classes.items()}
     security = {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": counts,
+        "secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": counts,
         "class_counts": classes,
-    }
+    }  # fmt: skip
     return make_job(
         "fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security
     )

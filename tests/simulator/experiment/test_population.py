@@ -243,11 +243,8 @@ def test_persons_and_hospitals_are_silos(experiment):
     model = 'name = "glm"\nclasses = 2\ninput = [1, 1, 22]'
     people = populate(experiment(data=heart, partition='[partition]\nkind = "column"', model=model))
     assert dict(zip(people.records, counts(people).sum(1).tolist(), strict=True)) == {
-        "cleveland": 303,
-        "hungarian": 294,
-        "switzerland": 123,
-        "va": 200,
-    }
+        "cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200,
+    }  # fmt: skip
 
 
 @REAL

@@ -34,13 +34,9 @@ def test_all_that_is_finished_is_compared(out):
     written = write_report(out, POPULATION, ["ppfl", "local"])
     names = [path.relative_to(out).as_posix() for path in written]
     assert names == [
-        "summary.md",
-        "curves.png",
-        "spread.png",
-        "partition.png",
-        "ppfl/seed-1/heatmap.png",
+        "summary.md", "curves.png", "spread.png", "partition.png", "ppfl/seed-1/heatmap.png",
         "ppfl/seed-2/heatmap.png",
-    ]
+    ]  # fmt: skip
     text = written[0].read_text()
     assert text.index("- **ppfl**") < text.index("- **local**")
     assert "fedavg" not in text
@@ -58,12 +54,9 @@ def test_the_same_runs_give_the_same_bytes(out, undrawn):
 def test_without_a_population_it_is_what_the_runs_say(out, undrawn):
     names = [path.relative_to(out).as_posix() for path in write_report(out)]
     assert names == [
-        "summary.md",
-        "curves.png",
-        "spread.png",
-        "ppfl/seed-1/heatmap.png",
+        "summary.md", "curves.png", "spread.png", "ppfl/seed-1/heatmap.png",
         "ppfl/seed-2/heatmap.png",
-    ]
+    ]  # fmt: skip
 
 
 def test_nothing_is_written_where_nothing_can_be_compared(tmp_path, out):

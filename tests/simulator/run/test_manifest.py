@@ -111,14 +111,10 @@ def test_another_release_of_the_method_is_told():
 @pytest.mark.parametrize(
     ("device", "fits"),
     [
-        ("cpu", True),
-        ("cuda (NVIDIA H200)", True),
-        ("cuda (NVIDIA H200), one by one, tf32", True),
-        ("cuda (NVIDIA H200), bf16, one by one", False),
-        ("cuda", False),
-        ("cpu, bf16", False),
+        ("cpu", True), ("cuda (NVIDIA H200)", True), ("cuda (NVIDIA H200), one by one, tf32", True),
+        ("cuda (NVIDIA H200), bf16, one by one", False), ("cuda", False), ("cpu, bf16", False),
     ],
-)
+)  # fmt: skip
 def test_what_trains(device, fits):
     said = {"device": device, "staddle": "1", "torch": "2"}
     if fits:

@@ -79,14 +79,8 @@ def test_a_census_is_a_round_that_measures_nothing(tmp_path):
     assert run.job.length == 3
     run_it(tmp_path, run, watch)
     assert [told[0] for told in watch.told] == [
-        "begin",
-        "training",
-        "training",
-        1,
-        "training",
-        "looking",
-        2,
-    ]
+        "begin", "training", "training", 1, "training", "looking", 2,
+    ]  # fmt: skip
     assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
 
 
@@ -104,14 +98,8 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     watch, run = Asks(), make_run(rounds=2)
     whole = run_it(tmp_path / "whole", run, watch)
     assert [told[0] for told in watch.told] == [
-        "begin",
-        "training",
-        1,
-        "training",
-        "training",
-        "looking",
-        2,
-    ]
+        "begin", "training", 1, "training", "training", "looking", 2,
+    ]  # fmt: skip
     history = read(folder_of(tmp_path / "whole", run) / HISTORY)
     assert [(one.rounds, one.measure) for one in history if one.measure == "selected/after"] == [
         (1, "selected/after"),

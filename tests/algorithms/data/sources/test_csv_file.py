@@ -81,14 +81,9 @@ def test_arithmetic_is_in_64_bits_and_rounds_once(read):
         GOOD.replace("63", '"63"').replace("p1", '"p,1\n"'),
     ],
     ids=[
-        "byte order mark",
-        "carriage returns",
-        "blank lines",
-        "no last newline",
-        "spaces",
-        "quotes",
+        "byte order mark", "carriage returns", "blank lines", "no last newline", "spaces", "quotes",
     ],
-)
+)  # fmt: skip
 def test_spellings_of_one_table(read, text):
     assert read(text).x.flatten().tolist() == [63, 27.5, 41, -30]
     assert len(read(text, id="id").ids) == 2
@@ -105,11 +100,8 @@ def test_missing_values_count_as_what_is_declared(read, fault):
     text = "age,bmi,y\n?,,1\n5, NA ,0\n"
     fields = {"missing_marks": ["", "?", "NA"], "center": {"age": 1}}
     assert read(text, **fields, missing={"age": 3, "bmi": 7.5}).x.flatten().tolist() == [
-        2,
-        7.5,
-        4,
-        7.5,
-    ]
+        2, 7.5, 4, 7.5,
+    ]  # fmt: skip
     assert "line 2, column 'bmi': is missing; complete it, or declare" in fault(
         text, **fields, missing={"age": 3}
     )
@@ -243,20 +235,9 @@ def test_a_declared_column_is_the_source(read, fault):
 
 
 HEART = [
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-]
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
+    "slope", "ca", "thal",
+]  # fmt: skip
 
 
 @pytest.mark.skipif(

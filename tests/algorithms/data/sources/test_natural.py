@@ -54,11 +54,8 @@ def test_the_real_hospitals():
     data = read(Path(os.environ["STADDLE_DATA"]) / "heart_disease", "heart-disease")
     assert data.x.shape == (920, 1, 1, 22)
     assert [data.sources.count(hospital) for hospital in SOURCES["heart-disease"]] == [
-        303,
-        294,
-        123,
-        200,
-    ]
+        303, 294, 123, 200,
+    ]  # fmt: skip
     assert torch.bincount(data.y).tolist() == [164 + 188 + 8 + 51, 509]
     assert len(set(data.ids)) == 920
     # its means and deviations are those that the constants stand for
@@ -88,12 +85,9 @@ def test_the_real_regions():
     data = read(Path(os.environ["STADDLE_DATA"]) / "tcga_brca", "tcga-brca")
     assert data.x.shape == (505, 1, 1, 39)
     known = {
-        "Northeast": (171, 21),
-        "South": (79, 14),
-        "West": (69, 15),
-        "Midwest": (94, 10),
+        "Northeast": (171, 21), "South": (79, 14), "West": (69, 15), "Midwest": (94, 10),
         "Europe": (21, 7),
-    }
+    }  # fmt: skip
     for region, (alive, dead) in {**known, "Canada": (2, 2)}.items():
         own = read(Path(os.environ["STADDLE_DATA"]) / "tcga_brca", "tcga-brca", sources=[region])
         assert torch.bincount(own.y).tolist() == [alive, dead]
