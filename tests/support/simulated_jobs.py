@@ -15,7 +15,7 @@ OPTIONS = {
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
-    "fedsimsup": {"tau_theta": 1},
+    "fedsimsup": {"tau_s": 1, "tau_theta": 1},
     "ppfl": {"lam": 0},
 }
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}

@@ -20,7 +20,7 @@ RERUNS = {
     "fedssa": {},
     "fedssa stale": {"stale_inclusive": True, "clip": 1.0},
     "fedssa extractors": {"extractors": ["digits-cnn-a", "digits-cnn-b", "digits-cnn-c"]},
-    "fedsimsup": {"supervisor": ["lenet", "cnn", "transformer"], "tau_theta": 1},
+    "fedsimsup": {"supervisor": ["lenet", "cnn", "transformer"], "tau_s": 1, "tau_theta": 1},
     "fedaims": {},
     "fedaims clusters": {"sampling": "algorithm2"},
     "fedaims full": {"sampling": "full", "aux_ce": "prototype", "reduction": "sum", "mu": 1e-4},

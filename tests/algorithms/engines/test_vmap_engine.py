@@ -39,7 +39,7 @@ AS_CODE = {
 CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
 ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
 DIGITS = {"name": "convnet-digits"}
-SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
+SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_s": 1, "tau_theta": 2}
 TWO = {
     "extractors": ["digits-cnn-a", "digits-cnn-b"],
     "stale_inclusive": True,
@@ -94,7 +94,7 @@ CASES = {
     "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1},
         [4]),
     "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
-    "fedsimsup, batch norm": ("fedsimsup", {"supervisor": "cnn", "tau_theta": 1},
+    "fedsimsup, batch norm": ("fedsimsup", {"supervisor": "cnn", "tau_s": 1, "tau_theta": 1},
         {"norm": "batch"}, ALMOST_ALL, [3, 3]),
     # weights, then the model
     "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),

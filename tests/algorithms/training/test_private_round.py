@@ -193,10 +193,10 @@ LEAVING = {  # case: method, options, what paid
     "fedssa-stale": (
         "fedssa", {"stale_inclusive": True}, {"deltas": "all", "deltas/presence": "counts"}
     ),
-    "fedsimsup": ("fedsimsup", {"tau_theta": 1}, CENSUS),
+    "fedsimsup": ("fedsimsup", {"tau_s": 1, "tau_theta": 1}, CENSUS),
     "fedsimsup-samples": (
         "fedsimsup",
-        {"tau_theta": 1, "similarity": "samples", "supervisor": ["transformer", "cnn"]},
+        {"tau_s": 1, "tau_theta": 1, "similarity": "samples", "supervisor": ["transformer", "cnn"]},
         CENSUS,
     ),
     "fedaims": ("fedaims", {}, FEDAIMS),
@@ -502,7 +502,7 @@ def with_counts(*counts):
 
 
 def test_counts_are_drawn_once_kept_and_sent_again_for_free(make_private, make_data):
-    job = make_private("fedsimsup", {"tau_theta": 1})
+    job = make_private("fedsimsup", {"tau_s": 1, "tau_theta": 1})
     account = MemoryAccount(job)
     first = release_counts(job, 0, make_data(24), silo_of(job, Seeded(1), account))
     assert account.spendings[0].taken == {"histogram": 1}
@@ -723,7 +723,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
         ("pfedsim", {"rho": 0}),
         ("fedssa", {"stale_inclusive": True}),
         ("fedaims", {"sampling": "full"}),
-        ("fedsimsup", {"tau_theta": 1}),
+        ("fedsimsup", {"tau_s": 1, "tau_theta": 1}),
         ("ppfl", {"lam": 0}),
     ],
 )

@@ -22,7 +22,7 @@ from staddle.simulator.engines.pool import Crew, usable_cores
 
 SILOS = ("a", "b", "c", "d")
 METHODS = ("fedavg", "fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
-OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 2}}
+OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_s": 1, "tau_theta": 2}}
 
 
 def job_of(method, **training):

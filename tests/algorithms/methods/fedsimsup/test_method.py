@@ -511,13 +511,13 @@ def declaring(similarity, by_class=BY_CLASS, **fields):
     table = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     by_class = {"class_counts": by_class} if similarity == "labels" else {}
     security = {**table, "counts": counts, **by_class}
-    options = {"similarity": similarity, "tau_theta": 1}
+    options = {"similarity": similarity, "tau_s": 1, "tau_theta": 1}
     return make_job("fedsimsup", options, security=security, **SHARES, **fields)
 
 
 @pytest.mark.parametrize("similarity", ["labels", "samples"])
 def test_what_a_blind_job_declares_is_what_its_census_would_say(make_job, make_shards, similarity):
-    options = {"similarity": similarity, "tau_theta": 1}
+    options = {"similarity": similarity, "tau_s": 1, "tau_theta": 1}
     clear = make_job("fedsimsup", options, **SHARES)
     shards = make_shards(clear)
     by_class = {s: torch.bincount(own.y, minlength=3).tolist() for s, (own, _) in shards.items()}
