@@ -28,11 +28,8 @@ def planted_faults():
 
 def test_there_are_twenty_faults_a_folder_two_a_module_at_most(planted_faults):
     faults = planted_faults.faults()
-    assert Counter(fault.folder for fault in faults) == {
-        "security": 20,
-        "silo": 20,
-        "coordinator": 20,
-    }
+    expected = {"security": 20, "silo": 20, "coordinator": 20}
+    assert Counter(fault.folder for fault in faults) == expected
     assert max(Counter(planted_faults.place(ROOT, fault) for fault in faults).values()) == 2
 
 
@@ -65,11 +62,8 @@ def test_results_are_counted_by_folder_and_read_again(planted_faults, tmp_path):
     planted_faults.write(path, made)
     assert [each["number"] for each in json.loads(path.read_text())] == [1, 2]
     assert planted_faults.read(path) == made
-    assert list(planted_faults.counts([made[1], made[2]]))[2:] == [
-        "| security | 1 | 1 | 0 |",
-        "| silo | 1 | 0 | 1 |",
-        "| all | 2 | 1 | 1 |",
-    ]
+    expected = ["| security | 1 | 1 | 0 |", "| silo | 1 | 0 | 1 |", "| all | 2 | 1 | 1 |"]
+    assert list(planted_faults.counts([made[1], made[2]]))[2:] == expected
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,8 @@ def test_the_classifier_alone_crosses(make_job, options):
     """10 x 64 weights and 10 biases."""
     job = make_job("fedclassavg", options, {**SMALL, "classes": 10})
     for part in (*job.method().up(0), *job.method().down(1)):
-        assert [(s.name, s.shape) for s in part.tensors] == [
-            ("classifier.weight", (10, 64)),
-            ("classifier.bias", (10,)),
-        ]
+        expected = [("classifier.weight", (10, 64)), ("classifier.bias", (10,))]
+        assert [(s.name, s.shape) for s in part.tensors] == expected
     assert sum(spec.elements for spec in job.method().up(0)[0].wire if spec.name != WEIGHT) == 650
 
 

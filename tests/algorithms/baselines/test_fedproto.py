@@ -52,10 +52,8 @@ def test_eq_4_by_hand():
     """
     part = Prototypes(3, 2)
     part.mean.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
-    assert part(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [
-        [1, 0, -torch.inf],
-        [-1, 0, -torch.inf],
-    ]
+    expected = [[1, 0, -torch.inf], [-1, 0, -torch.inf]]
+    assert part(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == expected
 
 
 def test_who_decides(make_job):
@@ -169,10 +167,8 @@ def test_prototypes_alone_cross(make_job, options):
             assert part.kind == Kind.PROTOTYPES
             assert [(spec.name, spec.shape) for spec in part.tensors] == [("mean", (10, 64))]
     lenet = make_job("fedproto", {}, {"name": "lenet5", "classes": 10}).method()
-    assert [(spec.name, spec.elements) for spec in lenet.up(0)[0].wire] == [
-        ("mean", 840),
-        (WEIGHT, 10),
-    ]
+    expected = [("mean", 840), (WEIGHT, 10)]
+    assert [(spec.name, spec.elements) for spec in lenet.up(0)[0].wire] == expected
 
 
 def test_without_lambda_it_trains_as_alone(make_job):

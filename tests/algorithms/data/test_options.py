@@ -47,12 +47,8 @@ def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
     assert [source.where for source in found] == ["d.npz", "sets", ".", "inside inside"]
     assert InFolder(folder=".").title == "in-folder"
     below = [source.below(Path("/a")) for source in found]
-    assert [source.path for source in below] == [
-        Path("/a/d.npz"),
-        Path("/a/sets"),
-        Path("/a"),
-        None,
-    ]
+    expected = [Path("/a/d.npz"), Path("/a/sets"), Path("/a"), None]
+    assert [source.path for source in below] == expected
     assert not any(source.has_official_parts for source in found)
 
 
@@ -111,10 +107,8 @@ def test_shares_are_disjoint_even_and_the_same_everywhere():
     assert all(share == sorted(share) for share in shares)
     assert shares == [[3, 4, 7], [1, 6, 9], [2, 5], [0, 8]]
     assert Shared(share=(1, 4), seed=4).indices(10).tolist() != shares[0]
-    assert (
-        Shared(share=(1, 4)).indices(10).tolist()
-        == Shared(share=(1, 4), seed=0).indices(10).tolist()
-    )
+    expected = Shared(share=(1, 4), seed=0).indices(10).tolist()
+    assert Shared(share=(1, 4)).indices(10).tolist() == expected
     assert Shared().indices(3).tolist() == [0, 1, 2]
 
 

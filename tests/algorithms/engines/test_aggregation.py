@@ -185,10 +185,8 @@ def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
     # ½·8 + 1 = 5
     assert close("ab", 2.0, Post("extractor", "c", {"a": 1.0}, keep=0.5)) == (0.5, 1.0)
     # ⅛·8 + 3.25
-    assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == (
-        0.125,
-        3.25,
-    )
+    expected = (0.125, 3.25)
+    assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == expected
     assert close("ab", 4.0) == (0.125, 3.25)
     assert close("abc", 4.0) is None
 

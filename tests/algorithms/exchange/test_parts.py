@@ -109,10 +109,8 @@ def test_give_refuses_values_beyond_the_bounds_of_their_spec(dtype, bounds):
     inside = torch.tensor(
         [-1 if bounds[0] is None else bounds[0], 0, 1 if bounds[1] is None else bounds[1]]
     )
-    assert (
-        laid_out(part, Contribution({"x": inside.to(DTYPES[dtype])}))["x"].tolist()
-        == inside.tolist()
-    )
+    expected = inside.tolist()
+    assert laid_out(part, Contribution({"x": inside.to(DTYPES[dtype])}))["x"].tolist() == expected
     for bound, said, step in zip(bounds, ("below", "above"), (-1, 1), strict=True):
         if bound is not None:
             for where in range(3):

@@ -95,11 +95,8 @@ def test_no_silo_spends_more_than_the_job_says_and_one_as_much_for_each_purpose(
 
 def test_what_a_round_spends(tmp_path):
     job = read(tmp_path)
-    assert [one.purpose for one in round_spends(job, 1, "1.37")] == [
-        "training",
-        "training-whole",
-        "metrics",
-    ]
+    expected = ["training", "training-whole", "metrics"]
+    assert [one.purpose for one in round_spends(job, 1, "1.37")] == expected
     training, whole, metrics = round_spends(job, 1, "1.37")
     assert training == Spend("training", "1.37", "0.3", job.method().effort(1).epochs * 4)
     assert whole == Spend("training-whole", "4.567", "1", job.method().effort(1).whole)

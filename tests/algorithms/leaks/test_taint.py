@@ -39,11 +39,8 @@ def test_worst_of_several():
     assert worst([]) == PUBLIC
     assert worst([PUBLIC, paid(1), paid(2, 5)]) == paid(1, 2, 5)
     assert worst([paid(1), PRIVATE]) == Taint(True, frozenset({1}))
-    assert [taint.name for taint in (PUBLIC, paid(0), Taint(True, frozenset({1})))] == [
-        "public",
-        "dp",
-        "private",
-    ]
+    expected = ["public", "dp", "private"]
+    assert [taint.name for taint in (PUBLIC, paid(0), Taint(True, frozenset({1})))] == expected
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from staddle.algorithms.numerics.streams import permutation, raw, stream, unifor
 
 
 def test_a_stream_is_pinned_for_ever():
-    assert raw(stream(7, "clinic-a", 3, "train/0"), 2).tolist() == [
-        11114097228117383608,
-        6308778396664137798,
-    ]
+    expected = [11114097228117383608, 6308778396664137798]
+    assert raw(stream(7, "clinic-a", 3, "train/0"), 2).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,8 @@ def cell(image, silo, label, silos=2):
 
 def test_counts_by_silo_and_class():
     labels = np.array([2, 0, 0, 1, 2, 2])
-    assert held({"a": np.array([0, 1, 2]), "b": np.array([4, 5])}, labels, 4).tolist() == [
-        [2, 0, 1, 0],
-        [0, 0, 2, 0],
-    ]
+    expected = [[2, 0, 1, 0], [0, 0, 2, 0]]
+    assert held({"a": np.array([0, 1, 2]), "b": np.array([4, 5])}, labels, 4).tolist() == expected
     with refused("labels from 0 to 2 for 2 classes"):
         held({"a": np.array([0])}, labels, 2)
 

@@ -100,10 +100,8 @@ def test_natural_silos_are_called_by_their_sources_in_the_order_of_numbers(exper
     save_npz(
         tmp_path / "data.npz", some(sources=tuple(("Zürich", "Bern")[n % 2] for n in range(60)))
     )
-    assert list(populate(experiment(data=NPZ, partition=COLUMN, model=GLM)).records) == [
-        "bern",
-        "zurich",
-    ]
+    expected = ["bern", "zurich"]
+    assert list(populate(experiment(data=NPZ, partition=COLUMN, model=GLM)).records) == expected
     top = 'seed = 1\nsilos = ["capital", "largest"]'
     assert list(populate(experiment(top, data=NPZ, partition=COLUMN, model=GLM)).records) == [
         "capital",

@@ -93,11 +93,8 @@ def test_the_command_line_chooses_methods_seeds_and_rounds(experiment):
         ]
 
     assert chosen("late", seeds=[9], rounds=2) == [("late", 9, 2)]
-    assert chosen("pfedsim", "fedavg", seeds=[9]) == [
-        ("fedavg", 9, 3),
-        ("early", 9, 4),
-        ("late", 9, 3),
-    ]
+    expected = [("fedavg", 9, 3), ("early", 9, 4), ("late", 9, 3)]
+    assert chosen("pfedsim", "fedavg", seeds=[9]) == expected
     assert chosen("early", seeds=[2, 2]) == [("early", 2, 4)]
     with refused(r"job\.toml: no method is labelled or named 'earl'; did you mean 'early'"):
         chosen("earl")

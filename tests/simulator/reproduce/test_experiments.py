@@ -89,11 +89,8 @@ def test_at_full_scale_it_is_what_the_paper_says(table):
     assert found.file.participation == 0.1
     assert found.file.partition.keep is None
     assert found.file.all_seeds == (1, 2, 3, 4)  # as many as the paper's
-    assert [(method.title, method.rounds) for method in found.file.all_methods] == [
-        ("mean", 50),
-        ("local", None),
-        ("fedrep", None),
-    ]
+    expected = [("mean", 50), ("local", None), ("fedrep", None)]
+    assert [(method.title, method.rounds) for method in found.file.all_methods] == expected
     assert parse("toy", TABLE.format(seeds="").encode())[0].seeds is None
     assert of(parse("toy", TABLE.format(seeds="").encode())[0], "file").file.all_seeds == (1, 2, 3)
     assert of(table, "file", Scale(), None, (7,)).file.all_seeds == (7,)
@@ -126,10 +123,8 @@ def test_what_is_other_than_in_the_paper_is_said(table):
     every = table.settings
     assert reduced(every, Scale()) == ()
     assert reduced(every, Scale(clients=10)) == ("10 instead of 100 or 30 clients",)
-    assert reduced(every[:1], Scale(10, 20)) == (
-        "10 instead of 100 clients",
-        "20 instead of 200 rounds",
-    )
+    expected = ("10 instead of 100 clients", "20 instead of 200 rounds")
+    assert reduced(every[:1], Scale(10, 20)) == expected
     assert reduced(every[1:2], Scale(10, 200)) == ()
     published = next(own for own in find("ppfl/table1").settings if own.name == "synthetic")
     assert reduced([published], Scale(10)) == ("10 instead of 300 clients",)
@@ -140,10 +135,8 @@ def test_local_and_fedrep_run_with_whatever_is_asked_for(table):
     assert chosen_labels(table, []) == {"mean", "local", "fedrep"}
     methods = of(table, "file", Scale(), frozenset({"local", "fedrep"})).file.all_methods
     assert [method.title for method in methods] == ["local", "fedrep"]
-    assert [method.title for method in of(table, "synthetic").file.all_methods] == [
-        "local",
-        "fedrep",
-    ]
+    expected = ["local", "fedrep"]
+    assert [method.title for method in of(table, "synthetic").file.all_methods] == expected
 
 
 def test_settings_and_methods_are_known_ones(table):
@@ -151,10 +144,8 @@ def test_settings_and_methods_are_known_ones(table):
         chosen_settings(table, ["flie"])
     with refused("toy/one: no method that runs here 'zzz'; known: mean, local, fedrep"):
         chosen_labels(table, ["zzz"])
-    assert [setting.name for setting in chosen_settings(table, ["sources", "file", "sources"])] == [
-        "sources",
-        "file",
-    ]
+    found = [setting.name for setting in chosen_settings(table, ["sources", "file", "sources"])]
+    assert found == ["sources", "file"]
     with refused("toy/none: none of its columns can be run here"):
         chosen_settings(parse("toy", TABLE.format(seeds="").encode())[1], [])
 

@@ -86,10 +86,8 @@ def toy(*changes):
 
 def test_a_paper_s_settings_are_its_common_keys_and_their_own():
     first, second = toy()
-    assert [(setting.name, setting.title) for setting in first.settings] == [
-        ("easy", "Digits, easy"),
-        ("hard", "hard"),
-    ]
+    expected = [("easy", "Digits, easy"), ("hard", "hard")]
+    assert [(setting.name, setting.title) for setting in first.settings] == expected
     easy, hard = (setting.document for setting in first.settings)
     assert (easy["rounds"], hard["rounds"]) == (6, 6)
     assert easy["training"] == {"lr": 0.1, "batch_size": 8}
@@ -216,10 +214,8 @@ def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_smal
                 experiment = experiment_of(everyone, setting, Path("data"), scale)
                 silos = numbered(scale.clients or _clients(setting) or 300)
                 for method in experiment.file.all_methods:
-                    assert (
-                        job_of(experiment, method, 1, silos, SecurityTable()).method().name
-                        == method.name
-                    )
+                    found = job_of(experiment, method, 1, silos, SecurityTable()).method().name
+                    assert found == method.name
                 assert {method.name for method in experiment.file.all_methods} >= {
                     "local",
                     "fedrep",
@@ -230,11 +226,8 @@ def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_smal
 def test_pfedsim_s_tables_are_transcribed():
     """Counts, and values picked by hand from the paper's pages."""
     three, six, eight = (find(f"pfedsim/table{number}") for number in (3, 6, 8))
-    assert [(len(table.rows), len(table.columns)) for table in (three, six, eight)] == [
-        (12, 8),
-        (7, 8),
-        (12, 7),
-    ]
+    expected = [(12, 8), (7, 8), (12, 7)]
+    assert [(len(table.rows), len(table.columns)) for table in (three, six, eight)] == expected
     shown = {row.title: [value.text for value in row.values] for row in three.rows}
     assert shown["FedAvg [1]"][4] == "27.66 (6.35)"  # Tiny-ImageNet, Dir(0.1)
     assert shown["Per-FedAvg [21]"][1] == "44.96 (1.99)"

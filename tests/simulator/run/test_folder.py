@@ -170,10 +170,8 @@ def test_a_label_that_is_no_folder_is_refused(tmp_path, label):
 
 
 def test_a_label_is_the_folder(tmp_path):
-    assert (
-        folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3"))
-        == tmp_path / "pfedsim ρ=0.3" / "seed-7"
-    )
+    expected = tmp_path / "pfedsim ρ=0.3" / "seed-7"
+    assert folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3")) == expected
 
 
 def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):

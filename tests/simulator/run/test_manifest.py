@@ -22,10 +22,8 @@ def test_it_says_what_run_this_is():
     here = made()
     assert (here.label, here.seed, here.population, here.look_every) == ("fedavg", 7, "5f" * 32, 2)
     assert here.job == make_run().job.document()
-    assert [(one.name, one.train, one.test, one.validation) for one in here.silos][:2] == [
-        ("d", 16, 9, 7),
-        ("b", 20, 9, 7),
-    ]
+    expected = [("d", 16, 9, 7), ("b", 20, 9, 7)]
+    assert [(one.name, one.train, one.test, one.validation) for one in here.silos][:2] == expected
     assert [one.validation for one in made(population=make_population(validation=False)).silos] == [
         None
     ] * 4

@@ -228,10 +228,8 @@ def test_a_declared_column_is_the_source(read, fault):
     both = read(GOOD, id="sex", source="id")
     assert (both.ids, both.sources) == (("f", "m"), ("p1", "p2"))
     assert read(GOOD).sources is None
-    assert (
-        fault(GOOD.replace(",m,", ",,"), source="sex")
-        == ", line 3, column 'sex': is empty; give the record a source"
-    )
+    expected = ", line 3, column 'sex': is empty; give the record a source"
+    assert fault(GOOD.replace(",m,", ",,"), source="sex") == expected
 
 
 HEART = [

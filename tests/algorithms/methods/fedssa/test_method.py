@@ -365,11 +365,8 @@ def test_a_class_of_too_few_holders_is_withheld_and_its_silo_keeps_its_row():
     assert bench.coordinator["status"].tolist() == [2, 1, 0]
     assert not bool((bench.coordinator["rows"] == 5).any())  # the lone row is nowhere
     down = deliver(bench.method, PLAIN, bench.coordinator, 1, "a", bench.archive)
-    assert row_values(bench.method.deliver(bench.silos["a"], down, facts(1, (1, 1, 0)))) == [
-        2,
-        5,
-        9,
-    ]
+    expected = [2, 5, 9]
+    assert row_values(bench.method.deliver(bench.silos["a"], down, facts(1, (1, 1, 0)))) == expected
     assert bench.play(1, {"a": ([7, 5, 9], (1, 1, 0)), "b": ([3, 7, 9], (0, 1, 0))})[:2] == [2, 6]
     assert bench.coordinator["status"].tolist() == [2, 2, 0]  # class 0 keeps its older average
 
