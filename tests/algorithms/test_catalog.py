@@ -80,9 +80,8 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     info = installed("old_methods", version=1, foreign="Foreign")
     document = make_job("foreign").document()
     (info / "entry_points.txt").unlink()
-    with refused(
-        r"unknown method 'foreign'; install the package that has it, or name one of apfl, "
-    ):
+    said = r"unknown method 'foreign'; install the package that has it, or name one of apfl, "
+    with refused(said):
         Job.from_document(document, "wire")
     installed("new_methods", version=2, foreign="Foreign")
     with refused(r"method.version = 1: this silo's foreign version differs, it is 2"):
@@ -133,7 +132,6 @@ def test_the_nearest_name_is_suggested(installed):
 def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):
     installed("newer_methods", foreign="Foreign")
     (tmp_path / "site" / "newer_methods.py").write_text("def of a later Python:\n")
-    with refused(
-        r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
-    ):
+    said = r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
+    with refused(said):
         method_options("foreign", {}, "job.toml")

@@ -111,10 +111,8 @@ def test_memory_that_is_only_cached_is_given_back_before_it_is_too_little(monkey
         graphs.record(greedy)()
         assert cuda.said[-1] == "replay"
     else:
-        with pytest.raises(
-            torch.OutOfMemoryError,
-            match="a step cannot be recorded, cuda:0 has too little memory left",
-        ):
+        said = "a step cannot be recorded, cuda:0 has too little memory left"
+        with pytest.raises(torch.OutOfMemoryError, match=said):
             graphs.record(greedy)
     assert cuda.said.count("caches emptied") == 1
     assert len(tries) == 2

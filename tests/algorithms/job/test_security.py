@@ -102,9 +102,8 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
-    with pytest.raises(
-        ValueError, match=f'{key} = .* does nothing with secure_aggregation = "off"; take it out'
-    ):
+    said = f'{key} = .* does nothing with secure_aggregation = "off"; take it out'
+    with pytest.raises(ValueError, match=said):
         make_job("fedavg", silos=list("abcd"), security={key: value})
 
 

@@ -121,10 +121,8 @@ def test_what_was_torn_is_never_part_of_a_checkpoint(path, monkeypatch):
         with pytest.raises(UnwritableError):
             file.append([ONE])
     file.append([TWO])
-    with pytest.raises(
-        UnwritableError,
-        match=r"history\.jsonl: cannot write it: its length is not what was written",
-    ):
+    said = r"history\.jsonl: cannot write it: its length is not what was written"
+    with pytest.raises(UnwritableError, match=said):
         file.sync()
     file.close()
 

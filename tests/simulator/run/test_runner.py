@@ -118,10 +118,8 @@ def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, m
     whole = run_it(tmp_path / "whole", run)
     for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
         stop = StopSignal()
-        with pytest.raises(
-            CancelledError,
-            match=f"^{method}, seed 7: stopped; the same command goes on after round ",
-        ):
+        said = f"^{method}, seed 7: stopped; the same command goes on after round "
+        with pytest.raises(CancelledError, match=said):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
 
