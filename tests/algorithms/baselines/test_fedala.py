@@ -28,10 +28,8 @@ def line(method, weight, bias=(0.0, 0.0)):
 
 
 def delivered(weight, bias=(0.0, 0.0)):
-    model = {
-        "classifier.weight": torch.tensor(weight).reshape(2, 1),
-        "classifier.bias": torch.tensor(bias),
-    }
+    head = {"weight": torch.tensor(weight).reshape(2, 1), "bias": torch.tensor(bias)}
+    model = {f"classifier.{name}": value for name, value in head.items()}
     return {"model": model}
 
 
@@ -122,10 +120,8 @@ def test_lower_layers_are_taken_whole(make_job):
     model = {
         name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()
     }
-    held = SiloState(
-        {**state.parts, "weights": {k: 0 * v for k, v in state.parts["weights"].items()}},
-        state.extra,
-    )
+    nothing = {name: 0 * value for name, value in state.parts["weights"].items()}
+    held = SiloState({**state.parts, "weights": nothing}, state.extra)
     taken = method.deliver(held, {"model": model}, None)
     for part in ("extractor", "classifier"):
         for name, value in state.parts[part].items():

@@ -180,12 +180,8 @@ BLIND = {"secure_aggregation": "required", "clip_exponent": 20}
 
 
 def test_what_cannot_be_is_refused(make_job):
-    security = {
-        **BLIND,
-        "weights": "public",
-        "dropouts": "any",
-        "counts": dict.fromkeys("abcde", 30),
-    }
+    counts = dict.fromkeys("abcde", 30)
+    security = {**BLIND, "weights": "public", "dropouts": "any", "counts": counts}
     with refused(r"part 'weighted' \(sum.total\) may hold .* write participation = 1.0"):
         make_job(
             "fedas", silos=list("abcde"), participation=0.8, security=security, min_cohort=3

@@ -10,11 +10,8 @@ from staddle.algorithms.models.build import ModelOptions, sketch
 from staddle.algorithms.models.registry import NETWORKS
 
 NORMED = {"norm": "batch"}
-SHARED = [
-    f"extractor.{layer}.{what}"
-    for layer in ("conv1", "conv2", "fc1")
-    for what in ("weight", "bias")
-]
+LAYERS = ("conv1", "conv2", "fc1")
+SHARED = [f"extractor.{layer}.{what}" for layer in LAYERS for what in ("weight", "bias")]
 
 
 def test_all_but_the_norm_layers_crosses(make_job):
@@ -36,11 +33,8 @@ def test_of_each_network_the_norms_are_all_that_stays(make_job, name, network):
     part, _ = make_job("fedbn", model=model).up(0)
     modules = sketch(ModelOptions(name=name, classes=3, norm="batch"))
     everything = sum(len(list(module.parameters())) for module in modules.values())
-    norms = sum(
-        type(layer).__name__.startswith("BatchNorm")
-        for module in modules.values()
-        for layer in module.modules()
-    )
+    layers = [layer for module in modules.values() for layer in module.modules()]
+    norms = sum(type(layer).__name__.startswith("BatchNorm") for layer in layers)
     assert norms
     assert len(part.tensors) == everything - 2 * norms
 

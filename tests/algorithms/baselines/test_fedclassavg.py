@@ -133,13 +133,8 @@ def test_contrast_parts_the_classes(make_job):
     """Cosine of the mean features of classes 0 and 1, after two rounds."""
     likeness = []
     for contrast in (0, 1):
-        job = make_job(
-            "fedclassavg",
-            {"contrast": contrast, "temperature": 0.5},
-            SMALL,
-            {"epochs": 2},
-            rounds=2,
-        )
+        options = {"contrast": contrast, "temperature": 0.5}
+        job = make_job("fedclassavg", options, SMALL, {"epochs": 2}, rounds=2)
         data = banded_shards(job.silos)["a"][0]
         extractor = job.method().modules("a")["extractor"]
         extractor.load_state_dict(

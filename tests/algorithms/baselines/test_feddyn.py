@@ -30,22 +30,16 @@ def at(method, value):
 
 def test_eq_2_by_hand_at_the_next_delivery(method):
     state = at(method, [3.0, 1.0, 0.0])  # θ_k, as trained
-    extra = {
-        **state.extra,
-        f"theta.{BIAS}": torch.tensor([1.0, 1.0, 2.0]),
-        f"h.{BIAS}": torch.tensor([0.5, 0.0, 0.0]),
-    }
+    held = {f"theta.{BIAS}": torch.tensor([1.0, 1.0, 2.0]), f"h.{BIAS}": torch.tensor([0.5, 0, 0])}
+    extra = {**state.extra, **held}
     flat = {
         name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()
     }
     after = method.deliver(SiloState(state.parts, extra), {"corrected": flat}, FACTS)
     # h − α (θ_k − θ) = (.5, 0, 0) − .5 · (2, 0, −2)
     assert after.extra[f"h.{BIAS}"].tolist() == [-0.5, 0.0, 1.0]
-    assert (
-        after.extra[f"theta.{BIAS}"].tolist()
-        == after.parts["classifier"]["bias"].tolist()
-        == [4.0, 2.0, 1.0]
-    )
+    assert after.parts["classifier"]["bias"].tolist() == [4.0, 2.0, 1.0]
+    assert after.extra[f"theta.{BIAS}"].tolist() == [4.0, 2.0, 1.0]
     assert torch.equal(
         after.extra["theta.extractor.conv1.bias"], state.parts["extractor"]["conv1.bias"] + 1
     )
@@ -61,11 +55,8 @@ def test_the_first_round_begins_with_no_h_and_the_common_model(method):
 def test_the_penalty_of_eq_1_by_hand(method):
     names = [f"{part}.{name}" for part, name in method.parameters]
     zeros = {f"{what}.{name}": torch.zeros(2) for what in ("h", "theta") for name in names}
-    context = {
-        **zeros,
-        f"h.{BIAS}": torch.tensor([1.0, -2.0]),
-        f"theta.{BIAS}": torch.tensor([1.0, 1.0]),
-    }
+    held = {f"h.{BIAS}": torch.tensor([1.0, -2.0]), f"theta.{BIAS}": torch.tensor([1.0, 1.0])}
+    context = {**zeros, **held}
     parameters = {"extractor": {}, "classifier": {}}
     for part, name in method.parameters:
         parameters[part][name] = torch.zeros(2)
@@ -76,10 +67,7 @@ def test_the_penalty_of_eq_1_by_hand(method):
 
 def test_eqs_3_and_4_by_hand_where_two_of_three_silos_give(method):
     state = dict(method.begin())
-    state |= {
-        f"h.{BIAS}": torch.tensor([0.0, 3.0, 0.0]),
-        f"theta.{BIAS}": torch.tensor([1.0, 1.0, 1.0]),
-    }
+    state |= {f"h.{BIAS}": torch.tensor([0.0, 3.0, 0.0]), f"theta.{BIAS}": torch.ones(3)}
     folded = {spec.name: state[f"theta.{spec.name}"] for spec in method.model.tensors}
     folded |= {BIAS: torch.tensor([1.0, 4.0, -2.0]), WEIGHT: torch.tensor(2.0)}
     combined = method.combine(state, 1, ("a", "c"), {"model": folded})

@@ -64,12 +64,11 @@ def test_eqs_1_and_2_by_hand(make_job):
     """
     method = make_job("fedkd").method()
     parts = {
-        "extractor": fixed([[1.0], [2.0]]),
+        "extractor": fixed([[1.0], [2.0]]), "mentor_extractor": fixed([[1.0, 3.0], [0.0, 0.0]]),
         "classifier": fixed([[0.0, 0.0], [0.0, 0.0]]),
-        "mentor_extractor": fixed([[1.0, 3.0], [0.0, 0.0]]),
         "mentor_classifier": fixed([[0.0, math.log(3)], [0.0, 0.0]]),
         "map": lambda hidden: torch.cat([hidden, hidden], 1),
-    }
+    }  # fmt: skip
     found = method.mutual(parts, torch.zeros(2, 1), torch.tensor([1, 1]), {})
     d = (math.log(4 / 3) + 3 * math.log(2)) / 2
     # KL both ways

@@ -98,28 +98,19 @@ def test_a_round_by_hand_and_a_row_over_what_was_given(make):
     Two alike mix theirs, and a third that is away waits.
     """
     method = make(silos=list("abcd"), rounds=3)
-    results = {
-        "extractor": {
-            f"extractor.{spec.name}": torch.ones(spec.shape)
-            for spec in method.template["extractor"]
-        },
-        "prototypes": {"mean": torch.zeros(3, 64)},
-        "classifier": {},
-        "vectors": {
-            "gram": torch.tensor([[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1e6]]]).double()
-        },
-        "variance": {"v": torch.tensor([1.0, 3.0, 1.0]).double()},
-    }
+    ones = {f"extractor.{s.name}": torch.ones(s.shape) for s in method.template["extractor"]}
+    gram = torch.tensor([[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1e6]]]).double()
+    results = {"extractor": ones, "classifier": {}, "vectors": {"gram": gram}}
+    results["prototypes"] = {"mean": torch.zeros(3, 64)}
+    results["variance"] = {"v": torch.tensor([1.0, 3.0, 1.0]).double()}
     before = method.begin()
     # all were mixed with c alone, which stays c's own row
     before["alpha"][:] = torch.tensor([0.0, 0.0, 1.0, 0.0])
     combined = method.combine(before, 1, ("a", "b", "d"), results)
     assert combined.published.keys() == {"extractor", "prototypes"}
     # alike: a = V_0 / (V_0 + V_1) = 1/4 of the other
-    assert combined.state["alpha"].tolist() == [
-        pytest.approx(row)
-        for row in ([3 / 4, 1 / 4, 0, 0], [3 / 4, 1 / 4, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1])
-    ]
+    rows = [[3 / 4, 1 / 4, 0, 0], [3 / 4, 1 / 4, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert combined.state["alpha"].tolist() == [pytest.approx(row) for row in rows]
     rows = {silo: method.deliveries(combined.state, 2, silo)[2:] for silo in "abcd"}
     assert isinstance(rows["a"][0], Row)
     assert rows["a"][0].weights == pytest.approx({"a": 3 / 4, "b": 1 / 4})

@@ -22,13 +22,8 @@ TWO = {"extractors": ["digits-cnn-a", "digits-cnn-c"]}
 
 
 def facts(counts=(2, 0, 1), sums=None, round_=0):
-    return Facts(
-        "a",
-        round_,
-        sum(counts),
-        torch.tensor(counts),
-        {} if sums is None else {"sums": torch.tensor(sums)},
-    )
+    measured = {} if sums is None else {"sums": torch.tensor(sums)}
+    return Facts("a", round_, sum(counts), torch.tensor(counts), measured)
 
 
 @pytest.fixture
@@ -110,10 +105,8 @@ def test_eq_6_by_hand(make_job, weights, mean, total, most):
     method = make_job("fedproto", {"weights": weights}).method()
     (part,) = method.up(0)
     given = {}
-    for silo, counts, values in (
-        ("a", (2, 0, 1), (2.0, 0.0, 7.0)),
-        ("b", (4, 0, 0), (8.0, 0.0, 0.0)),
-    ):
+    held = (("a", (2, 0, 1), (2.0, 0.0, 7.0)), ("b", (4, 0, 0), (8.0, 0.0, 0.0)))
+    for silo, counts, values in held:
         sums = torch.tensor(counts)[:, None] * filled(method, values)["prototypes"]["mean"]
         contribution = method.give(initial_state(method, silo), facts(counts, sums.tolist()))[
             "prototypes"

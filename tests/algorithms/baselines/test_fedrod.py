@@ -26,11 +26,8 @@ def parts():
     """z = x, generic logits 0, personalized (log 2, 0, 0) at z = (1, 2): their weights (2, -1) are
     orthogonal to it.
     """
-    made = {
-        "extractor": nn.Linear(2, 2),
-        "classifier": nn.Linear(2, 3),
-        "personal": nn.Linear(2, 3),
-    }
+    made = {"extractor": nn.Linear(2, 2)}
+    made |= {header: nn.Linear(2, 3) for header in ("classifier", "personal")}
     with torch.no_grad():
         for module in made.values():
             module.weight.zero_()

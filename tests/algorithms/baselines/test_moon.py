@@ -27,12 +27,8 @@ def test_eqs_3_and_4_by_hand(make_job):
     ℓ_sup = log 4 of the logits (0, log 3) and y = 0. The second record is the other way round:
     log(1 + e^0.32).
     """
-    rows = (
-        [[3.0, 4.0]] * 2,
-        [[4.0, 3.0], [0.0, 5.0]],
-        [[0.0, 5.0], [8.0, 6.0]],
-        [[0.0, 1.0986123]] * 2,
-    )
+    near, far = [[4.0, 3.0], [0.0, 5.0]], [[0.0, 5.0], [8.0, 6.0]]
+    rows = ([[3.0, 4.0]] * 2, near, far, [[0.0, 1.0986123]] * 2)
     found = objective(make_job("moon", {"mu": 2}).method(), *rows, [0, 0])
     assert found == pytest.approx([1.386294 + 2 * 0.545893, 1.386294 + 2 * 0.865893], abs=1e-5)
     found = objective(make_job("moon", {"mu": 2, "temperature": 0.16}).method(), *rows, [0, 0])

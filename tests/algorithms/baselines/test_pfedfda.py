@@ -171,11 +171,8 @@ def test_it_learns_and_adapts_in_the_end(make_job, make_shards, interpolation):
     assert bool((betas[:, 0] == betas[:, 1]).all()) == (interpolation == "one")
 
 
-BLIND = {
-    "silos": list("abcd"),
-    "min_cohort": 3,
-    "security": {"secure_aggregation": "required", "clip_exponent": 6},
-}
+SECURITY = {"secure_aggregation": "required", "clip_exponent": 6}
+BLIND = {"silos": list("abcd"), "min_cohort": 3, "security": SECURITY}
 
 
 def test_blind_a_class_of_few_silos_is_not_summed(make_job, make_shards):

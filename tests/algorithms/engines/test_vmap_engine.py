@@ -30,22 +30,14 @@ from staddle.algorithms.training.silo_round import state_to_bytes
 SIZES = {"a": 1, "b": 21, "c": 5, "d": 13}
 COUPLED = {**SIZES, "a": 2}  # batch norm takes no single record
 ALMOST_ALL = {"participation": 0.75}
-AS_CODE = {
-    "membership_batches": True,
-    "mixture": "logits",
-    "double_exponential": True,
-    "schedule": "theta_then_c",
-}
+AS_CODE = {"membership_batches": True, "double_exponential": True}
+AS_CODE |= {"mixture": "logits", "schedule": "theta_then_c"}
 CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
 ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
 DIGITS = {"name": "convnet-digits"}
 SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_s": 1, "tau_theta": 2}
-TWO = {
-    "extractors": ["digits-cnn-a", "digits-cnn-b"],
-    "stale_inclusive": True,
-    "t_stable": 2,
-    "mu_0": 0.1,
-}
+TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True}
+TWO |= {"t_stable": 2, "mu_0": 0.1}
 ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
 SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
 # method, its options, the model, the job; how many silos go at once in the last round, stage by
@@ -157,12 +149,11 @@ def records_of(job, sizes=SIZES, shape=(1, 8, 8)):
         x = rng.normal(size=(n, *shape)) + y[:, None, None, None]
         return Doubles(torch.from_numpy(x).to(torch.get_default_dtype()), torch.from_numpy(y))
 
-    return {
-        silo: Records(
-            some(sizes[silo], i), some(9 + 3 * i, 100 + i), some(2 + i, 50 + i) if i else None
-        )
-        for i, silo in enumerate(job.silos)
-    }
+    records = {}
+    for i, silo in enumerate(job.silos):
+        validation = some(2 + i, 50 + i) if i else None
+        records[silo] = Records(some(sizes[silo], i), some(9 + 3 * i, 100 + i), validation)
+    return records
 
 
 def played(job, engine):
@@ -352,11 +343,8 @@ def pulled(stage, facts):
 
 def hurried(stage, facts):
     """Other numbers for each silo."""
-    return replace(
-        stage,
-        epochs=1 + (facts.silo == "b"),
-        optimiser=Optimiser(0.1 if facts.silo == "c" else 0.02),
-    )
+    optimiser = Optimiser(0.1 if facts.silo == "c" else 0.02)
+    return replace(stage, epochs=1 + (facts.silo == "b"), optimiser=optimiser)
 
 
 def whole(stage, facts):

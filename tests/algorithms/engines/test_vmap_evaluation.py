@@ -19,11 +19,8 @@ class Counting:
         return parts["classifier"](parts["extractor"](x))
 
     def measure(self, parts, x, y):
-        return {
-            "sum": parts["extractor"](x).sum(0),
-            "labels": y.sum(),
-            "count": torch.tensor(len(y)),
-        }
+        total = parts["extractor"](x).sum(0)
+        return {"sum": total, "labels": y.sum(), "count": torch.tensor(len(y))}
 
     def rows(self, parts, x, y):
         return {"features": parts["extractor"](x), "labels": y}
@@ -54,16 +51,13 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     y = torch.from_numpy(rng.integers(0, 3, 72))
     ranges = [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(5)]
     models = [parts(seed, tracked) for seed in range(5)]
+    states = [{part: module.state_dict() for part, module in model.items()} for model in models]
     values = {
-        part: {
-            name: torch.stack([model[part].state_dict()[name] for model in models])
-            for name in models[0][part].state_dict()
-        }
-        for part in models[0]
+        part: {name: torch.stack([state[part][name] for state in states]) for name in named}
+        for part, named in states[0].items()
     }
     template = {part: module.to("meta") for part, module in parts(0, tracked).items()}
     silos, method = Silos(template, values, x, y), Counting()
-    assert couples(template) is not tracked
     found = zip(
         ranges,
         models,
@@ -72,6 +66,7 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
         measure(method.rows, silos, ranges, rows=True),
         strict=True,
     )
+    assert couples(template) is not tracked
     for own, model, right, sums, rows in found:
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
         assert right == evaluate_one(method, model, data)

@@ -127,12 +127,8 @@ def test_gram_holds_the_inner_products_group_by_group():
     for g in range(2):
         for i, one in enumerate(SILOS):
             for j, other in enumerate(SILOS):
-                slow = sum(
-                    a * b
-                    for a, b in zip(
-                        given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist(), strict=True
-                    )
-                )
+                rows = (given_[silo, "v"][g].tolist() for silo in (one, other))
+                slow = sum(a * b for a, b in zip(*rows, strict=True))
                 assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
 
 
@@ -180,12 +176,8 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     """Each tensor as if it were alone, element after element and silo after silo, whatever lies
     side by side.
     """
-    shapes = {
-        "w": ("float32", (9, 11)),
-        "s": ("float32", ()),
-        "d": ("float64", (2, 3)),
-        "b": ("float32", (1, 4)),
-    }
+    shapes = {"w": ("float32", (9, 11)), "s": ("float32", ())}
+    shapes |= {"d": ("float64", (2, 3)), "b": ("float32", (1, 4))}
     specs = tuple(TensorSpec(name, *of) for name, of in shapes.items())
     rng = torch.Generator().manual_seed(3)
     given = {

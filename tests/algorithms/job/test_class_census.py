@@ -362,13 +362,8 @@ class Recorded:
         return self.gave[-1][1]
 
 
-WHOLE = [
-    ("fedssa", {}),
-    ("fedssa", {"stale_inclusive": True}),
-    ("fedaims", {}),
-    ("fedproto", {}),
-    ("ppfl", {"models": 2}),
-]
+WHOLE = [("fedssa", {}), ("fedssa", {"stale_inclusive": True}), ("fedaims", {}), ("fedproto", {}),
+    ("ppfl", {"models": 2})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "options"), WHOLE)

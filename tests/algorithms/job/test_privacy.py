@@ -101,11 +101,8 @@ def test_what_a_round_spends(tmp_path):
     assert training == Spend("training", "1.37", "0.3", job.method().effort(1).epochs * 4)
     assert whole == Spend("training-whole", "4.567", "1", job.method().effort(1).whole)
     assert metrics == Spend("metrics", "30.0", "1", 1)
-    assert not [
-        one
-        for one in round_spends(read(tmp_path, *FEDAVG), 1, "1.37")
-        if one.purpose == "training-whole"
-    ]
+    purposes = [one.purpose for one in round_spends(read(tmp_path, *FEDAVG), 1, "1.37")]
+    assert "training-whole" not in purposes
 
 
 def test_there_is_always_a_round_to_spare():

@@ -26,12 +26,8 @@ def blind(make_job):
     """
 
     def make(method="fedavg", options=None, security=BLIND, model=None, **fields):
-        job = make_job(
-            method,
-            options,
-            model,
-            **{"silos": list("abcd"), "min_cohort": 3, "security": security} | fields,
-        )
+        common = {"silos": list("abcd"), "min_cohort": 3, "security": security}
+        job = make_job(method, options, model, **common | fields)
         job.document()
         return job
 
@@ -55,11 +51,8 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
         "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1,
-        "dropouts": "batches", "tags": True,
-        "min_holders": 0,
-        "audience": "coordinator",
-        "mix": "one-upload",
-        "compare": "rotated",
+        "dropouts": "batches", "tags": True, "min_holders": 0, "audience": "coordinator",
+        "mix": "one-upload", "compare": "rotated",
     }  # fmt: skip
 
 
@@ -345,21 +338,14 @@ def test_where_no_sum_comes_down_there_is_nothing_to_tag(blind, key, value):
         blind("local", security={**BLIND, key: value})
 
 
-UNTAGGED = [
-    ("pfedsim", {}, {}),
-    ("fedssa", {}, {}),
-    ("ppfl", {}, {}),
-    ("fedavg", {}, {"audience": "silos"}),
-]
+UNTAGGED = [("pfedsim", {}), ("fedssa", {}), ("ppfl", {}), ("fedavg", {"audience": "silos"})]
 
 
-@pytest.mark.parametrize(("method", "options", "own"), UNTAGGED)
-def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(
-    blind, method, options, own
-):
-    assert blind(method, options, security={**BLIND, **own}).keyed
+@pytest.mark.parametrize(("method", "own"), UNTAGGED)
+def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(blind, method, own):
+    assert blind(method, security={**BLIND, **own}).keyed
     with refused(r"tags = false does nothing: its silos share a key for .*; take it out"):
-        blind(method, options, security={**BLIND, **own, "tags": False})
+        blind(method, security={**BLIND, **own, "tags": False})
 
 
 def test_a_mix_of_changing_silos_takes_declared_counts(blind):

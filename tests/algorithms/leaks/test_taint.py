@@ -82,10 +82,8 @@ def by_slot(target, source):
     target.data = source * 2
 
 
-WRITES = [
-    by_index, by_view, by_out, by_slot, torch.Tensor.add_, torch.Tensor.copy_,
-    torch.Tensor.__iadd__,
-]  # fmt: skip
+WRITES = [by_index, by_view, by_out, by_slot]
+WRITES += [torch.Tensor.add_, torch.Tensor.copy_, torch.Tensor.__iadd__]
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -241,25 +239,12 @@ def test_what_has_no_memory_of_its_own_is_refused():
 
 
 def test_taints_in_a_file():
-    taints = {
-        "a": PUBLIC,
-        "b": paid(7, 3),
-        "c": PRIVATE,
-        "d": PUBLIC,
-        "e": Taint(True, frozenset({1})),
-    }
+    taints = {"a": PUBLIC, "b": paid(7, 3), "c": PRIVATE, "d": PUBLIC}
+    taints["e"] = Taint(True, frozenset({1}))
     text = taints_to_text(taints)
     assert text == '[[[], ["a", "d"]], [[3, 7], ["b"]], [null, ["c", "e"]]]'
     assert taints_from_text(text) == {**taints, "e": PRIVATE}
-    for wrong in (
-        "",
-        "{}}",
-        "[1]",
-        '[[[], "a"]]',
-        '[[["1"], ["a"]]]',
-        '[[true, ["a"]]]',
-        "[[[]]]",
-        '[[[true], ["a"]]]',
-    ):
+    shapes = ['[[[], "a"]]', '[[["1"], ["a"]]]', '[[true, ["a"]]]', "[[[]]]", '[[[true], ["a"]]]']
+    for wrong in ("", "{}}", "[1]", *shapes):
         with pytest.raises(ValueError):  # noqa: PT011 - JSON's own, or ours
             taints_from_text(wrong)

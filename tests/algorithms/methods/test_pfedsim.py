@@ -320,18 +320,6 @@ def test_a_silo_absent_through_the_generalisation_phase_starts_from_its_model(ma
     assert "classifier.weight" in down["model"]
 
 
-def test_running_statistics_are_in_no_part(make_job):
-    method = make_job("pfedsim", model={"norm": "batch"}, rounds=4).method()
-    for round_ in (0, 3):
-        names = [
-            spec.name
-            for part in (*method.up(round_), *method.down(round_))
-            for spec in part.tensors
-        ]
-        assert "extractor.norm1.weight" in names
-        assert not any("running" in name or "tracked" in name for name in names)
-
-
 class Recorder(PlainExchange):
     """The exchanges in the clear, with a list of all that a silo contributed."""
 

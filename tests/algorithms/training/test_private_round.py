@@ -236,11 +236,8 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(
     _, accounts = simulated(job, make_shards(job))
     for (silo, round_), outcome in recorded.items():
         now = outcome.spending.id
-        ids = {
-            "counts": paid(0),
-            "now": paid(0, now),
-            "all": paid(0, *range(1 + job.method().census, now + 1)),
-        }
+        every = paid(0, *range(1 + job.method().census, now + 1))
+        ids = {"counts": paid(0), "now": paid(0, now), "all": every}
         if method == "ppfl":
             ids["c"] = paid(0, *(r + 1 for r in range(round_ + 1) if "c" in job.method().blocks(r)))
             ids["now+c"] = worst([ids["now"], ids["c"]])
@@ -279,11 +276,8 @@ def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedul
 
 def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
     """A blind job's count of holders (counted.py) is of the noisy counts as well."""
-    blind = {
-        "security": {"secure_aggregation": "required", "min_holders": 3},
-        "silos": SIX,
-        "min_cohort": 4,
-    }
+    security = {"secure_aggregation": "required", "min_holders": 3}
+    blind = {"security": security, "silos": SIX, "min_cohort": 4}
     job = make_private("fedssa", {}, {"histogram_sigma": 2.0}, **blind)
     assert job.counted
     simulated(job, make_shards(job))
@@ -667,12 +661,8 @@ def test_a_record_whose_share_is_no_number_adds_nothing(make_private, make_data,
 def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private):
     more = {"statistics_clip": 3.0, "statistics_sigma": 7.0, "metrics_sigma": 4.0}
     job = make_private("fedaims", {}, {**more, "sigma": "0.001"})
-    made = [
-        one_round(
-            job, private=with_noisy(job, [4, 4, 4], Still(each), Free(job)), train=12, test=50
-        )
-        for each in (0.0, 1.0)
-    ]
+    silos = [with_noisy(job, [4, 4, 4], Still(each), Free(job)) for each in (0.0, 1.0)]
+    made = [one_round(job, private=private, train=12, test=50) for private in silos]
     still, shifted = (outcome.contributions["prototypes"].tensors["mean"] * 4 for outcome in made)
     assert torch.allclose(shifted - still, torch.full_like(still, 21.0), atol=1e-4)
     assert made[0].contributions["metrics"].tensors["tested"] == 50
@@ -705,14 +695,9 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
     from staddle.security.dp.noise import Randomness  # noqa: PLC0415 - algorithms do not know it
 
     job = make_private("fedavg", rounds=1)
-    one, other = (
-        simulate(
-            job, make_shards(job), private=lambda _: PrivateSilo(MemoryAccount(job), Randomness)
-        )
-        .states["a"]
-        .parts["extractor"]["conv1.weight"]
-        for _ in range(2)
-    )
+    fresh = lambda _: PrivateSilo(MemoryAccount(job), Randomness)  # noqa: E731
+    ends = [simulate(job, make_shards(job), private=fresh).states["a"] for _ in range(2)]
+    one, other = (end.parts["extractor"]["conv1.weight"] for end in ends)
     assert (one != other).all()
 
 

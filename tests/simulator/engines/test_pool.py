@@ -69,13 +69,8 @@ def run(job, engine):
         for silo, look in last.items()
     }
     states = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
-    return (
-        rounds,
-        seen,
-        states,
-        {k: v.tolist() for k, v in simulation.coordinator.items()},
-        len(told),
-    )
+    kept = {name: value.tolist() for name, value in simulation.coordinator.items()}
+    return rounds, seen, states, kept, len(told)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,11 +193,8 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
 def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
     job = job_of("fedavg")
     with Crew(RECORDS, 1) as crew:
-        work = [
-            SiloWork(
-                "d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}}
-            )
-        ]
+        mistake = {"model": {"classifier.bias": "no tensor"}}
+        work = [SiloWork("d", initial_state(job.method(), "d"), mistake)]
         with refused(r"silo 'd': the worker process .* ended with code 1; what it printed"):
             crew.engine(job).look(1, work, lambda: None)
 
@@ -232,11 +224,8 @@ LONG = """
 
 def test_an_interrupt_ends_the_workers_and_so_does_the_death_of_their_parent(tmp_path):
     program = tmp_path / "long.py"
-    program.write_text(
-        textwrap.dedent(
-            LONG.format(tests=[str(Path(__file__).parents[2]), str(Path(__file__).parent)])
-        )
-    )
+    tests = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+    program.write_text(textwrap.dedent(LONG.format(tests=tests)))
     command = [sys.executable, str(program)]
     with (
         (tmp_path / "errors").open("w") as errors,

@@ -92,23 +92,21 @@ def test_the_digest_names_the_records_whose_they_are_and_what_they_are_called(ex
 
 
 def test_natural_silos_are_called_by_their_sources_in_the_order_of_numbers(experiment, tmp_path):
+    def people(top="seed = 1", partition=COLUMN):
+        return populate(experiment(top, data=NPZ, partition=partition, model=GLM))
+
     save_npz(tmp_path / "data.npz", some(sources=tuple(str(n % 12) for n in range(60))))
-    people = populate(experiment(data=NPZ, partition=COLUMN, model=GLM))
-    assert list(people.records) == [f"silo-{n:03}" for n in range(12)]
-    own = people.records["silo-011"]
+    records = people().records
+    assert list(records) == [f"silo-{n:03}" for n in range(12)]
+    own = records["silo-011"]
     assert sorted(indices(own.train) + indices(own.test)) == [11, 23, 35, 47, 59]
-    save_npz(
-        tmp_path / "data.npz", some(sources=tuple(("Zürich", "Bern")[n % 2] for n in range(60)))
-    )
-    expected = ["bern", "zurich"]
-    assert list(populate(experiment(data=NPZ, partition=COLUMN, model=GLM)).records) == expected
-    top = 'seed = 1\nsilos = ["capital", "largest"]'
-    assert list(populate(experiment(top, data=NPZ, partition=COLUMN, model=GLM)).records) == [
-        "capital",
-        "largest",
-    ]
+    cities = tuple(("Zürich", "Bern")[n % 2] for n in range(60))
+    save_npz(tmp_path / "data.npz", some(sources=cities))
+    assert list(people().records) == ["bern", "zurich"]
+    named = people('seed = 1\nsilos = ["capital", "largest"]')
+    assert list(named.records) == ["capital", "largest"]
     sources = '[partition]\nkind = "sources"\nminimum = 2\n[partition.silos]\n"Zürich" = 2'
-    found = populate(experiment(data=NPZ, partition=sources, model=GLM))
+    found = people(partition=sources)
     assert list(found.records) == ["zurich-0", "zurich-1"]
     assert found.notes == ("30 of 60 records are given to no silo",)
 
@@ -132,10 +130,8 @@ def test_a_partition_is_read_from_a_file_with_its_sides(experiment, tmp_path):
         "nobody": Sides(*[np.empty(0, np.int64)] * 3),
         "clinic-b": Sides(np.arange(20, 30), np.empty(0, np.int64), np.arange(30, 35)),
     }
-    save(
-        tmp_path / "p.json",
-        partition_file(sides, data.y.numpy(), "three classes", 5, {"by": "hand"}),
-    )
+    dealt = partition_file(sides, data.y.numpy(), "three classes", 5, {"by": "hand"})
+    save(tmp_path / "p.json", dealt)
     table = '[partition]\nfile = "p.json"'
     people = populate(experiment(data=NPZ, partition=table, model=GLM))
     assert list(people.records) == ["clinic-a", "clinic-b"]
@@ -196,10 +192,8 @@ def test_the_synthetic_population_needs_no_partition(experiment):
     assert list(people.records) == ["silo-000", "silo-001", "silo-002"]
     assert {len(own.test) for own in people.records.values()} == {9}
     assert (people.partition, counts(people).shape) == (None, (3, 2))
-    assert (
-        populate(experiment(data=data + "\nseed = 3", partition="", model=model)).digest
-        != people.digest
-    )
+    other = populate(experiment(data=data + "\nseed = 3", partition="", model=model))
+    assert other.digest != people.digest
     with refused("silos names 2, the partition has 3 clients"):
         populate(experiment('seed = 1\nsilos = ["a", "b"]', data=data, partition="", model=model))
 
@@ -249,13 +243,10 @@ def test_persons_and_hospitals_are_silos(experiment):
 def test_the_published_split_with_a_client_of_nothing_has_one_silo_less(experiment):
     folder = os.environ["STADDLE_DATA"]
     split = f"{folder}/ppfl_splits/cifar10_80clients_3domains_alpha0.2.npz"
-    people = populate(
-        experiment(
-            data=f'kind = "torchvision"\nname = "CIFAR10"\nfolder = "{folder}"',
-            partition=f'[partition]\nfile = "{split}"\nformat = "ppfl"',
-            model='name = "lenet5"\nclasses = 10',
-        )
-    )
+    data = f'kind = "torchvision"\nname = "CIFAR10"\nfolder = "{folder}"'
+    partition = f'[partition]\nfile = "{split}"\nformat = "ppfl"'
+    model = 'name = "lenet5"\nclasses = 10'
+    people = populate(experiment(data=data, partition=partition, model=model))
     assert len(people.records) == 79
     assert people.notes == ("clients of the partition without any record take no part: 35",)
     assert counts(people).sum(0).tolist() == [6000] * 10

@@ -38,12 +38,8 @@ def test_a_table_that_contradicts_itself_is_refused(tmp_path, fields, said):
 
 
 def test_sources_without_records_are_named(tmp_path):
-    np.savez(
-        tmp_path / "har.npz",
-        x=np.zeros((2, 9, 128), np.float32),
-        y=np.zeros(2, int),
-        subject=np.array([4, 5]),
-    )
+    held = {"x": np.zeros((2, 9, 128), np.float32), "y": np.zeros(2, int)}
+    np.savez(tmp_path / "har.npz", **held, subject=np.array([4, 5]))
     assert read(tmp_path, "har", sources=["5"]).ids == ("5/0",)
     with refused("no record of 6, 7; name other sources"):
         read(tmp_path, "har", sources=["6", "7"])

@@ -33,14 +33,11 @@ def family(folder, prefixes=("train", "t10k"), first=0):
     """Five records to train on and three to test on."""
     made = {}
     for prefix, n in zip(prefixes, (5, 3), strict=True):
-        x = idx(
-            folder / "raw" / f"{prefix}-images-idx3-ubyte",
-            rng.integers(0, 256, (n, 28, 28), np.uint8),
-        )
-        y = idx(
-            folder / "raw" / f"{prefix}-labels-idx1-ubyte",
-            np.arange(first, first + n, dtype=np.uint8),
-        )
+        raw = folder / "raw"
+        x = rng.integers(0, 256, (n, 28, 28), np.uint8)
+        y = np.arange(first, first + n, dtype=np.uint8)
+        idx(raw / f"{prefix}-images-idx3-ubyte", x)
+        idx(raw / f"{prefix}-labels-idx1-ubyte", y)
         made[prefix] = x, y
     return made
 
@@ -93,10 +90,8 @@ def test_cifar_from_its_binary_layout_without_torchvision(tmp_path, monkeypatch)
     monkeypatch.setattr(
         torchvision_sets, "torchvision", lambda *_: pytest.fail("torchvision was asked for")
     )
-    rows = cifar(
-        tmp_path / "cifar-10-batches-bin",
-        [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"],
-    )
+    files = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+    rows = cifar(tmp_path / "cifar-10-batches-bin", files)
     data = read(tmp_path, "CIFAR10")
     stacked = np.concatenate(list(rows.values()))
     assert data.y.tolist() == stacked[:, 0].tolist()
@@ -188,13 +183,8 @@ def test_torn_files_are_named_too(tmp_path):
     family(tmp_path / "MNIST")
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     whole = path.read_bytes()
-    for content in (
-        b"",
-        whole[:-1],
-        whole[:10],
-        b"\0\0\7\3" + whole[4:],
-        b"\0\0\x99\3" + whole[4:],
-    ):
+    torn = (b"\0\0\7\3" + whole[4:], b"\0\0\x99\3" + whole[4:])
+    for content in (b"", whole[:-1], whole[:10], *torn):
         path.write_bytes(content)
         with refused("no MNIST, part 'test', that torchvision can read"):
             read(tmp_path, "MNIST")
