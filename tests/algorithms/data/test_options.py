@@ -5,9 +5,9 @@ import numpy as np
 import pydantic
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.data.options import DataTable, ImageFiles, Pixels, Shared
-from staddle.errors import LocalError
 
 
 class Unread:
@@ -42,36 +42,23 @@ class Inside(Unread, DataTable):
 
 
 def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
-    found = [
-        InFile(file="d.npz"),
-        InFolder(folder="sets"),
-        InFolder(folder=".", name="ten"),
-        Inside(),
-    ]
+    folders = [InFolder(folder="sets"), InFolder(folder=".", name="ten")]
+    found = [InFile(file="d.npz"), *folders, Inside()]
     assert [source.path for source in found] == [Path("d.npz"), Path("sets"), Path(), None]
-    assert (
-        [source.title for source in found]
-        == ["d.npz", "sets", "ten", "inside"]
-        == [s.long_title for s in found]
-    )
+    titles = [(source.title, source.long_title) for source in found]
+    assert titles == [(name, name) for name in ("d.npz", "sets", "ten", "inside")]
     assert [source.where for source in found] == ["d.npz", "sets", ".", "inside inside"]
     assert InFolder(folder=".").title == "in-folder"
     below = [source.below(Path("/a")) for source in found]
-    assert [source.path for source in below] == [
-        Path("/a/d.npz"),
-        Path("/a/sets"),
-        Path("/a"),
-        None,
-    ]
+    expected = [Path("/a/d.npz"), Path("/a/sets"), Path("/a"), None]
+    assert [source.path for source in below] == expected
     assert not any(source.has_official_parts for source in found)
 
 
 def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
     for source in (InFile(file=tmp_path / "d"), InFolder(folder=tmp_path / "d")):
         assert source.lacking() == str(tmp_path / "d")
-        with pytest.raises(
-            LocalError, match="no such file" if isinstance(source, InFile) else "no such folder"
-        ):
+        with refused("no such file" if isinstance(source, InFile) else "no such folder"):
             source.check_present()
     assert Inside().lacking() is None
     Inside().check_present()
@@ -83,14 +70,10 @@ def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
 def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 2, 3]}).model
     assert (InFolder.needs_model, InFolder(folder="sets").load(model)) == (True, (1, 2, 3))
-    with pytest.raises(
-        LocalError, match=r"^sets: images are read in the size that a job's model takes; give a job"
-    ):
+    with refused(r"^sets: images are read in the size that a job's model takes; give a job"):
         InFolder(folder="sets").load(None)
     for given in (model, None):
-        with pytest.raises(
-            LocalError, match=r"^inside inside: memory ran out while the records were read"
-        ):
+        with refused(r"^inside inside: memory ran out while the records were read"):
             Inside().load(given)
 
 
@@ -107,9 +90,7 @@ def test_pixels_become_fractions_less_the_mean_divided_by_the_deviation():
 
 @pytest.mark.parametrize("key", ["mean", "std"])
 def test_constants_are_one_a_channel_or_one(key):
-    with pytest.raises(
-        LocalError, match=rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"
-    ):
+    with refused(rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"):
         Pictures(**{key: (1.0, 1.0)}).from_bytes(np.zeros((1, 3, 2, 2), np.uint8), "here")
 
 
@@ -129,10 +110,8 @@ def test_shares_are_disjoint_even_and_the_same_everywhere():
     assert all(share == sorted(share) for share in shares)
     assert shares == [[3, 4, 7], [1, 6, 9], [2, 5], [0, 8]]
     assert Shares(share=(1, 4), seed=4).indices(10).tolist() != shares[0]
-    assert (
-        Shares(share=(1, 4)).indices(10).tolist()
-        == Shares(share=(1, 4), seed=0).indices(10).tolist()
-    )
+    expected = Shares(share=(1, 4), seed=0).indices(10).tolist()
+    assert Shares(share=(1, 4)).indices(10).tolist() == expected
     assert Shares().indices(3).tolist() == [0, 1, 2]
 
 
