@@ -82,49 +82,30 @@ HASH = "ab" * 32
 ORIGIN = "staddle.example/lung/hospital-a/egress"
 PEER = {"id": "coordinator", "spki": HASH}
 TENSORS = [
-    {
-        "part": "model",
-        "kind": "whole_model",
-        "name": "w",
-        "dtype": "float32",
-        "shape": [10, 4],
-        "bytes": 160,
-    },
-    {
-        "part": "model",
-        "kind": "whole_model",
-        "name": "b",
-        "dtype": "float32",
-        "shape": [4],
-        "bytes": 16,
-    },
-    {
-        "part": "metric",
-        "kind": "metric",
-        "name": "correct",
-        "dtype": "int64",
-        "shape": [],
-        "bytes": 8,
-    },
+    {"part": part, "kind": kind, "name": name, "dtype": dtype, "shape": shape, "bytes": size}
+    for part, kind, name, dtype, shape, size in (
+        ("model", "whole_model", "w", "float32", [10, 4], 160),
+        ("model", "whole_model", "b", "float32", [4], 16),
+        ("metric", "metric", "correct", "int64", [], 8),
+    )
 ]
 TENSORS = [{**tensor, "taint": "private"} for tensor in TENSORS]
 SIZE = 184
 
 
 def start(**changes):
-    return {
-        "type": "start",
-        "silo": "hospital-a",
-        "software": "s 1",
-        "roster": HASH,
-        "policy": HASH,
-        **changes,
-    }
+    record = {"type": "start", "silo": "hospital-a", "software": "s 1"}
+    return {**record, "roster": HASH, "policy": HASH, **changes}
 
 
 def change(text="version = 1\n", before=None, **changes):
     after = hashlib.sha256(text.encode()).hexdigest()
     return {"type": "policy.change", "before": before, "after": after, "text": text, **changes}
+
+
+def denied(policy):
+    record = {"type": "policy.deny", "job": "j1", "round": 3, "purpose": "update"}
+    return {**record, "policy": policy, "reasons": ["no"]}
 
 
 def applied(record):
@@ -133,38 +114,15 @@ def applied(record):
 
 
 def intent(**changes):
-    record = {
-        "type": "egress.intent",
-        "silo": "hospital-a",
-        "job": "j1",
-        "job_digest": HASH,
-        "method": "fedavg",
-    }
-    record |= {
-        "round": 3,
-        "attempt": 0,
-        "purpose": "update",
-        "rpc": "/staddle/Upload",
-        "recipient": PEER,
-        "offset": 0,
-    }
-    record |= {
-        "readers": ["coordinator"],
-        "form": "plain",
-        "tensors": TENSORS,
-        "message": {"bytes": SIZE},
-    }
+    record = {"type": "egress.intent", "silo": "hospital-a", "job": "j1", "job_digest": HASH}
+    record |= {"method": "fedavg", "round": 3, "attempt": 0, "purpose": "update", "offset": 0}
+    record |= {"rpc": "/staddle/Upload", "recipient": PEER, "readers": ["coordinator"]}
+    record |= {"form": "plain", "tensors": TENSORS, "message": {"bytes": SIZE}}
     return {**record, "policy": {"file": HASH, "rule": "update", "decision": "allow"}, **changes}
 
 
-SECAGG = {
-    "ctx": HASH,
-    "attempt": 0,
-    "members": ["hospital-a", "hospital-b"],
-    "threshold": 2,
-    "colluders": 1,
-}
-SECAGG = {**SECAGG, "clipped": 0}
+SECAGG = {"ctx": HASH, "attempt": 0, "members": ["hospital-a", "hospital-b"], "threshold": 2}
+SECAGG |= {"colluders": 1, "clipped": 0}
 WORDS = [
     {**tensor, "dtype": tensor["dtype"].replace("float", "uint").replace("int64", "uint64")}
     for tensor in TENSORS
@@ -184,57 +142,33 @@ PADDED = [{**PADDED[0], "bytes": 320}, {**PADDED[1], "bytes": 32}]
 
 def padded(ctx=HASH, number=0, **changes):
     """One part, in words of 8 bytes."""
-    hidden = {"ctx": ctx, "number": number}
-    return intent(
-        **{
-            "form": "padded",
-            "hidden": hidden,
-            "tensors": PADDED,
-            "message": {"bytes": 352},
-            **changes,
-        }
-    )
+    record = {"form": "padded", "hidden": {"ctx": ctx, "number": number}}
+    return intent(**{**record, "tensors": PADDED, "message": {"bytes": 352}, **changes})
 
 
 def rotated(ctx=HASH, **changes):
     """One part, as it would be in the clear."""
-    hidden = {"ctx": ctx, "number": 0}
-    return intent(
-        **{
-            "form": "rotated",
-            "hidden": hidden,
-            "tensors": TENSORS[:2],
-            "message": {"bytes": 176},
-            **changes,
-        }
-    )
+    record = {"form": "rotated", "hidden": {"ctx": ctx, "number": 0}}
+    return intent(**{**record, "tensors": TENSORS[:2], "message": {"bytes": 176}, **changes})
+
+
+MESSAGE = {"bytes": 9, "sha256": HASH}
+BLAMED = "coordinator or a silo of the cohort"
+SURVIVORS = ["hospital-a", "hospital-b"]
+BATCHES = ["hospital-a,hospital-b", "hospital-c,hospital-d"]
+OF_SUM = {
+    "egress.protocol": {"kind": "keys", "rpc": "/x", "recipient": PEER, "message": MESSAGE},
+    "secagg.end": {"code": "SHARES", "blame": BLAMED, "why": "no"},
+    "secagg.sum": {"survivors": SURVIVORS, "sha256": HASH},
+    "secagg.signed": {"dataset": "data", "survivors": SURVIVORS, "absent": ["hospital-c"]}
+    | {"values": "fixed", "batches": BATCHES},
+}
 
 
 def of_sum(name, /, **changes):
     """A record of a secure sum beside the masked message."""
     record = {"type": name, "job": "j1", "job_digest": HASH, "round": 3, "ctx": HASH}
-    fields = {
-        "egress.protocol": {
-            "kind": "keys",
-            "rpc": "/x",
-            "recipient": PEER,
-            "message": {"bytes": 9, "sha256": HASH},
-        },
-        "secagg.end": {
-            "code": "SHARES",
-            "blame": "coordinator or a silo of the cohort",
-            "why": "no",
-        },
-        "secagg.sum": {"survivors": ["hospital-a", "hospital-b"], "sha256": HASH},
-        "secagg.signed": {
-            "dataset": "data",
-            "survivors": ["hospital-a", "hospital-b"],
-            "absent": ["hospital-c"],
-            "values": "fixed",
-            "batches": ["hospital-a,hospital-b", "hospital-c,hospital-d"],
-        },
-    }
-    return {**record, **fields[name], **changes}
+    return {**record, **OF_SUM[name], **changes}
 
 
 DP = [{**tensor, "taint": "dp"} for tensor in TENSORS[:2]] + TENSORS[2:]
@@ -251,38 +185,19 @@ def private(*ids, dataset="data", **changes):
 
 
 def digest(ref, **changes):
-    tensors = [
-        {"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS
-    ]
-    return {
-        "type": "egress.digest",
-        "ref": ref,
-        "tensors": tensors,
-        "message": {"bytes": SIZE, "sha256": HASH},
-        **changes,
-    }
+    named = [{"part": each["part"], "name": each["name"], "sha256": HASH} for each in TENSORS]
+    record = {"type": "egress.digest", "ref": ref, "tensors": named}
+    return {**record, "message": {"bytes": SIZE, "sha256": HASH}, **changes}
 
 
 def outcome(ref, **changes):
-    return {
-        "type": "egress.outcome",
-        "ref": ref,
-        "status": "sent",
-        "bytes_sent": SIZE,
-        "receipt": None,
-        **changes,
-    }
+    record = {"type": "egress.outcome", "ref": ref, "status": "sent"}
+    return {**record, "bytes_sent": SIZE, "receipt": None, **changes}
 
 
 def opening(**changes):
-    record = {
-        "type": "control.open",
-        "session": "s1",
-        "recipient": PEER,
-        "max_messages": 100,
-        "max_bytes": 1000,
-    }
-    return {**record, **changes}
+    record = {"type": "control.open", "session": "s1", "recipient": PEER}
+    return {**record, "max_messages": 100, "max_bytes": 1000, **changes}
 
 
 def closing(ref, **changes):
@@ -314,13 +229,8 @@ def chained(records, lines=()):
     for record in records:
         number = len(lines)
         prev = leaf(lines[-1]).hex() if lines else "0" * 64
-        frame = {
-            "v": 1,
-            "seq": number,
-            "prev": prev,
-            "nonce": f"{number:032x}",
-            "mono_us": 1000 * number,
-        }
+        frame = {"v": 1, "seq": number, "prev": prev, "nonce": f"{number:032x}"}
+        frame["mono_us"] = 1000 * number
         lines.append(spelt({**frame, "time": "2026-11-20T21:30:05.123456Z", **record}))
     return lines
 
