@@ -95,6 +95,8 @@ def _budget(
 
     None where the policy sets none, so that private jobs are declined.
     """
+    # A data set under another name begins with an empty budget: nobody but the silo's own people
+    # can tell whether its records are the same.
     spent_on = sorted(ledger.privacy_heads.keys() - ({policy.dataset} if policy.budget else set()))
     if spent_on:
         why = (

@@ -218,6 +218,7 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
 
 
 def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
+    # Over many rounds the sums tell those of single batches, so the smallest batch is what counts.
     smallest = min(map(len, job.batches), default=job.cohort_size)
     honest = smallest - job.security.colluders
     fix = "it takes more silos"
@@ -259,6 +260,8 @@ def _count_objections(job: Job, policy: Policy) -> Iterator[str]:
             "the job's weights are public, secure_aggregation.public_counts = false; set it to"
             f" true if the number of this silo's records{known} no secret{instead}"
         )
+
+    # Rule 5, before the job begins: a silo that outweighs the others is nearly the sum.
     fewest = max(job.min_cohort, policy.terms.min_cohort)
     fault = weights_fault(job.weighing, job.summed_sets(), fewest)
     if fault:

@@ -93,6 +93,8 @@ class GroupKeys:
 
     def check_new(self, job: Job) -> None:
         """LocalError where this silo cannot contribute to the key of a job offered to it."""
+        # Once the key is made, the secret behind our contribution is erased, so nobody can make the
+        # same key with us again.
         epoch = self._epoch(job)
         epoch.others(self._silo)
         if self.ended(job.name):
@@ -141,6 +143,7 @@ class GroupKeys:
         """
         folder = self._jobs / job
         if any((folder / name).exists() for name in ERASED):
+            # The note comes first: keys that are half erased must not pass for keys to be made.
             write_atomic(folder / ENDED, b"")
             for name in ERASED:
                 self._erase(folder / name)
@@ -189,6 +192,8 @@ class GroupKeys:
         parts = parts_of((own, *(each.contribution for each in relayed)))
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
+
+        # The secret goes last: a process that dies before makes the very same key again.
         folder = self._jobs / job.name
         PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
         checked_file.write_bytes(
@@ -207,6 +212,8 @@ class GroupKeys:
             )
         if not path.exists():
             return None
+
+        # Under another roster the others made another key, or none.
         others = sorted(epoch.others(self._silo))
         context, key, parts, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():
