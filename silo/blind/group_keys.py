@@ -99,13 +99,13 @@ class GroupKeys:
         epoch.others(self._silo)
         if self.ended(job.name):
             raise LocalError(
-                f"{self._jobs / job.name}: a job of this name has ended here, and what this silo"
-                " gave to its key is gone; the operator must sign it again under a new name"
+                f"{self._jobs / job.name}: a job of this name has ended here, and this silo's"
+                " share of its key is gone; the operator must sign the job under a new name"
             )
         if (path := self._jobs / job.name / KEY).exists():
             raise LocalError(
-                f"{path}: the key of a job of this name was made here, and what this silo gave to"
-                " it is gone; the operator must sign it again under a new name"
+                f"{path}: a job of this name has its key already, and this silo's share of it is"
+                " gone; the operator must sign the job under a new name"
             )
         self._kept_secret(job, epoch)
 
@@ -153,7 +153,7 @@ class GroupKeys:
             if relayed := await self._door.group_key(job):
                 return relayed
             await asyncio.sleep(PAUSE_SECONDS)
-        why = f"lacks what some silos gave to the key of job {job.name!r}; trying again"
+        why = f"lacks some silos' shares of the key of job {job.name!r}; trying again"
         raise UnreachableError(self._roster.coordinator.id, why)
 
     def _epoch(self, job: Job) -> Epoch:
@@ -182,9 +182,9 @@ class GroupKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             raise LocalError(
-                f"{self._jobs / job.name / SECRET}: gone, or of another roster, and with it this"
-                " silo's part in the key of the job; restore it, or have the job signed under a"
-                " new name"
+                f"{self._jobs / job.name / SECRET}: missing, or of another roster: it held this"
+                " silo's share of the job's key; restore it, or have the job signed under a new"
+                " name"
             )
         own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
@@ -207,8 +207,8 @@ class GroupKeys:
         path = self._jobs / job.name / KEY
         if self.ended(job.name):
             raise LocalError(
-                f"{path}: erased, since job {job.name!r} has ended here; sign it again under a new"
-                " name"
+                f"{path}: erased, since job {job.name!r} has ended here; the operator must sign it"
+                " under a new name"
             )
         if not path.exists():
             return None
