@@ -294,7 +294,9 @@ def our_rounds(
             Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
             idle = memory(coordinator.pid, "VmRSS")
             record = Dataset(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-            context = multiprocessing.get_context("spawn")
+            # the silos fork from one process that imports for all of them
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["staddle.silo.daemon", "staddle.silo.blind.rounds"])
             children, results = [], context.Queue()
             for name in names:
                 local_federation.write_silo(federation, name, address, record, [job])

@@ -99,7 +99,7 @@ def _job(
         )
     check_folder(config.directory / "jobs" / job.name, -1)
     whole = check_room(job, config.limits.max_job_bytes)
-    given = f"{len(job.silos)} silos give {preflight.size(largest_round(job))} a round"
+    given = f"{len(job.silos)} silos upload {preflight.size(largest_round(job))} per round"
     return job, f"{path}: {job.name!r}, {job.method_name}, {given}; at most {whole} on the disk"
 
 

@@ -284,7 +284,7 @@ class Daemon:
             raise RefusedError(
                 silo,
                 "ROUND_CLOSED",
-                f"job {run.job.name!r} does not await its part in a key any more",
+                f"job {run.job.name!r} no longer awaits its share of a key",
             )
         with self.writing():
             self.contributions.keep(run.job, silo, body)

@@ -144,8 +144,8 @@ def check_room(job: Job, most: int | None) -> Room:
     found = room(job)
     if most is not None and found.total > most:
         raise LocalError(
-            f"job {job.name!r} with {len(job.silos)} silos may take {found} of disk, the"
-            f" coordinator's limits.max_job_bytes is {size(most)}: raise it, or have the job signed"
+            f"job {job.name!r} with {len(job.silos)} silos may need {found} of disk, but the"
+            f" coordinator's limits.max_job_bytes is {size(most)}; raise it, or have the job signed"
             " for fewer silos or a smaller model"
         )
     return found

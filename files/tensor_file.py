@@ -43,6 +43,8 @@ def write(
 
     Raises OSError or SafetensorError where the disk does not take it.
     """
+    # The digest is over the file with 64 zeros in its place, so it can stand in the header; written
+    # last, since it is known when all has been read.
     save_file(dict(tensors), path, _with_digest(metadata))
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")

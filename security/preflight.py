@@ -124,6 +124,7 @@ def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
 
     No one else is asked.
     """
+    # gRPC reports a certificate out of its time as UNAVAILABLE, like any other failure.
     shown = now.isoformat(timespec="seconds")
     for entry in members.entries:
         first, last = validity(entry.certificate)

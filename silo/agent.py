@@ -338,7 +338,7 @@ class Agent:
                 # of what the gate makes of a round; training has its own (silo/training/trainer.py)
             ) as error:
                 await self._give_up(
-                    asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}")
+                    asked, "TRAINING", LocalError(f"out of memory: {error or 'no details'}")
                 )
 
             # The connection is lost, or the coordinator refused us: the session decides what next.
@@ -377,8 +377,8 @@ class Agent:
             raise RefusedError(
                 self._roster.coordinator.id,
                 "ROUND_CLOSED",
-                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of"
-                f" {job.length} are over, and what a round gave is given once",
+                f"asks for round {round_} of job {job.name!r}, but {folder.rounds_done} of"
+                f" {job.length} rounds are over here, and a round is uploaded once",
             )
         plan = admitted.plan.round(round_)
         train = partial(self._train, admitted, asked)
@@ -394,7 +394,7 @@ class Agent:
                 self._roster.coordinator.id,
                 "DELIVERY",
                 f"asks for round {asked.round} of job {job.name!r} from the state after round"
-                f" {asked.counted - 1}; what it gives was trained from the state after round"
+                f" {asked.counted - 1}, but its contribution was trained from the state after round"
                 f" {contributions.start - 1}, as the coordinator had said before",
             )
 
@@ -430,10 +430,9 @@ class Agent:
         witnesses = sorted(self._gate.session.witnesses)
         if not witnesses:
             raise LocalError(
-                "private rounds wait for another silo's signed word of what it holds of this silo's"
-                " ledger, in which stands what its data set has cost; the roster has no other silo"
-                " but such as the coordinator's organisation runs: have one added that another"
-                " organisation runs"
+                "before a private round, another silo must confirm this silo's ledger, which"
+                " records what its data set has cost; but the coordinator's organisation runs all"
+                " other silos of the roster: have a silo added that another organisation runs"
             )
 
         # The round is told again and again while it waits; its operator needs to read it once.
@@ -445,11 +444,11 @@ class Agent:
                 job=asked.job,
                 round=asked.round,
                 why=(
-                    "no other silo has said in this session what it holds of this silo's ledger,"
-                    " in which stands what its data set has cost, and the coordinator's word is"
-                    " not enough; this private round begins as soon as one does. If it stays so,"
-                    f" ask the operators of {', '.join(witnesses)} whether their agents run, and"
-                    " the coordinator's whether it passes on what they say"
+                    "no other silo has confirmed this silo's ledger in this session, which records"
+                    " what its data set has cost, and the coordinator's word is not enough; this"
+                    " private round begins as soon as one does. If none does, ask the operators of"
+                    f" {', '.join(witnesses)} whether their agents run, and the coordinator's"
+                    " operator whether it relays their answers"
                 ),
             )
         await asyncio.sleep(PAUSE_SECONDS)

@@ -126,6 +126,7 @@ def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[boo
 
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
+    # Images have the size that a job's model asks for, so without a job they cannot be read.
     source = config.data
     source.check_present()
     if source.needs_model:

@@ -88,6 +88,7 @@ def _refused(coordinator: RosterEntry, address: str) -> PeerError:
 
 def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, str]:
     """(3) The coordinator says that it serves."""
+    # The roster's certificate is the only root, and the name is the one in it: an address is not.
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
     options = (*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.{DOMAIN}"))
     with grpc.secure_channel(

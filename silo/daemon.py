@@ -95,12 +95,14 @@ def _budget(
 
     None where the policy sets none, so that private jobs are declined.
     """
+    # A data set under another name begins with an empty budget: nobody but the silo's own people
+    # can tell whether its records are the same.
     spent_on = sorted(ledger.privacy_heads.keys() - ({policy.dataset} if policy.budget else set()))
     if spent_on:
         why = (
-            "these have budgets in the ledger, and the one in force is another's, or none; if any"
-            " of the records are the same, what was spent on them counts no more: name the data set"
-            " as before, here and in the policy"
+            "these data sets have budgets in the ledger, but the policy sets another one or none;"
+            " if they share records, the privacy already spent on them would be forgotten: name the"
+            " data set as before, here and in the policy"
         )
         log.problem("budget.elsewhere", dataset=policy.dataset, spent_on=spent_on, why=why)
     if policy.budget is None:

@@ -157,8 +157,9 @@ class JobFolder:
         path, done, confirmed = self._state(counted), self.rounds_done, self._confirmed()
         if counted < confirmed:
             raise LocalError(
-                f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to"
-                f" {confirmed - 1} before; a round that counted is not taken back: ask its operator"
+                f"{self.path}: the coordinator now counts our rounds up to {counted - 1}, but it"
+                f" counted them up to {confirmed - 1} before, which it cannot take back: ask its"
+                " operator"
             )
         if not counted:
             return None
@@ -166,15 +167,15 @@ class JobFolder:
         # somebody may have put back an older copy of the folder
         if counted > done:
             raise LocalError(
-                f"{self.path}: the coordinator counts our round {counted - 1}, the last that was"
-                f" trained here is {done - 1}: an old state was put back; restore the latest, or"
+                f"{self.path}: the coordinator counts our round {counted - 1}, but the last one"
+                f" trained here is {done - 1}: an old state was restored; restore the latest, or"
                 " have the job signed under a new name"
             )
         if not path.exists():
             raise LocalError(
-                f"{path}: gone; the coordinator says that our last round to count is {counted - 1},"
-                " and it had counted a later one before; ask its operator, or have the job signed"
-                " under a new name"
+                f"{path}: missing; the coordinator says that our last round to count is"
+                f" {counted - 1}, but it counted a later one before; ask its operator, or have the"
+                " job signed under a new name"
             )
         try:
             return state_from_bytes(path.read_bytes(), str(path))

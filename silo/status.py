@@ -64,6 +64,8 @@ def read(config: SiloConfig) -> SiloStatus:
         raise LocalError(
             f"{folder}: no such folder; the agent makes it when it is run for the first time"
         )
+
+    # Totals of a ledger that does not hold would be taken for what left.
     verified = verify(folder, key=own_log_key(config.trust.federation, config.keys))
     ledger = LedgerStatus(verified, {})
     if verified.ok:

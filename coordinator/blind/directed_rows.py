@@ -1,9 +1,8 @@
 r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read.
 
 They are kept until it fetches them. The words of each lie in a file of their own from when the sum
-is opened (unmask.py).
-What a fold puts aside for a silo is a list of them, in the order of their rounds, canonical JSON
-with its digest::
+is opened (unmask.py). A fold puts a list of them aside for a silo, in the order of their rounds, as
+canonical JSON with its digest::
 
     {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
 
@@ -27,10 +26,11 @@ from ...proto.convert.mix import Mixed
 from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.blind.sum import row_group, row_name
 from ...security.secagg.spec import RoundSpec, kept
+from ..rounds.selection import among
 from ..storage.store import JobStore, summed_words
 from .unmask import KeptSum, kept_sum
 
-# bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
+# Bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB.
 MOST_DOCUMENTS = 3 << 20
 
 
@@ -65,7 +65,7 @@ class DirectedRow:
 
 
 class Directed:
-    """Those of one job."""
+    """The directed rows of one job."""
 
     def __init__(self, plan: JobPlan, store: JobStore) -> None:
         self._job = plan.job
@@ -79,7 +79,7 @@ class Directed:
         """Rows that a silo gets, in the order of the parts and, within one, of rounds."""
         mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)}
         mailed &= self._parts.keys()
-        names = [part.name for part in down if part.name in mailed]
+        names = among((part.name for part in down), mailed)
         found = []
         for name in names:
             for each in self._waiting(name, silo):
@@ -90,9 +90,7 @@ class Directed:
     def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
         """What a post puts aside: the row of this round, behind those that are not cleared.
 
-        None for a silo of which the round has no row, as where nobody is mixed. What a member of
-        the round keeps of its own follows from the specification and who survived, whatever
-        ``combine`` made of it.
+        None for a silo of which the round has no row, as where nobody is mixed.
         """
         members = self._job.method().directed_for == "members"
 
@@ -102,6 +100,7 @@ class Directed:
                 return None
             before = () if cleared else self._waiting(post.part, post.silo)
             keep = post.keep
+            # It follows from the signed specification, whatever ``combine`` made of it.
             if members:
                 keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo)
             waiting = (*before, _DirectedAside(keep=repr(keep), round=round_))

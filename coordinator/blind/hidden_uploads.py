@@ -21,7 +21,7 @@ from ...algorithms.exchange.parts import Gram, Mix, Part
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import PaddedWord, padded_from_wire
-from ...proto.convert.secagg_sent import ENVELOPE
+from ...proto.convert.secagg_sent import step_codes
 from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.padded_mix import check_upload
 from ...security.blind.plan import JobPlan
@@ -165,11 +165,9 @@ class HiddenUploadStore:
             raise _refused(silo, Code.UPLOAD, why)
 
         # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
-        try:
+        with step_codes():
             check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
             given.prekey.check(line, version, given.upload.sealing.root, self.signers)
-        except RefusedError as error:
-            raise _refused(silo, error.code, error.why) from error
 
     def _signed(self, name: str) -> list[tuple[StoredUpload, Version]]:
         """All signed uploads of a part."""
@@ -229,12 +227,8 @@ def loaded(silo: str, body: bytes) -> PaddedWord:
 
 def received(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     """A silo's word on its upload, well formed; RefusedError MANIFEST or SECURE."""
-    try:
+    with step_codes():
         return padded_from_wire(silo, message)
-    except RefusedError as error:
-        if error.code == ENVELOPE:
-            raise
-        raise _refused(silo, error.code, error.why) from error
 
 
 def _refused(silo: str, code: str, why: str) -> RefusedError:

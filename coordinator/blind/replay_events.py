@@ -1,6 +1,6 @@
 """A silo's message in a secure sum: its event of the machine, and whether it was taken."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ...proto.convert.secagg_sent import Over, UploadBody
@@ -12,29 +12,30 @@ from ..storage.replay_log import Said, Spooled
 Happened: TypeAlias = Said | c.SiloDropped | c.AttemptDeadline | c.SumPublished | c.OpenFailed
 
 
+# Events that have the fields of their messages.
+_UPLOADED: Mapping[type[UploadBody], Callable[..., c.Event]] = {
+    s.SendKeys: c.KeysUploaded,
+    s.SendShares: c.SharesUploaded,
+    s.SendComplaint: c.ComplaintUploaded,
+    s.SendSurvival: c.SurvivalUploaded,
+    s.SendReveal: c.RevealUploaded,
+    s.SendAbandon: c.AbandonUploaded,
+}
+
+
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
     """The event; a header is joined with its silo's masked words, and refused without them."""
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
-        case s.SendKeys(bundle, keys):
-            return c.KeysUploaded(bundle, keys)
-        case s.SendShares(dealing, portions):
-            return c.SharesUploaded(dealing, portions)
-        case s.SendComplaint(complaint):
-            return c.ComplaintUploaded(complaint)
         # Without words the length does not fit, so the machine refuses the header.
         case s.SendHeader(header):
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
             return c.WordsUploaded(header, here.size, here.sha256)
-        case s.SendSurvival(survival):
-            return c.SurvivalUploaded(survival)
-        case s.SendReveal(reveal):
-            return c.RevealUploaded(reveal)
-        case s.SendAbandon(note):
-            return c.AbandonUploaded(note)
         case Over(code):
             return c.SiloDropped(entry.silo, code)
+        case body:
+            return _UPLOADED[type(body)](**vars(body))
 
 
 def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:

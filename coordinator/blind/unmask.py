@@ -2,24 +2,20 @@ r"""The open sum of a blind round: from masked words to one file, and from there
 
 ::
 
-    <round>.@sum.safetensors  tensors "part/name", and "part/@weight" where a part has weights; its
-                              header names the
-                              "survivors", as a JSON list; of what is compared by shares
-                              "part/gram", in their order
+    <round>.@sum.safetensors  tensors "part/name", and "part/@weight" where a part has weights; of a
+                              part that is compared by shares "part/gram", in the order of the
+                              "survivors", a JSON list in the header
 
-Of a part whose words are kept for silos there is nothing in it but their SHA-256, in the header
-under "words": the fold reads them. Under the pads of a part that silos alone read, it can not.
+For a part whose words are kept for silos, the header has only their SHA-256, under "words": the
+fold reads the words themselves. Where silos alone read a part, its pads hide it from the fold too.
 
-The words of an open sum that silos get as they are, in a file, with all that goes down beside them.
-
-::
+A file of such words has next to them all that goes down with them::
 
     <words>{"document":"{\"attempt\":0,…}","file_sha256":"77ab…","sha256":"9f86…","signature":"9a0b…",
     "survivors":["a","b","c"],"tag":"5c1f…"}
 
-The words are the integers of one group without its canaries, little-endian; how many there are the
-job says. They are written while they are read, so that no more than a piece of them is in memory
-(unmask.py).
+The words are the integers of one group without its canaries, little-endian; the job says how many
+there are. They are written while they are read, so that no more than a piece of them is in memory.
 """
 
 import hashlib
@@ -68,7 +64,7 @@ class _Tail(Strict):
 
 @dataclass(frozen=True)
 class KeptSum:
-    """One file of words: what the manifest says of them, their digest and their bytes."""
+    """One file of words: the claim on them for the manifest, their digest and their bytes."""
 
     part: str
     claim: Claim
@@ -111,7 +107,7 @@ class KeptSum:
 
 
 def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
-    """What a file holds, piece by piece; each is hashed while it is written."""
+    """The bytes of a file of words, piece by piece; each is hashed while it is written."""
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as beside:
         for words in numbers:
@@ -130,11 +126,12 @@ def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memor
 
 
 def kept_sum(part: str, path: Path, nbytes: int) -> KeptSum:
-    """Read what stands beside the words; LocalError for a file that something else wrote."""
+    """Read the claim behind the words; LocalError for a file that something else wrote."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             tail = from_json(data[nbytes:], _Tail, str(path))
-    except (OSError, ValueError) as error:  # the latter: it is empty
+    # A ValueError: the file is empty, and nothing can be mapped of it.
+    except (OSError, ValueError) as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     claim = Claim(
         tail.document.encode(),
@@ -147,7 +144,7 @@ def kept_sum(part: str, path: Path, nbytes: int) -> KeptSum:
 
 SURVIVORS, WORDS = "survivors", "words"
 GRAM = "gram"
-NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
+NO_DIGEST = "0" * 64  # in place of digests where only sizes are computed
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,9 @@ NOTHING_KEPT = Keeping()
 
 
 def masked_bytes(plan: RoundPlan) -> int:
-    """Largest upload of a silo in a round, in bytes: masked words, shares of what is compared.
+    """Largest upload of a silo in a round, in bytes: masked words, and shares of what is compared.
 
-    LocalError for a job whose sums cannot be.
+    LocalError for a job whose sums are impossible.
     """
     frame = plan.frame("none", NO_DIGEST, NO_DIGEST)
     return payload_bytes(specify(frame, plan.job.cohort(plan.round), 0))
@@ -183,9 +180,9 @@ def open_sum(
     ``parts`` are those of the first groups; the others are rows for one silo each. ``digests``, by
     silo, are those of the uploads. Words that are kept, and those of rows in which somebody is
     mixed, are durable before the file, which has only their digests. Returns the SHA-256 of the
-    file, which is durable. LocalError for an upload that the disk changed, RefusedError (SUM) where
-    canaries do not come out, OSError where the disk does not take it: then there is no file of the
-    sum, and what there is of words is written again.
+    durable file. LocalError for an upload that the disk changed, RefusedError (SUM) where canaries
+    do not come out, OSError where the disk fails: then there is no file of the sum, and the next
+    try writes the words again.
     """
     survivors = opening.survivors
     accumulator = _added_up(store, spec, survivors, digests)
@@ -193,7 +190,8 @@ def open_sum(
 
     # The words go first: where there is a file of the sum, all that its header names is there.
     words = _write_words(store, spec, opening, keep, accumulator)
-    del accumulator  # a sum's words go once it is folded
+    # Its words are as large as the sums themselves.
+    del accumulator
 
     tensors: dict[str, Tensor] = {}
     for part, own in zip(parts, spec.groups[: len(parts)], strict=True):
@@ -216,6 +214,8 @@ def _added_up(
     store: JobStore, spec: RoundSpec, survivors: Sequence[str], digests: Mapping[str, bytes]
 ) -> Accumulator:
     """The sum of the survivors' masked words, each hashed while it is added."""
+    # In the fixed order of the survivors, and hashed again: a disk may have changed what was
+    # checked when it arrived.
     accumulator = Accumulator(spec)
     with ThreadPoolExecutor(1) as beside:
         for silo in survivors:
@@ -234,6 +234,7 @@ def _write_words(
     """Write the words that silos get; their SHA-256 by the name of the group, in hex."""
     written: dict[str, str] = {}
     for index, own in enumerate(spec.groups):
+        # A row in which nobody is mixed would be a file that its reader cannot use.
         mixes = is_row(own) and any(own.counts)
         if own.name not in keep.parts and not mixes:
             continue
@@ -247,13 +248,14 @@ def _write_words(
 
 
 def _pieces(data: memoryview, spec: RoundSpec) -> Iterator[memoryview]:
-    """Masked words in the chunks in which they were made; what is too much comes last."""
+    """Masked words in the chunks in which they were made; bytes beyond them come last."""
     at = 0
     for chunk in chunks(spec):
         stop = at + chunk.words * (spec.groups[chunk.group].ring // 8)
         yield data[at:stop]
         at = stop
-    if not spec.compared and at < len(data):  # behind them are sealed shares of what is compared
+    # Only where vectors are compared do sealed shares follow the words.
+    if not spec.compared and at < len(data):
         yield data[at:]
 
 
@@ -266,7 +268,7 @@ def _products(compared: Compared, opening: Open) -> Tensor:
 
 
 class OpenedSums:
-    """The exchanges of a blind job: what ``collect`` gives was summed before the fold."""
+    """The exchanges of a blind job, whose sums were opened before the fold."""
 
     def __init__(self, store: JobStore, round_: Callable[[], int], bounds: Bounds) -> None:
         """``round_``: the one that is folded."""
@@ -275,16 +277,16 @@ class OpenedSums:
         self._bounds = bounds
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """Silos mask what they give themselves."""
+        """Never called: silos mask their contributions themselves."""
         raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """A part's fold over exactly these members.
 
         LocalError for another set, and for words that the disk changed. A Sum, or a Gram by shares,
-        lies in the file or in the words beside it; a sum that silos alone read is empty. Rotated
-        vectors have the inner products of those that were not; padded words show nothing.
+        lies in the file or in the words next to it; a sum that silos alone read is empty.
         """
+        # A rotation keeps inner products, so rotated vectors are compared like any others.
         shared = isinstance(part.exchange, Gram) and part.exchange.shared
         if not shared and not isinstance(part.exchange, Sum):
             return PLAIN.collect(part, members, read)
@@ -308,10 +310,7 @@ class OpenedSums:
         return found
 
     def _of_words(self, part: Part, sha256: str) -> dict[str, Tensor]:
-        """What the words of a part's sum come to.
-
-        They are mapped, not read, and hashed meanwhile.
-        """
+        """The fold of a part whose sum lies in words, which are mapped and hashed meanwhile."""
         own = group(part, self._bounds)
         if own.reader != COORDINATOR_READS:
             return {}
@@ -339,4 +338,4 @@ class OpenedSums:
         return made
 
     def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:
-        """Nothing: only its recipient can open a row (mix_rows.py)."""
+        """Mix nothing: only its recipient can open a row (mix_rows.py)."""

@@ -1,7 +1,4 @@
-"""Makes the sum of one blind round: runs what blind/secure_sum.py asks for.
-
-It does so on disk, clock and threads.
-"""
+"""Makes the sum of one blind round: the disk, clock and threads of blind/secure_sum.py."""
 
 import asyncio
 import hashlib
@@ -28,12 +25,13 @@ from ..blind.secure_sum_shell import SumSetting
 from ..blind.unmask import Keeping, open_sum
 from ..config import Timing
 from ..rounds.events import Gather, SiloFailed, SumFailed, Summed
+from ..rounds.selection import without
 from ..storage.database import Database
 from ..storage.key_contributions import KeyContributions
 from ..storage.replay_log import Entry, dumped
 from .job_run import DaemonCalls, JobRun, SiloDelivery
 
-# seconds before an attempt, after so many in vain
+# Seconds before an attempt, after so many in vain: whoever was away may be back by then.
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 
@@ -42,7 +40,7 @@ Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by
 
 @dataclass(frozen=True)
 class SumResources:
-    """What sums are made with."""
+    """What every sum needs from the daemon."""
 
     timing: Timing
     roster: rosters.Roster
@@ -101,7 +99,8 @@ class SecureSumRunner:
         digest, weights = rosters.digest(roster), self._run.member_weights
         frame = self._plan.frame(roster.federation, digest, model, parts, weights)
         spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
-        state = self._run.state  # it may have been stopped meanwhile, and resumed
+        # The job may have been stopped meanwhile, and resumed.
+        state = self._run.state
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
         if wanted and self.summing.attempt < effect.attempt:
             self.summing.begin(spec)
@@ -120,8 +119,11 @@ class SecureSumRunner:
         LocalError where they receive different values.
         """
         plan, found, hashed = self._plan, set[str](), Hashed()
-        if plan.sums_no_model:  # whatever comes down is no part of it
+        # Where no model is summed, whatever comes down is no part of the sum.
+        if plan.sums_no_model:
             return plan.model_digest((), ())
+        # One digest for the whole cohort is in every mask key (SECURITY.md 1.3): the masks of silos
+        # that received different models do not cancel.
         for silo in effect.cohort:
             sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]
             delivery = await self._run.delivery(self.round, silo)
@@ -170,7 +172,7 @@ class SecureSumRunner:
         RefusedError ROUND_CLOSED once their uploads are gone.
         """
         found = []
-        for dealer in (each for each in survivors if each != silo):
+        for dealer in without(survivors, (silo,)):
             try:
                 with self._run.store.masked(self.round, dealer).open("rb") as file:
                     file.seek(place_of(spec, dealer, silo))
@@ -188,7 +190,7 @@ class SecureSumRunner:
         self._run.store.discard(self.round, silo)
 
     def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
-        """Add up the survivors' words and take these masks off, in the thread of the folds."""
+        """Add up the survivors' words and take these masks off."""
         run, plan = self._run, self._plan
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
         keep = Keeping(plan.published, signature)
@@ -199,6 +201,7 @@ class SecureSumRunner:
             run.make_room()
             return open_sum(run.store, plan.sums, spec, opening, digests, keep)
 
+        # In the thread of the folds, so that a sum and a fold are not in memory together.
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:

@@ -1,10 +1,9 @@
-"""What silos gave to the keys that they share by job and that this coordinator, which passes it on,
-never has.
+"""What silos contribute to the keys that they share by job; the coordinator passes it on.
 
-Each contribution is checked before it is stored (security/blind/group_key.py) and durable before it
-is taken; a silo that gives the same again hears the same, one that gives another is refused.
-Nothing is passed on before all of the job's silos gave, so that a silo which asks gets all of it at
-once.
+It never has a key itself. Each contribution is checked before it is stored
+(security/blind/group_key.py) and durable before it is accepted; a silo that sends the same again
+gets the same answer, one that sends another is refused. Nothing is passed on before all of the
+job's silos contributed, so that a silo which asks receives all of it at once.
 """
 
 from collections.abc import Mapping
@@ -14,19 +13,20 @@ from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.group_key import Contributed, contributed_from_wire, contributed_to_wire
-from ...proto.convert.secagg_sent import ENVELOPE
+from ...proto.convert.secagg_sent import step_codes
 from ...security.blind.group_key import Epoch, Relayed, check_contribution, parts_of
 from ...security.blind.sealing import letter_for
 from ...security.faults import Code
 from ...security.identity import roster as rosters
 from ...security.identity.signers import Signers
+from ..rounds.selection import without
 from .database import Database
 
 NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 
 class KeyContributions:
-    """Those of all jobs, under the roster that this coordinator has."""
+    """Contributions to the keys of all jobs, under the roster that this coordinator has."""
 
     def __init__(self, roster: rosters.Roster, database: Database) -> None:
         self._roster = roster
@@ -62,12 +62,8 @@ class KeyContributions:
         RefusedError says why it cannot be taken.
         """
         # (1) It is well formed, and in the silo's own name.
-        try:
+        with step_codes():
             given = contributed_from_wire(silo, message)
-        except RefusedError as error:
-            if error.code == ENVELOPE:
-                raise
-            raise _refused(error) from error
         # (2) The job has a key, and the silo gives to it once.
         if not job.keyed:
             raise RefusedError(
@@ -75,6 +71,7 @@ class KeyContributions:
                 "SECURE",
                 f"{Code.ORDER}: gives to a key of job {job.name!r}, which needs none",
             )
+        # Another contribution would make another key, of which some silos may have the first.
         body = _dumped(given)
         kept = self._database.contribution(job.name, silo)
         if kept is not None and kept.body == body:
@@ -84,12 +81,10 @@ class KeyContributions:
             raise RefusedError(silo, "SECURE", f"{Code.EQUIVOCATION}: {why}")
         # (3) It is signed for this job and roster, and has a piece for each of the others.
         epoch = Epoch.of(self._roster, job.silos, job.digest)
-        try:
+        with step_codes():
             check_contribution(
                 epoch, given.contribution, given.pieces, Signers.of(self._roster, job.silos)
             )
-        except RefusedError as error:
-            raise _refused(error) from error
         return body
 
     def keep(self, job: Job, silo: str, body: bytes) -> None:
@@ -97,7 +92,7 @@ class KeyContributions:
         self._database.add_contribution(job.name, silo, self._digest, body)
 
     def bodies(self, job: Job) -> Mapping[str, bytes]:
-        """What each silo gave to the key of a job, once all of them did; nothing before."""
+        """What each silo contributed to the key of a job, once all of them did; nothing before."""
         kept = self._database.contributions(job.name)
         return (
             {silo: kept[silo].body for silo in sorted(kept)}
@@ -106,7 +101,7 @@ class KeyContributions:
         )
 
     def parts(self, job: Job) -> bytes:
-        """Of all that made the key of a job, as its silos find them; nothing where it has none."""
+        """The parts that made the key of a job, as its silos find them; empty where it has none."""
         bodies = self.bodies(job) if job.keyed else {}
         return (
             parts_of(_loaded(silo, body).contribution for silo, body in bodies.items())
@@ -117,7 +112,7 @@ class KeyContributions:
 
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
     """What the other silos gave, by id, each with the letter for this silo."""
-    given = [_loaded(other, body) for other, body in bodies.items() if other != silo]
+    given = [_loaded(other, bodies[other]) for other in without(bodies, (silo,))]
     return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
 
 
@@ -131,8 +126,3 @@ def _loaded(silo: str, body: bytes) -> Contributed:
     message = pb.Contributed.FromString(body)
     message.session = NO_SESSION
     return contributed_from_wire(silo, message)
-
-
-def _refused(error: RefusedError) -> RefusedError:
-    """With a code that may be told to a silo."""
-    return RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}")

@@ -1,11 +1,10 @@
-"""What happens in a round's secure sum, as rows of the database: durable before it takes effect,
-replayed in order.
+"""The events of a round's secure sum as rows: durable before they take effect, replayed in order.
 
 ::
 
     kind      body
     begun     the specification of an attempt: canonical JSON, as it is signed
-    given     what a silo gave: SecureUpload of proto/secure.proto, without its session
+    given     a silo's message: SecureUpload of proto/secure.proto, without its session
     spooled   {"sha256":"9a0b…","silo":"a","size":248200}, an upload that is here whole
     failed    {"code":"lost","silo":"a"}
     deadline  {"stage":"keys"}
@@ -15,6 +14,7 @@ replayed in order.
 Of closed rounds there may be a row of kind "settled": coordinator/blind/settled.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -46,7 +46,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Said:
-    """A silo gave a message; ``given`` without its session."""
+    """A silo's message; ``given`` without its session."""
 
     silo: str
     given: SecaggUpload
@@ -54,21 +54,29 @@ class Said:
 
 @dataclass(frozen=True)
 class Spooled:
-    """A silo's masked words are here whole; ``sha256`` is of all of them."""
+    """A silo's masked words arrived whole; ``sha256`` is of all of them."""
 
     silo: str
     size: int
     sha256: bytes
 
 
-Entry: TypeAlias = (
-    Begun | Said | Spooled | SiloDropped | AttemptDeadline | SumPublished | OpenFailed
-)
+# Entries whose body is their fields in JSON, digests in hex.
+Plain: TypeAlias = Spooled | SiloDropped | AttemptDeadline | SumPublished | OpenFailed
+Entry: TypeAlias = Begun | Said | Plain
+_PLAIN: Mapping[str, type[Plain]] = {
+    "spooled": Spooled,
+    "failed": SiloDropped,
+    "deadline": AttemptDeadline,
+    "opened": SumPublished,
+    "unopened": OpenFailed,
+}
+_KINDS = {entry: kind for kind, entry in _PLAIN.items()}
 
 
 @dataclass(frozen=True)
 class ReplayEntry:
-    """One entry as it is kept; ``silo`` is empty but for what a silo gave."""
+    """One entry as it is kept; ``silo`` is empty but for a silo's message."""
 
     attempt: int
     kind: str
@@ -77,7 +85,8 @@ class ReplayEntry:
 
 
 def said(silo: str, given: SecaggUpload) -> Said:
-    """What a silo gave, as it may be kept."""
+    """A silo's message, as it may be kept."""
+    # A session is a secret between this process and the silo, and void after a restart.
     return Said(silo, replace(given, session=NO_SESSION))
 
 
@@ -92,16 +101,10 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
             return ReplayEntry(
                 attempt, "given", silo, message.SerializeToString(deterministic=True)
             )
-        case Spooled(silo, size, sha256):
-            return _plain(attempt, "spooled", sha256=sha256.hex(), silo=silo, size=size)
-        case SiloDropped(silo, code):
-            return _plain(attempt, "failed", code=code, silo=silo)
-        case AttemptDeadline(stage):
-            return _plain(attempt, "deadline", stage=stage)
-        case SumPublished(sha256):
-            return _plain(attempt, "opened", sha256=sha256.hex())
-        case OpenFailed(why, spoiled):
-            return _plain(attempt, "unopened", spoiled=spoiled, why=why)
+        case plain:
+            fields = vars(plain).items()
+            body = {name: each.hex() if isinstance(each, bytes) else each for name, each in fields}
+            return ReplayEntry(attempt, _KINDS[type(plain)], "", canonical_json(body))
 
 
 def loaded(row: ReplayEntry) -> Entry:
@@ -116,19 +119,7 @@ def loaded(row: ReplayEntry) -> Entry:
         message = pb.SecureUpload.FromString(row.body)
         message.session = NO_SESSION
         return Said(row.silo, secagg_upload_from_wire(row.silo, message))
-    kept = parse_json(row.body, origin)
-    match row.kind:
-        case "spooled":
-            return Spooled(kept["silo"], kept["size"], bytes.fromhex(kept["sha256"]))
-        case "failed":
-            return SiloDropped(kept["silo"], kept["code"])
-        case "deadline":
-            return AttemptDeadline(kept["stage"])
-        case "opened":
-            return SumPublished(bytes.fromhex(kept["sha256"]))
-        case _:
-            return OpenFailed(kept["why"], kept["spoiled"])
-
-
-def _plain(attempt: int, kind: str, **fields: str | int) -> ReplayEntry:
-    return ReplayEntry(attempt, kind, "", canonical_json(fields))
+    fields = parse_json(row.body, origin)
+    if "sha256" in fields:
+        fields["sha256"] = bytes.fromhex(fields["sha256"])
+    return _PLAIN[row.kind](**fields)

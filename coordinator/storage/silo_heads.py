@@ -1,5 +1,4 @@
-"""What the coordinator holds of the silos' ledgers: the last head under which an upload of theirs
-was taken.
+"""The heads of the silos' ledgers that the coordinator holds: each silo's at its last upload.
 
 Each upload ends with a head that the silo signed, a proof that it grew from the one held here, and
 a proof that the upload's DIGEST record is its last. An upload under any other head is refused
@@ -21,6 +20,7 @@ from ...security.log.head import log_key
 from ...security.log.merkle import verify_inclusion
 from ...security.log.note import Note
 from ...security.log.tree_head import TreeHead
+from ..rounds.selection import among, without
 from .database import StoredHead
 
 MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signature
@@ -55,7 +55,8 @@ class SiloHeads:
 
     def others(self, silo: str, silos: tuple[str, ...]) -> list[bytes]:
         """The checkpoints of the other ones of these silos, as far as they are held."""
-        return [self._held[other].note for other in silos if other != silo and other in self._held]
+        others = without(among(silos, self._held), (silo,))
+        return [self._held[other].note for other in others]
 
     def check(self, silo: str, end: tensor.End) -> Head:
         """The head at the end of an upload.

@@ -22,9 +22,12 @@ below the 4 MiB of a message (proto/channel.py). Of a message with more entries 
 nothing is made (proto/field_limits.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ...errors import RefusedError
 from ...security.faults import Code
 from ...security.log.merkle import HASH_BYTES
 from ...security.secagg.silo_events import (
@@ -68,6 +71,18 @@ MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body be
 # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
 ENVELOPE = "MANIFEST"
 MOST_SESSION_BYTES = 64
+
+
+@contextmanager
+def step_codes() -> Iterator[None]:
+    """RefusedError SECURE, with the step's ``Code`` in its text; ENVELOPE stays as it is."""
+    try:
+        yield
+    except RefusedError as error:
+        if error.code == ENVELOPE:
+            raise
+        raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
+
 
 CODES = {code: pb.SecureCode.Value(f"SECURE_CODE_{code.name}") for code in Code}
 

@@ -67,6 +67,7 @@ class Epoch:
 
         LocalError where one of its silos is not of the roster.
         """
+        # Nothing can be sealed to a silo that left the roster, so a key without it is refused.
         keys = {
             entry.id: bytes.fromhex(entry.exchange_key)
             for entry in roster.silos

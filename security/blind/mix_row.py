@@ -198,6 +198,7 @@ class VersionMemory(Strict):
         RefusedError if one was signed in this round or a later one; LocalError unless it is newer
         than all before.
         """
+        # One signed upload per round: two versions of one vector would be two rows over it.
         here = f"round {version.round}, attempt {version.attempt}"
         why = (
             f"asks for another upload in {here}, after that of round {self.signed_round} was signed"

@@ -97,6 +97,7 @@ def hidden_pieces(
     ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the
     first byte leaves.
     """
+    # The tag is of the numbers before they are hidden: those are what a row's opener has.
     hidden, elements = Mask([_term(line, version, seed)], 0, 64), line.group.elements
     buffer = np.empty(min(LENT, elements), "<u8")
     for start in range(0, elements, LENT):
@@ -309,6 +310,9 @@ class Opening:
             Code.SUM,
             f"brings a row of {self._filled} numbers, not {self._row.size}",
         )
+
+        # Σ a_j T_j less Σ a_j pad_j: with any other weights, or a word that was changed, no tag
+        # fits (SECURITY.md rule 8).
         padded = [
             TagPads(s.upload.version.silo, s.upload.version.context(self._line), s.weight)
             for s in self._summands

@@ -150,6 +150,7 @@ class Known(Strict):
 
         RefusedError names a silo.
         """
+        # A sender never goes back, so an older word is one that the coordinator held back.
         silo, prekey = word.version.silo, word.prekey
         known = self.newest.get(silo)
         if known is None:
@@ -168,6 +169,7 @@ class Known(Strict):
 
         RefusedError where it went back.
         """
+        # Whoever sealed to a later generation may not need the earlier one again: it may be erased.
         of_part = self.sealed.get(part, {})
         known = of_part.get(version.silo)
         if known is not None and version.number <= known.number:

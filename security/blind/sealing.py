@@ -171,6 +171,8 @@ def check_letter(
         Code.SHARES,
         f"brings {recipient!r} a letter for {letter.sealed.recipient!r}",
     )
+
+    # The proof is for a place in the order of the ids, which both sides know.
     order = sorted(among)
     check(
         recipient in order,
@@ -197,6 +199,8 @@ def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool
 
 def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequence[str]) -> None:
     """At the coordinator: RefusedError unless these are all pieces under the root, one each."""
+    # The coordinator checks what it can before it passes letters on: later each recipient would
+    # find the fault alone, and blame the coordinator for it.
     sealing.check()
     whole = [piece.recipient for piece in pieces] == sorted(among)
     check(

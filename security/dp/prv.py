@@ -104,6 +104,8 @@ def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | Non
 
     A line that was cut short has too few digits for an answer.
     """
+    # -P: modules beside the program must not pass for libraries. With one thread, the limit on
+    # processor time is one on time.
     asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
     try:
         out = subprocess.run(  # noqa: S603 our own interpreter and program

@@ -116,11 +116,11 @@ class Roster(Strict):
 
     def check_complete(self) -> None:
         """LocalError for a roster in the making, which nobody should sign or use."""
-        if not self.having(Role.COORDINATOR):
-            raise LocalError(
-                f"roster of {self.federation!r} version {self.version} has no coordinator; add its"
-                " entry"
-            )
+        _require(
+            bool(self.having(Role.COORDINATOR)),
+            f"roster of {self.federation!r} version {self.version} has no coordinator; add its"
+            " entry",
+        )
 
     @property
     def silos(self) -> tuple[RosterEntry, ...]:
@@ -143,32 +143,33 @@ class Roster(Strict):
 def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Roster:
     """Version 1 of a roster: its founders, nobody else, and no signature."""
     for entry in founders:
-        if entry.role is not Role.FOUNDER:
-            raise LocalError(
-                f"{entry.id!r} has role {entry.role}, not founder; add it after the roster is made"
-            )
+        _require(
+            entry.role is Role.FOUNDER,
+            f"{entry.id!r} has role {entry.role}, not founder; add it after the roster is made",
+        )
     return _made(federation, 1, threshold, founders)
 
 
 def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
     """Next version with one more member, unsigned; a known id only with ``replace``."""
-    if entry.id in roster and not replace:
-        raise LocalError(
-            f"{entry.id!r} is in the roster already; to give it new keys, say --replace"
-        )
-    others = [other for other in roster.entries if other.id != entry.id]
-    return _made(roster.federation, roster.version + 1, roster.threshold, [*others, entry])
+    _require(
+        replace or entry.id not in roster,
+        f"{entry.id!r} is in the roster already; to give it new keys, say --replace",
+    )
+    return _following(roster, entry.id, entry)
 
 
 def remove(roster: Roster, member: str) -> Roster:
     """Next version without a member, unsigned: this is how a key is revoked."""
-    if member not in roster:
-        raise LocalError(
-            f"{member!r} is not in the roster; its members:"
-            f" {', '.join(e.id for e in roster.entries)}"
-        )
-    others = [entry for entry in roster.entries if entry.id != member]
-    return _made(roster.federation, roster.version + 1, roster.threshold, others)
+    members = ", ".join(entry.id for entry in roster.entries)
+    _require(member in roster, f"{member!r} is not in the roster; its members: {members}")
+    return _following(roster, member)
+
+
+def _following(roster: Roster, without: str, *more: RosterEntry) -> Roster:
+    """The next version, unsigned: the old signatures are over other members."""
+    others = [entry for entry in roster.entries if entry.id != without]
+    return _made(roster.federation, roster.version + 1, roster.threshold, [*others, *more])
 
 
 def _made(federation: str, version: int, threshold: int, entries: Iterable[RosterEntry]) -> Roster:
@@ -195,11 +196,11 @@ def digest(roster: Roster) -> str:
 def sign(roster: Roster, keys: Keys) -> Roster:
     """The roster with one founder's signature more; it must be complete, with its coordinator."""
     signer = keys.entry
-    if signer.id not in roster or roster[signer.id] != signer or signer.role is not Role.FOUNDER:
-        raise LocalError(
-            f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
-            " keys"
-        )
+    _require(
+        signer in roster.having(Role.FOUNDER),
+        f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
+        " keys",
+    )
     roster.check_complete()
     signature = keys.sign(ROSTER, payload(roster)).hex()
     return roster.model_copy(update={"signatures": {**roster.signatures, signer.id: signature}})
@@ -211,25 +212,25 @@ def verify(roster: Roster, pins: Pins) -> None:
     The steps run in order, each has a test with its number.
     """
     # (1) It is the roster of our federation.
-    if roster.federation != pins.federation:
-        raise LocalError(
-            f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
-            " roster"
-        )
+    _require(
+        roster.federation == pins.federation,
+        f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
+        " roster",
+    )
 
     # (2) It is not older than we know: an old one may have members that were removed since.
-    if roster.version < pins.minimum_version:
-        raise LocalError(
-            f"roster version {roster.version} is older than {pins.minimum_version}; take the"
-            " newest one"
-        )
+    _require(
+        roster.version >= pins.minimum_version,
+        f"roster version {roster.version} is older than {pins.minimum_version}; take the"
+        " newest one",
+    )
 
     # (3) It asks for as many signatures as we do.
-    if roster.threshold != pins.threshold:
-        raise LocalError(
-            f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
-            " which"
-        )
+    _require(
+        roster.threshold == pins.threshold,
+        f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
+        " which",
+    )
 
     # (4) It is complete.
     roster.check_complete()
@@ -242,8 +243,7 @@ def verify(roster: Roster, pins: Pins) -> None:
     founders = roster.having(Role.FOUNDER)
     pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
     signed = [founder for founder in pinned if founder in roster.signatures]
-    if len(signed) < pins.threshold:
-        raise LocalError(_too_few_signed(roster, pins, pinned, signed))
+    _require(len(signed) >= pins.threshold, _too_few_signed(roster, pins, pinned, signed))
 
 
 def _check_signatures(roster: Roster) -> None:
@@ -281,31 +281,32 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     that it names, and nothing vouches for these. LocalError or PeerError if not.
     """
     # A signature counts once however often its founder is named.
-    if founders and len(set(founders)) < roster.threshold:
-        raise LocalError(
-            f"roster version {roster.version} asks for the signatures of {roster.threshold}"
-            f" founders; name as many with --founder, not {len(set(founders))}"
-        )
+    distinct = len(set(founders))
+    _require(
+        not founders or distinct >= roster.threshold,
+        f"roster version {roster.version} asks for the signatures of {roster.threshold}"
+        f" founders; name as many with --founder, not {distinct}",
+    )
 
     # Against fingerprints from elsewhere a forged roster fails, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
-    if founders and not set(founders).intersection(own):
-        raise LocalError(
-            f"roster version {roster.version} has no founder with"
-            f" {' or '.join(dict.fromkeys(founders))}; name the fingerprint of a founder's protocol"
-            " key, as staddle keys show prints it, or take the right roster"
-        )
+    _require(
+        not founders or not set(founders).isdisjoint(own),
+        f"roster version {roster.version} has no founder with"
+        f" {' or '.join(dict.fromkeys(founders))}; name the fingerprint of a founder's protocol"
+        " key, as staddle keys show prints it, or take the right roster",
+    )
     named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
     verify(roster, validate(document, Pins, "founders"))
 
-    signed = signers(roster, founders)
-    if len(signed) < (least := least or len(set(founders))):
-        raise LocalError(
-            f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the"
-            f" {len(set(founders))} founders named here, {least} must; have the others sign, or say"
-            " how many must with --threshold"
-        )
+    signed, needed = signers(roster, founders), least or distinct
+    _require(
+        len(signed) >= needed,
+        f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the"
+        f" {distinct} founders named here, {needed} must; have the others sign, or say"
+        " how many must with --threshold",
+    )
 
 
 def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
@@ -316,6 +317,12 @@ def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders
     )
+
+
+def _require(holds: bool, why: str) -> None:
+    """LocalError unless it holds."""
+    if not holds:
+        raise LocalError(why)
 
 
 def parse(data: bytes, origin: str) -> Roster:

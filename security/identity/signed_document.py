@@ -32,6 +32,7 @@ def sign_document(
     document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes
 ) -> dict[str, Any]:
     """Sign a document under a roster that knows these keys."""
+    # Under a roster that does not list these very keys nobody could verify the signature.
     signer = keys.entry
     if signer.id not in roster or roster[signer.id] != signer:
         raise LocalError(

@@ -65,6 +65,7 @@ class _Walk:
 
     def take(self, line: VerifiedLine) -> None:
         """A broken rule is a problem, not the end."""
+        # A receipt names a leaf hash: another record in its place was written after it.
         seq = line.seq
         if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
             self.problems.append(

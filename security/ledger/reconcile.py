@@ -360,8 +360,9 @@ def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
 def _receipt_fault(
     silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster
 ) -> str:
+    # Under another version of the roster it is counted as unchecked (``_unchecked``).
     if upload.digest.roster != rosters.digest(roster):
-        return ""  # of another version: give that one
+        return ""
     receipt = Receipt(
         federation=roster.federation,
         roster=upload.digest.roster,

@@ -114,6 +114,8 @@ def stored_by(folder: Path, key: VerifierKey) -> TreeHead | None:
         raise LocalError(
             f"{path}: {error}; use the keys that it was signed with, or restore it"
         ) from error
+
+    # Our logs write neither, so somebody added them.
     if found.extensions or len(note.signatures) != 1:
         raise LocalError(
             f"{path}: holds more than a log writes there; restore it from the newest copy of the"
@@ -157,6 +159,7 @@ def disagreement(tree: Tree, held: HeldHead) -> str:
 
     Empty if it did.
     """
+    # Roots of two sizes cannot be compared: ours at the size of theirs is.
     size, count = held.checkpoint.size, len(tree)
     if size > count:
         return (

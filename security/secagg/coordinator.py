@@ -414,6 +414,7 @@ def _close(state: CoordinatorState) -> Step:
 
     End the attempt if they are too few.
     """
+    # In the cohort's order, so that all sets and their digests have one form.
     answered = _answered(state, state.stage)
     members, least = _counting(state, [silo for silo in state.spec.cohort if silo in answered])
     if len(members) < least:

@@ -137,6 +137,8 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
     except InvalidTag:
         why = f"the share of the compared vectors of {dealer!r} for {holder!r} does not open"
         raise RefusedError(COORDINATOR_OR_SILO, Code.SHARES, why) from None
+
+    # It opened under a key of the two alone, so what is in it is the dealer's own.
     share = loaded(compared(spec), len(spec.cohort), plain)
     if share is None:
         why = f"sealed {len(plain)} bytes to {holder!r} that are not a share of what is compared"

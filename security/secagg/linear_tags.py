@@ -100,6 +100,7 @@ class Tagger:
         8 bytes per group. ``own``, by group, are keys of pads that one other silo has, in place of
         the key that all have.
         """
+        # A row's tag must not show its numbers to other silos, which have the key that all share.
         pads = self._pads(group_key, ctx, silo)
         for index, key in (own or {}).items():
             pads[index] = self._pads(key, ctx, silo)[index]
@@ -176,6 +177,7 @@ def combine(
     ``weights`` are the integers that it multiplies the vectors by, per silo; each is 1 without
     them. ``terms`` are the masks that are still on a secure sum.
     """
+    # Linear, so the coordinator can add tags that it cannot make.
     totals = [0] * groups
     for silo, sent in tags.items():
         weight = 1 if weights is None else weights[silo]

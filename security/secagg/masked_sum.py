@@ -278,6 +278,7 @@ class Accumulator:
 
     def add(self, upload: Iterable[bytes | memoryview]) -> None:
         """Add one silo's whole upload, chunk by chunk; the caller checked it against its header."""
+        # Chunk by chunk: memory does not grow with the number of silos.
         pieces = iter(upload)
         for chunk in self._chunks:
             total = self._words[chunk.group][chunk.first : chunk.first + chunk.words]

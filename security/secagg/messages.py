@@ -70,6 +70,7 @@ class Header:
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
         """RefusedError unless the silo signed an upload of the right length and tags for our U2."""
+        # Every upload has one length, which follows from the specification alone.
         due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")

@@ -77,6 +77,8 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
         Code.KEYS,
         f"gave {len(keys)} receiving keys, not one for each of the {len(others)} others",
     )
+
+    # A point of low order would make a share that everybody opens.
     for key in keys:
         agree(PROBE, key.public, silo)
     check(
@@ -99,6 +101,7 @@ def check_key_delivery(
     delivery: KeyDelivery, root: bytes, cohort: Sequence[str], dealer: str
 ) -> None:
     """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key."""
+    # A key that the silo did not sign would be the coordinator's, which could open what is dealt.
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
     check(

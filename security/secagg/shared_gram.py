@@ -164,10 +164,13 @@ def deal(
 
     ``source`` is a fresh stream.
     """
+    # Numbers from 1 on: the value at 0 is the vector itself.
     d, holders = degree(colluders), range(1, cohort + 1)
     hiding = uniform(source, (d, own.elements))
     coefficients = np.concatenate([from_signed(quantised).reshape(1, -1), hiding])
     values = product(powers(holders, 0, d), coefficients)  # [holders, elements]
+
+    # Twice the degree, as the product has: what is revealed is then uniform but for its value at 0.
     nothing = product(powers(holders, 1, 2 * d), uniform(source, (2 * d, cohort * own.groups)))
     shares = zip(values, nothing, strict=True)
     return tuple(

@@ -498,6 +498,7 @@ def _opened_vectors(
     state: SiloAttempt, survivors: Sequence[str], shares: tuple[SealedShare, ...]
 ) -> Mapping[str, GramShare]:
     """What each other survivor dealt to us, where vectors are compared by shares."""
+    # Shares of survivors alone: a lost silo drops out of the comparison as out of the sum.
     silo, spec, seeds = state.silo, state.spec, _seeds(state)
     others = [survivor for survivor in survivors if survivor != silo]
     check_dealers(shares, others if spec.compared else [])
@@ -572,6 +573,7 @@ def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[
 
     RefusedError unless it is for its newest attempt, and that is not signed.
     """
+    # The memory says of its newest attempt alone whether it may still be abandoned.
     newest = memory.ctx == ctx.hex()
     check(
         newest,

@@ -119,11 +119,14 @@ def opened(
     head = ledger.privacy_heads.get(dataset)
     folder = directory / FOLDER / dataset
     with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
+        # An older copy of the folder would have forgotten what was spent.
         if head is not None:
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
             budget.check_held(
                 HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root)))
             )
+
+        # The policy of now counts: an owner may lower what may be spent below what was.
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
         ours = DatasetBudget(budget, ledger)
         yield ours

@@ -201,8 +201,8 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
         yield (
             'the job sums whichever silos are left (security.dropouts = "any"), which over many'
-            ' rounds tells what single silos gave, secure_aggregation.dropouts = "batches"; have it'
-            ' signed without dropouts, or set that of the policy to "any"'
+            " rounds reveals single contributions; the policy has secure_aggregation.dropouts ="
+            ' "batches"; have the job signed without dropouts, or set the policy to "any"'
         )
 
     # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
@@ -218,33 +218,35 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
 
 
 def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
+    # Over many rounds the sums tell those of single batches, so the smallest batch is what counts.
     smallest = min(map(len, job.batches), default=job.cohort_size)
     honest = smallest - job.security.colluders
-    fix = "it takes more silos"
+    fix = "have it signed for more silos"
     if smallest < len(job.silos):
         fix = "have it signed with a higher min_cohort"
     if smallest < terms.min_cohort:
         yield (
-            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort ="
-            f" {terms.min_cohort}; {fix}, or lower that of the policy"
+            f"the job sums batches of {smallest} silos; the policy has"
+            f" secure_aggregation.min_cohort = {terms.min_cohort}; {fix}, or lower the policy's"
         )
     if honest < terms.min_honest:
         yield (
-            f"of {smallest} silos of a batch {honest} are in league with nobody, "
-            f"secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower min_honest"
+            f"a batch of {smallest} silos has only {honest} that the job assumes to be honest; the"
+            f" policy has secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower"
+            " min_honest"
         )
 
 
 def _holder_objections(job: Job, policy: Policy) -> Iterator[str]:
     holders, of = policy.file.secure_aggregation.min_holders, ""
     if not holders:
-        holders, of = policy.terms.min_cohort, " (left out: its min_cohort)"
+        holders, of = policy.terms.min_cohort, " (by default, its min_cohort)"
     if job.min_holders < holders:
         yield (
-            f"rows of a class that {job.min_holders} silos hold may be summed,"
+            f"the job sums rows of a class that {job.min_holders} silos hold; the policy has"
             f" secure_aggregation.min_holders = {holders}{of}; have the job signed with a higher"
-            " security.min_holders, or lower that of the policy (the"
-            f" {job.security.colluders} that may collude are counted besides)"
+            " security.min_holders, or lower the policy's (neither figure"
+            f" includes the {job.security.colluders} assumed to collude)"
         )
 
 
@@ -252,13 +254,15 @@ def _count_objections(job: Job, policy: Policy) -> Iterator[str]:
     if not policy.file.secure_aggregation.public_counts:
         known, instead = " is", ', or have the job signed with security.weights = "private"'
         if job.security.class_counts:
-            known = ", in all and of each class, is"
+            known = ", in all and per class, is"
         if _mixes(job):
             instead = ""
         yield (
-            "the job's weights are public, secure_aggregation.public_counts = false; set it to"
-            f" true if the number of this silo's records{known} no secret{instead}"
+            "the job's weights are public; the policy has secure_aggregation.public_counts = false;"
+            f" set it to true if the number of this silo's records{known} no secret{instead}"
         )
+
+    # Rule 5, before the job begins: a silo that outweighs the others is nearly the sum.
     fewest = max(job.min_cohort, policy.terms.min_cohort)
     fault = weights_fault(job.weighing, job.summed_sets(), fewest)
     if fault:
@@ -310,12 +314,9 @@ def _instead_of_key(plan: JobPlan) -> str:
     if "" in keyless:
         return SUMS_ALONE
     if keyless:
-        return (
-            f"to have it signed with {' and '.join(sorted(keyless))}, by which no such key"
-            " hides anything"
-        )
+        return f"to have it signed with {' and '.join(sorted(keyless))}, which needs no such key"
     if plan.job.counted:
-        return "for a method that sums nothing class by class"
+        return "for a method that sums nothing per class"
     return "to have it signed without security.audience"
 
 
@@ -339,9 +340,9 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
     # (8) This silo trusts that the coordinator is in league with no silo of the job.
     if takes_trust and trust != TRUSTED:
         yield (
-            f"{names} would be hidden from {coordinator.id} by a key that every silo of the job"
-            f' has, secure_aggregation.trust = "{trust}"; set it to "{TRUSTED}" if you trust that'
-            f" the coordinator is in league with none of them, or ask {instead}"
+            f"only a key that every silo of the job has would hide {names} from {coordinator.id};"
+            f' the policy has secure_aggregation.trust = "{trust}"; set it to "{TRUSTED}" if you'
+            f" trust that none of them colludes with the coordinator, or ask {instead}"
         )
 
     # (9) And there is no reason to think that it is: whoever runs it runs no silo.
@@ -349,9 +350,9 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
     both = [entry.id for entry in roster.in_one_hand]
     if takes_trust and both:
         yield (
-            f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs"
-            f" {', '.join(both)}, and so can open {opened}, whatever trust says; another"
-            f" organisation must run the one or the other, or ask {instead}"
+            f"the organisations behind {coordinator.id} ({' and '.join(sorted(runs))}) also run"
+            f" {', '.join(both)}, so they can open {opened}, whatever trust says; let another"
+            f" organisation run one of them, or ask {instead}"
         )
 
     if _mixes(plan.job):
@@ -365,16 +366,16 @@ def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
     # league with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (
-            f"rows of the job may be over min_cohort = {job.min_cohort} other silos,"
-            f" secure_aggregation.min_cohort = {terms.min_cohort}; have it signed with a higher"
-            " min_cohort, or lower that of the policy"
+            f"rows of the job may sum as few as min_cohort = {job.min_cohort} other silos; the"
+            f" policy has secure_aggregation.min_cohort = {terms.min_cohort}; have the job signed"
+            " with a higher min_cohort, or lower the policy's"
         )
     size = job.min_cohort + 1  # so many others, and the reader
     honest = size - job.security.colluders
     if honest < terms.min_honest:
         yield (
-            f"of {size} silos in a row of the job {honest} may be in league with"
-            f" nobody, secure_aggregation.min_honest = {terms.min_honest}; have it signed with a"
+            f"a row over {size} silos may have only {honest} honest ones; the policy has"
+            f" secure_aggregation.min_honest = {terms.min_honest}; have the job signed with a"
             " higher min_cohort, or lower min_honest"
         )
 

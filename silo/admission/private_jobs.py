@@ -42,33 +42,33 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
     if table is None:
         if asked is not None and asked.required:
             yield (
-                f"the job has no [privacy], and {named} of this silo's policy has required = true;"
-                " have it signed with one, or set that to false"
+                f"the job has no [privacy], but {named} of this silo's policy has required = true;"
+                " have the job signed with one, or set required to false"
             )
         return
 
     # (2) Its owner lets something be spent on the data set.
     if asked is None:
         yield (
-            f"the job spends on data set {policy.dataset!r}, and this silo's policy sets no budget;"
-            f' add to it {named}, unit = "record", epsilon = {decimal(table.epsilon)},'
-            f" delta = {decimal(table.delta)}: what all jobs together may cost, such as this one"
-            " alone"
+            f"the job spends privacy of data set {policy.dataset!r}, but this silo's policy sets"
+            f' no budget; add {named} with unit = "record", epsilon = {decimal(table.epsilon)},'
+            f" delta = {decimal(table.delta)}: the limit for all jobs together; these figures allow"
+            " this one job"
         )
         return
 
     # (3) Its steps have noise enough: an epsilon over a whole job says little of single steps.
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
-            f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the"
+            f"its steps have sigma = {sigma}; {named} has min_sigma = {asked.min_sigma}; have the"
             " job signed with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
         )
 
     # (4) It promises its epsilon at no larger a delta.
     if Decimal(decimal(table.delta)) > asked.delta:
         yield (
-            f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in"
-            f" {named}; have the job signed with at most that, or raise it"
+            f"it promises its epsilon at delta = {decimal(table.delta)}; {named} has delta ="
+            f" {asked.delta:f}; have the job signed with at most that, or raise it in the policy"
         )
 
 
@@ -106,9 +106,9 @@ def advice(job: Job, records: int) -> Iterator[str]:
     # (taint.py).
     if package := package_of(job.method_name):
         yield (
-            f"method {job.method_name!r} is code of {package}, which is installed here and is not"
-            " part of Staddle: its taints are followed to find mistakes, not to hold back code"
-            " that means to leak, so the promise is as good as that code; read it, or decline the"
+            f"method {job.method_name!r} is code of the installed package {package}, not of"
+            " Staddle: its taints are followed to find mistakes, not to stop code that means to"
+            " leak, so the privacy promise is only as good as that code; read it, or decline the"
             " job (docs/privacy.md)"
         )
 
@@ -116,13 +116,13 @@ def advice(job: Job, records: int) -> Iterator[str]:
     if (expected := table.sample_rate * records) < 1:
         yield (
             f"a step draws {expected:.2g} of this silo's {records} training records on average, so"
-            " most are noise alone; ask for a job with a higher privacy.sample_rate"
+            " most steps are pure noise; ask for a job with a higher privacy.sample_rate"
         )
 
     # (3) A chance of delta for each of them is none to count on.
     if table.delta * records >= 1:
         yield (
-            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's"
-            " training records: with such a chance the promise may fail for one of them; ask for a"
-            " job with a smaller privacy.delta"
+            f"delta = {decimal(table.delta)} is not below 1 / {records}, one per training record of"
+            " this silo: the promise may well fail for one of them; ask for a job with a smaller"
+            " privacy.delta"
         )

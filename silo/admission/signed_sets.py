@@ -170,9 +170,9 @@ def _against(
     least = policy.file.secure_aggregation.least_difference
     if choices(history, silos, least) > MOST_CHOICES:
         return (
-            f"sums over {_listed(silos)} and {len(history)} other sets on data set"
-            f" {policy.dataset!r} are too many to say what they tell of fewer than {least} silos;"
-            " lower secure_aggregation.min_difference, or take the same silos in all jobs"
+            f"data set {policy.dataset!r} is in sums over {_listed(silos)} and {len(history)} other"
+            f" sets, too many to compute what they reveal about fewer than {least} silos; lower"
+            " secure_aggregation.min_difference, or use the same silos in all jobs"
         )
     found = told(history, silos, members, least)
     if found is None:
@@ -187,16 +187,16 @@ def _objection_text(
     have = "have together" if len(found.silos) > 1 else "alone has"
     default = left = ""
     if not policy.file.secure_aggregation.min_difference:
-        default = " (left out: min_honest and assumed_colluders together)"
+        default = " (by default, min_honest + assumed_colluders)"
     gone = ", ".join(filterfalse(silos.__contains__, found.silos))
     if gone:
-        left = f"if {gone} left the federation, have its founders sign a roster without; "
+        left = f"if {gone} left the federation, have its founders sign a roster without it; "
     return (
-        f"sums of job {job.name!r} over {_listed(silos)}, beside those of {sums} on data set"
-        f" {policy.dataset!r}, would tell what {of} {have}: records, and of which"
-        f" classes; secure_aggregation.min_difference = {least}{default}. Have the job signed for"
-        f" the same silos as then, or for such that more of them differ; {left}or lower"
-        " min_difference if it is no secret"
+        f"sums of job {job.name!r} over {_listed(silos)}, together with those of {sums} on data set"
+        f" {policy.dataset!r}, would reveal how many records, and of which classes, {of} {have};"
+        f" the policy has secure_aggregation.min_difference = {least}{default}. Have the job signed"
+        f" for the same silos as before, or for silos of which more differ; {left}or lower"
+        " min_difference if these numbers are no secret"
     )
 
 
@@ -229,9 +229,9 @@ def check_remembered(jobs: Path, ledger: Ledger) -> None:
         document = parse_json(read_bytes(signed), str(signed))["document"]
         if not ledger.summed(sha256(canonical_json(document)).hexdigest()):
             raise LocalError(
-                f"{path}: this silo signed a sum of job {path.parent.name!r}, of which its ledger"
-                " knows nothing: the ledger was removed, or put back to an older copy, and with it"
-                " what this silo remembers of the silos over which sums were opened. Restore the"
+                f"{path}: this silo signed a sum of job {path.parent.name!r}, but its ledger has no"
+                " record of it: the ledger was removed or replaced by an older copy, and so this"
+                " silo forgot over which silos sums were opened. Restore the"
                 f" newest copy of the whole state folder; if there is none, move {path.parent}"
                 " away, and take part only in jobs for the silos of those before"
             )

@@ -93,17 +93,19 @@ class GroupKeys:
 
     def check_new(self, job: Job) -> None:
         """LocalError where this silo cannot contribute to the key of a job offered to it."""
+        # Once the key is made, the secret behind our contribution is erased, so nobody can make the
+        # same key with us again.
         epoch = self._epoch(job)
         epoch.others(self._silo)
         if self.ended(job.name):
             raise LocalError(
-                f"{self._jobs / job.name}: a job of this name has ended here, and what this silo"
-                " gave to its key is gone; the operator must sign it again under a new name"
+                f"{self._jobs / job.name}: a job of this name has ended here, and this silo's"
+                " share of its key is gone; the operator must sign the job under a new name"
             )
         if (path := self._jobs / job.name / KEY).exists():
             raise LocalError(
-                f"{path}: the key of a job of this name was made here, and what this silo gave to"
-                " it is gone; the operator must sign it again under a new name"
+                f"{path}: a job of this name has its key already, and this silo's share of it is"
+                " gone; the operator must sign the job under a new name"
             )
         self._kept_secret(job, epoch)
 
@@ -141,6 +143,7 @@ class GroupKeys:
         """
         folder = self._jobs / job
         if any((folder / name).exists() for name in ERASED):
+            # The note comes first: keys that are half erased must not pass for keys to be made.
             write_atomic(folder / ENDED, b"")
             for name in ERASED:
                 self._erase(folder / name)
@@ -150,7 +153,7 @@ class GroupKeys:
             if relayed := await self._door.group_key(job):
                 return relayed
             await asyncio.sleep(PAUSE_SECONDS)
-        why = f"lacks what some silos gave to the key of job {job.name!r}; trying again"
+        why = f"lacks some silos' shares of the key of job {job.name!r}; trying again"
         raise UnreachableError(self._roster.coordinator.id, why)
 
     def _epoch(self, job: Job) -> Epoch:
@@ -179,9 +182,9 @@ class GroupKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             raise LocalError(
-                f"{self._jobs / job.name / SECRET}: gone, or of another roster, and with it this"
-                " silo's part in the key of the job; restore it, or have the job signed under a"
-                " new name"
+                f"{self._jobs / job.name / SECRET}: missing, or of another roster: it held this"
+                " silo's share of the job's key; restore it, or have the job signed under a new"
+                " name"
             )
         own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
@@ -189,6 +192,8 @@ class GroupKeys:
         parts = parts_of((own, *(each.contribution for each in relayed)))
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
+
+        # The secret goes last: a process that dies before makes the very same key again.
         folder = self._jobs / job.name
         PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
         checked_file.write_bytes(
@@ -202,11 +207,13 @@ class GroupKeys:
         path = self._jobs / job.name / KEY
         if self.ended(job.name):
             raise LocalError(
-                f"{path}: erased, since job {job.name!r} has ended here; sign it again under a new"
-                " name"
+                f"{path}: erased, since job {job.name!r} has ended here; the operator must sign it"
+                " under a new name"
             )
         if not path.exists():
             return None
+
+        # Under another roster the others made another key, or none.
         others = sorted(epoch.others(self._silo))
         context, key, parts, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():

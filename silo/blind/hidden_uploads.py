@@ -136,6 +136,8 @@ class HiddenUploads:
 
         LocalError where it was and its file is lost.
         """
+        # The same word leaves again: a second one would seal the seed of another upload, and two
+        # versions of one vector would be two rows over it.
         memory = self._sharing.memory
         message, versions = memory.signed(part.name), memory.versions(part.name)
         if message is None or message.upload.round != self._round:
@@ -156,6 +158,8 @@ class HiddenUploads:
         RefusedError if this round or a later one has a signed version, LocalError where the memory
         of earlier versions is lost.
         """
+        # Remembered before the first byte: a stream hides one vector, so a process that starts
+        # again draws a new seed under a new number.
         sharing = self._sharing
         memory = sharing.memory.versions(part.name)
         self._check_kept(part, memory.round)
@@ -182,6 +186,8 @@ class HiddenUploads:
         known, ephemeral = sharing.prekeys.known(), sharing.draw(KEY_BYTES)
         sealed = padding.seed, ephemeral, known.keys(), sharing.sign, known.generations()
         upload, pieces = make_upload(line, version, sent.sha256, sent.tag, *sealed)
+
+        # The prekey is on the disk before the word that publishes it can leave.
         prekey = sharing.prekeys.publish(
             line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign
         )
@@ -189,6 +195,8 @@ class HiddenUploads:
         message = padded_to_wire(
             PaddedWord(b"", sharing.job.name, digest, part.name, upload, pieces, prekey)
         )
+
+        # The word before the note that one was signed: ``_signed`` mends the order after a crash.
         sharing.memory.save_signed(part.name, message)
         sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
         return message
@@ -225,6 +233,7 @@ class HiddenUploads:
 
         RefusedError or LocalError where others were rotated for this round.
         """
+        # Under one rotation two vectors of a silo could be compared, so a round has one.
         (spec,) = part.tensors
         kept = self._sharing.memory.rotations(part.name)
         self._check_kept(part, kept.memory.round)

@@ -177,6 +177,9 @@ class _Tagging:
             raise LocalError(
                 "a tagged sum without the key that its silos share; this is a bug in Staddle"
             )
+
+        # What silos alone read is hidden from the coordinator by pads that all of them can remove,
+        # and a row by such as its reader alone can.
         ctx = spec.context()
         tagger = Tagger(masking.key, ctx, len(spec.groups))
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
@@ -253,6 +256,7 @@ def _dealt(
 
     Returns those sealed to the other silos, our own, and the releases for policy and ledger.
     """
+    # Dealt once, before the chunks are made: a lost connection resumes with the same shares.
     spec = masking.spec
     if spec.compared is None:
         return [], b"", ()

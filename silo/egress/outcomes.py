@@ -91,9 +91,12 @@ class Outcomes:
 
         PeerError unless the coordinator signed that it has the message, from this place.
         """
+        # A receipt before the digest is durable would be one for bytes that the ledger may lose.
         message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
         if message is None or message.digest is None or message.place is None:
             raise PeerError(self._roster.coordinator.id, "sent a receipt before the message ended")
+
+        # Made here from what this silo knows: the reply brings a signature alone.
         Receipt(
             federation=self._roster.federation,
             roster=rosters.digest(self._roster),

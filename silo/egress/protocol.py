@@ -121,6 +121,8 @@ class ProtocolMessages:
             recipient=self._session.coordinator,
             message=_on_the_wire(message),
         )
+
+        # The record is durable before the message leaves, as of every message with content.
         await asyncio.to_thread(self._ledger.append, record)
         await self._session.client.contribute(message)
 

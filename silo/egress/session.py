@@ -73,6 +73,7 @@ class SessionCounts:
 
         Returns its leaf hash, which nobody can guess before: it covers a nonce made with our key.
         """
+        # One record per session and not per message: a year has millions of polls (rule 32).
         await self.close()
         head = self._ledger.head
         place = head.seq + 1 if head else 0
@@ -92,6 +93,7 @@ class SessionCounts:
         Returns why a new session is needed first, empty where the message may leave. LocalError
         for a message that is too long to leave without a record of its own.
         """
+        # Counted before it leaves, so that the totals in the ledger are never too low.
         size = message.ByteSize()
         if self._ref is None:
             return "no session is open; say hello first"

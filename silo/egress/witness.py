@@ -26,7 +26,7 @@ from ...files import checked_file
 from ...files.documents import Strict
 from ...proto import federation_pb2 as pb
 from ...security.identity import roster as rosters
-from ...security.identity.keys import Id, Keys, Role
+from ...security.identity.keys import Id, Keys
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import WitnessRecord
 from ...security.log import consistency
@@ -98,6 +98,8 @@ class Witness:
 
         PeerError where it did not say so, LocalError as for ``greeted``.
         """
+        # The challenge is fresh in each session, so what a silo once said of an older ledger cannot
+        # be passed on again.
         coordinator = self._roster.coordinator.id
         if (
             said.by not in self._silos()
@@ -108,6 +110,9 @@ class Witness:
             raise PeerError(coordinator, why)
         if said.by in self.told:  # once a session: each is a record
             return
+
+        # A word that does not hold is the coordinator's doing or the silo's: it counts for nothing,
+        # and ends nothing.
         try:
             attestation = self._attestation(said.by, said.silo, said.challenge, said.held)
             attestation.verify(self._roster[said.by], said.signature)
@@ -121,6 +126,8 @@ class Witness:
     async def _check(self, holder: str, head: TreeHead | None) -> None:
         if head is None:
             return
+
+        # We signed that head: a ledger that does not lead to it has forgotten what left.
         if problem := self._ledger.disagreement(HeldHead(holder, head)):
             raise LocalError(
                 f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem};"
@@ -257,6 +264,8 @@ class Witness:
                 self._roster.coordinator.id,
                 f"asks what we hold of {asked.silo[:64]!r}, no other silo",
             )
+
+        # Empty where we hold none: a silo that never wrote has to be able to hear so.
         held = self._heads.heads.get(asked.silo, "").encode()
         statement = self._attestation(self._ledger.silo, asked.silo, asked.challenge, held)
         return pb.Attestation(
@@ -280,9 +289,7 @@ class Witness:
 
     def _silos(self) -> set[str]:
         """The other silos."""
-        return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {
-            self._ledger.silo
-        }
+        return {entry.id for entry in self._roster.silos} - {self._ledger.silo}
 
     def _held(self, member: str) -> TreeHead | None:
         """The head that we hold of a member's ledger, if it is under the key that it has now.
@@ -294,11 +301,9 @@ class Witness:
             return None
         try:
             note = notes.parse(text.encode())
-            return (
-                TreeHead.parse(note.text)
-                if note.signatures[0].key_id == self._key(member).key_id
-                else None
-            )
+            if note.signatures[0].key_id != self._key(member).key_id:
+                return None
+            return TreeHead.parse(note.text)
         except ProofError as error:
             raise LocalError(
                 f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it"
@@ -328,6 +333,7 @@ def _parsed(data: bytes) -> Note:
 
     ProofError otherwise.
     """
+    # A head of ours is short: without a bound others could fill the disk with what they relay.
     if len(data) > MAX_HEAD_BYTES:
         raise ProofError(f"checkpoint has {len(data)} bytes, more than {MAX_HEAD_BYTES}")
     note = notes.parse(data)

@@ -91,6 +91,8 @@ class PrekeyFiles:
                 f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the"
                 " silo's folder from a backup"
             )
+
+        # Another roster is another epoch, whose seeds are sealed to other prekeys.
         if kept[:CONTEXT_BYTES] != self.context:
             raise LocalError(
                 f"{path}: of another roster or job; have the job signed under a new name"
@@ -104,6 +106,7 @@ class PrekeyFiles:
         self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign
     ) -> Prekey:
         """The next generation, of a fresh seed, to leave beside this upload."""
+        # On the disk before it is published: seeds that are sealed to it must open after a restart.
         own = self.own()
         generation = max(own) + 1
         self._write({**own, generation: seed})
@@ -111,6 +114,7 @@ class PrekeyFiles:
 
     def erase_before(self, floor: int) -> None:
         """Keep the generations from this one on, the newest in any case."""
+        # The newest stays whatever the others are known to use: they may seal to it any time.
         own = self.own()
         kept = {
             generation: seed

@@ -274,6 +274,8 @@ class IncomingRows:
 
     def _heard(self, admitted: Sequence[_Admitted]) -> Known:
         """The known prekeys after this delivery."""
+        # Which of our prekeys a seed is sealed to is the sender's signed word, so what may be
+        # erased does not depend on the coordinator.
         sharing, known = self._sharing, self._sharing.prekeys.known()
         for each in admitted:
             for share, summand in zip(each.row.shares, each.mixed.summands, strict=True):
@@ -302,6 +304,7 @@ class IncomingRows:
 
         It must be as the method posts it.
         """
+        # Mail of a round comes once and in turn, by weights that the method fixes before it.
         posted, *more = {share.version.round for share in row.shares}
         check(
             not more,
@@ -339,6 +342,8 @@ class IncomingRows:
 
     def _opening(self, admitted: _Admitted, summands: Sequence[Summand]) -> Opening:
         part, own_weight = admitted.expected.part, admitted.row.own_weight
+
+        # Our own part is mixed in here and never sent (SECURITY.md rule 5).
         own: Flat = ()
         if own_weight:
             own = self._own(part)

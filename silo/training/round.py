@@ -106,6 +106,7 @@ class JobTraining:
 
     def own(self, counted: int, part: Part) -> Flat:
         """The values of a Mix part that this silo uploaded in the last round that counted."""
+        # From the state on disk, not from what the delivery says: the row mixes what was uploaded.
         state = self._state(counted)
         values = []
         for spec in part.tensors:

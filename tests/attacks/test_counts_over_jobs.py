@@ -167,7 +167,7 @@ def test_a_silo_that_lost_its_ledger_does_not_forget(world, tmp_path, lost):
         why = str(error)
     found = measure(sums[0])
     assert found is None, told(found)
-    assert "this silo signed a sum of job 'first', of which its ledger knows nothing" in why
+    assert "this silo signed a sum of job 'first', but its ledger has no record of it" in why
     assert again.calls["hello"] == 0
 
 

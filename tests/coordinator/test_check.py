@@ -105,7 +105,7 @@ def test_all_that_is_as_it_should_be(federation):
     document = json.loads(result.output)
     assert [finding["name"] for finding in document["findings"]] == NAMES
     texts = {finding["name"]: finding["text"] for finding in document["findings"]}
-    assert "'one', fedavg, 2 silos give 107.1 KiB a round" in texts["job"]
+    assert "'one', fedavg, 2 silos upload 107.1 KiB per round" in texts["job"]
     assert "none yet" in texts["database"]
     assert not (federation.folder / "coordinator" / "state").exists()
 
@@ -209,8 +209,8 @@ def test_a_job_that_may_take_more_disk_than_a_job_is_given(federation, failed):
     edit(
         federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]'
     )
-    assert "job 'one' with 2 silos may take 280.2 KiB" in failed()["job"]
-    assert "limits.max_job_bytes is 280.0 KiB: raise it" in failed()["job"]
+    assert "job 'one' with 2 silos may need 280.2 KiB" in failed()["job"]
+    assert "limits.max_job_bytes is 280.0 KiB; raise it" in failed()["job"]
     edit(federation.coordinator_config, '"280KiB"', '"281KiB"')
     assert failed() == {}
 

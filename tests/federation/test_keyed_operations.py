@@ -142,8 +142,8 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
     )
     assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator"' in north
     assert (
-        "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4"
-        in east
+        "rows of the job may sum as few as min_cohort = 3 other silos; the policy has"
+        " secure_aggregation.min_cohort = 4" in east
     )
     accepted = [
         silo for silo in SILOS if (running.federation.state(silo) / "jobs" / "job").exists()

@@ -85,7 +85,7 @@ class Made:
             assert old in text, old
             text = text.replace(old, new)
         if added and "[secure_aggregation]" in text:  # in place of the one that was drafted
-            text = text[: text.index("[secure_aggregation]")] + text[text.index("\n# '") :]
+            text = text[: text.index("[secure_aggregation]")] + text[text.index("\n\n# '") :]
         return self.parsed(text + added)
 
     @staticmethod

@@ -291,8 +291,8 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
         "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
     )
     assert (
-        "DECLINED: the job sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes"
-        in flowing
+        "DECLINED: the job sums batches of 4 silos; the policy has secure_aggregation.min_cohort"
+        " = 5; have it" in flowing
     )
     assert "HELD BACK" not in shown
     assert shown.endswith("This silo would DECLINE the job.\n")
@@ -394,12 +394,9 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     for said in (
         "private: noise of 2 times the clip of 1, ",
         " of 6 at delta = 1e-05 of each silo's data set",
-        "[dataset.data] lets all jobs together cost epsilon = 2.",
-        "at delta = 0.00001; jobs without [privacy] are",
-        (
-            "what it gives is meant to be differentially private; tensor by tensor the gate asks"
-            " what was paid for it"
-        ),
+        "[dataset.data] allows epsilon = 2.",
+        "for all jobs together; this silo declines jobs without [privacy]; staddle privacy",
+        ("in each round the gate checks for each tensor that the budget paid for it"),
         "This silo would ACCEPT the job",
     ):
         assert said in flowing
@@ -429,12 +426,12 @@ def test_a_private_job_is_declined_without_a_budget_or_with_one_for_less_noise(c
         check("costly", replace=[('methods = ["fedper"]', 'methods = ["fedavg"]')], code=1).split()
     )
     assert (
-        "DECLINED: the job spends on data set 'data', and this silo's policy sets no budget; add"
-        " to it" in without
+        "DECLINED: the job spends privacy of data set 'data', but this silo's policy sets no"
+        " budget; add" in without
     )
     strict = [("# min_sigma = 0.5", "min_sigma = 2.5")]
     shown = " ".join(check("costly", replace=strict, drafted=True, code=1).split())
-    assert "DECLINED: its steps have sigma = 2, min_sigma = 2.5 in [dataset.data]" in shown
+    assert "DECLINED: its steps have sigma = 2; [dataset.data] has min_sigma = 2.5" in shown
 
 
 def test_a_plain_job_is_declined_where_the_data_set_has_to_be_protected(check):
@@ -443,7 +440,7 @@ def test_a_plain_job_is_declined_where_the_data_set_has_to_be_protected(check):
     )
     shown = " ".join(check("one", replace=[("\n[control]", table)], code=1).split())
     assert (
-        "DECLINED: the job has no [privacy], and [dataset.data] of this silo's policy has required"
+        "DECLINED: the job has no [privacy], but [dataset.data] of this silo's policy has required"
         " = true" in shown
     )
     assert "would leave as computed from records without noise" in shown
@@ -459,7 +456,7 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     def run(*more):
         return CliRunner().invoke(app, [str(word) for word in ("policy", *own, *options, *more)])
 
-    assert "[dataset.cxr] lets all jobs together" in run("--dataset", "cxr").output
+    assert "[dataset.cxr] allows epsilon" in run("--dataset", "cxr").output
     refused = run()
     assert isinstance(refused.exception, LocalError)
     assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)

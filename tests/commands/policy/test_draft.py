@@ -357,7 +357,7 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     job = signed("directed", security, "fedsimsup", participation=0.75)
     policy = policies.parse(draft([job]).encode(), "policy.toml")
     (why,) = sum_objections(JobPlan(job), policy, roster)
-    assert why.endswith('have it signed without dropouts, or set that of the policy to "any"')
+    assert why.endswith('have the job signed without dropouts, or set the policy to "any"')
     policy = policies.parse(
         draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml"
     )
@@ -421,10 +421,10 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert (
-        "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run"
+        "The most privacy loss that all jobs together may ever cost data set 'cxr-2024': enough for"
         in flowing
     )
-    assert "What each may cost by itself: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
+    assert "Limits of the single jobs: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -427,13 +427,16 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
             "min_cohort = 5",
             BLIND,
             FOUR,
-            "sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes more",
+            "sums batches of 4 silos; the policy has secure_aggregation.min_cohort = 5; have it",
         ),
         (
             "min_honest = 4",
             BLIND,
             FOUR,
-            "of 4 silos of a batch 3 are in league with nobody, secure_aggregation.min_ho",
+            (
+                "a batch of 4 silos has only 3 that the job assumes to be honest; the policy has"
+                " secure_aggregation.min_ho"
+            ),
         ),
         (
             "",
@@ -446,7 +449,8 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
             PUBLIC,
             FOUR,
             (
-                "weights are public, secure_aggregation.public_counts = false; set it to true if"
+                "weights are public; the policy has secure_aggregation.public_counts = false; set"
+                " it to true if"
                 " the number"
             ),
         ),
@@ -470,8 +474,8 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
             {**PUBLIC, "dropouts": "any"},
             FOUR,
             (
-                'sums whichever silos are left (security.dropouts = "any"), which over many rounds'
-                " tells what single"
+                'sums whichever silos are left (security.dropouts = "any"), which over many'
+                " rounds reveals single"
             ),
         ),
         (
@@ -574,7 +578,7 @@ def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind
 def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
     why = refused("POLICY", **keyed("untrusted", asks))
     assert why.startswith(
-        "extractor, rows would be hidden from coordinator by a key that every silo of the job has"
+        "only a key that every silo of the job has would hide extractor, rows from coordinator"
     )
     assert (
         'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator" if you trust'
@@ -588,20 +592,20 @@ def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
         (
             "min_holders = 4",
             {},
-            "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have",
+            "a class that 3 silos hold; the policy has secure_aggregation.min_holders = 4; have",
         ),
         (
             "min_cohort = 4",
             {},
             (
-                "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4 (left"
-                " out:"
+                "a class that 3 silos hold; the policy has secure_aggregation.min_holders = 4 (by"
+                " default,"
             ),
         ),
         (
             "min_cohort = 4\nmin_holders = 5",
             {"min_holders": 4},
-            "a class that 4 silos hold may be summed",
+            "a class that 4 silos hold; the policy has",
         ),
         ("min_cohort = 4\nmin_holders = 3", {}, ""),
         ("min_holders = 4", {"min_holders": 4}, ""),
@@ -623,11 +627,12 @@ def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blin
     """Who can alter the holders can have the row of one silo alone."""
     why = refused("POLICY", **blind("untrusted-counts", BLIND, "fedssa", asks='trust = "none"'))
     assert why.startswith(
-        "the tags of its counts would be hidden from coordinator by a key that every silo of"
-        " the job"
+        "only a key that every silo of the job has would hide the tags of its counts from"
+        " coordinator"
     )
     assert why.endswith(
-        "in league with none of them, or ask for a method that sums nothing class by class"
+        "none of them colludes with the coordinator, or ask for a method that sums nothing per"
+        " class"
     )
 
 
@@ -660,7 +665,7 @@ def test_4_a_job_whose_sums_silos_alone_read_is_decided_part_by_part(ask, blind,
 def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, blind, made, asks):
     why = refused("POLICY", **blind("untrusted", HIDDEN, "fedavg", asks=asks))
     assert why.startswith(
-        "the sum of model would be hidden from coordinator by a key that every silo of the job has"
+        "only a key that every silo of the job has would hide the sum of model from coordinator"
     )
     assert "or ask to have it signed without security.audience" in why
     own = {"host_operator": made.roster["silo-b"].organisation}
@@ -671,7 +676,7 @@ def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, b
     roster = made.roster.model_copy(update={"entries": tuple(entries)})
     job = blind("one-hand", HIDDEN, "fedavg", asks=TRUST)
     (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
-    assert "also runs silo-b, and so can open the sum of model, whatever trust says" in why
+    assert "also run silo-b, so they can open the sum of model, whatever trust says" in why
     job = blind("both", {**HIDDEN, "clip_exponent": 6}, "pfedsim", asks=TRUST)
     (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
     assert "can open extractor, rows of every silo and the sum of model, whatever trust says" in why
@@ -708,7 +713,8 @@ def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(
     job = keyed("one-hand", TRUST)
     (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
     assert why.startswith(
-        "whoever runs coordinator (organisation of coordinator) also runs silo-c, and so can open "
+        "the organisations behind coordinator (organisation of coordinator) also run silo-c, so"
+        " they can open "
     )
     assert "extractor, rows of every silo, whatever trust says" in why
     assert sum_objections(JobPlan(blind.job), job["policy"], made.roster) == ()
@@ -726,7 +732,7 @@ def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keye
         job["policy"],
         made.roster.model_copy(update={"entries": tuple(entries)}),
     )
-    assert "(organisation of coordinator and organisation of silo-b) also runs silo-b" in why
+    assert "(organisation of coordinator and organisation of silo-b) also run silo-b" in why
 
 
 @pytest.mark.parametrize(
@@ -735,14 +741,14 @@ def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keye
         (
             "min_cohort = 4",
             (
-                "rows of the job may be over min_cohort = 3 other silos,"
+                "rows of the job may sum as few as min_cohort = 3 other silos; the policy has"
                 " secure_aggregation.min_cohort = 4"
             ),
         ),
         (
             "min_honest = 4",
             (
-                "of 4 silos in a row of the job 3 may be in league with nobody,"
+                "a row over 4 silos may have only 3 honest ones; the policy has"
                 " secure_aggregation.min_hon"
             ),
         ),
@@ -799,9 +805,9 @@ def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_n
     asked = private()
     why = refused("POLICY", **asked)
     assert why.startswith(
-        "the job spends on data set 'data', and this silo's policy sets no budget; add to it "
+        "the job spends privacy of data set 'data', but this silo's policy sets no budget; add "
     )
-    lines = re.search(r"add to it (\[.*?\]), (.*): what all jobs", why)
+    lines = re.search(r"add (\[.*?\]) with (.*): the limit", why)
     text = "\n".join([asked["policy"].text, lines[1], *lines[2].split(", "), ""])
     assert ask(signed=asked["signed"], policy=made.parsed(text)).job.name == "spending"
 
@@ -811,13 +817,13 @@ def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_n
     [
         (
             {"min_sigma": "2.001"},
-            "its steps have sigma = 2, min_sigma = 2.001 in [dataset.data]; have the job signed",
+            "its steps have sigma = 2; [dataset.data] has min_sigma = 2.001; have the job signed",
         ),
         (
             {"delta": 1e-6},
             (
-                "promises its epsilon at delta = 0.00001, delta = 0.000001 in [dataset.data]; have"
-                " the job"
+                "promises its epsilon at delta = 0.00001; [dataset.data] has delta = 0.000001;"
+                " have the job"
             ),
         ),
     ],
@@ -830,7 +836,7 @@ def test_4_a_plain_job_on_a_data_set_that_must_be_paid_for_is_declined(ask, refu
     job = made.jobs["simple"]
     why = refused("POLICY", policy=policy_for(made, job, required="true"))
     assert why.startswith(
-        "the job has no [privacy], and [dataset.data] of this silo's policy has required = true;"
+        "the job has no [privacy], but [dataset.data] of this silo's policy has required = true;"
         " have"
     )
     assert ask(policy=policy_for(made, job)).job == job
@@ -1075,10 +1081,9 @@ def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, 
         asked["policy"],
         made.roster,
     )
-    assert "would be hidden from" in why
+    assert "would hide theta from" in why
     assert why.endswith(
-        'or ask to have it signed with security.mix = "directed", by which no such key hides'
-        " anything"
+        'or ask to have it signed with security.mix = "directed", which needs no such key'
     )
 
 
@@ -1089,7 +1094,7 @@ def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refus
 
 def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, directed):
     asks = "public_counts = true\nmin_cohort = 4"
-    assert "rows of the job may be over min_cohort = 3 other silos" in refused(
+    assert "rows of the job may sum as few as min_cohort = 3 other silos" in refused(
         "POLICY", **directed("few", asks)
     )
 
@@ -1115,7 +1120,5 @@ def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blin
     }
     for job, end in ends.items():
         (why,) = said[job]
-        assert "would be hidden from coordinator by a key that every silo of the job has" in why
-        assert why.endswith(
-            f"or ask to have it signed with {end}, by which no such key hides anything"
-        )
+        assert "only a key that every silo of the job has would hide" in why
+        assert why.endswith(f"or ask to have it signed with {end}, which needs no such key")

@@ -21,8 +21,8 @@ from staddle.silo.admission.private_jobs import advice
             3,
             [
                 (
-                    "a step draws 0.75 of this silo's 3 training records on average, so most are"
-                    " noise alone; ask for"
+                    "a step draws 0.75 of this silo's 3 training records on average, so most"
+                    " steps are pure noise; ask for"
                 )
             ],
         ),
@@ -31,8 +31,8 @@ from staddle.silo.admission.private_jobs import advice
             100_000,
             [
                 (
-                    "delta = 0.00001 is no less than 1 / 100000, one in this silo's training"
-                    " records: with such"
+                    "delta = 0.00001 is not below 1 / 100000, one per training record of this"
+                    " silo: the"
                 )
             ],
         ),
@@ -56,6 +56,6 @@ def test_a_method_of_another_package_is_said_to_be_trusted(made, monkeypatch):
     monkeypatch.setattr(catalog, "entry_points", lambda **_: [entry])
     (said,) = advice(replace(job, method_name="softper"), 1000)
     assert said.startswith(
-        "method 'softper' is code of unknown, which is installed here and is not part of Staddle"
+        "method 'softper' is code of the installed package unknown, not of Staddle"
     )
     assert list(advice(job, 1000)) == []

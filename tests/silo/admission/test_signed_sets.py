@@ -103,15 +103,15 @@ def test_what_it_says_names_jobs_sets_and_ways_out(world, sign):
     assert world.judging().objection_to(first) == ""
     assert (
         world.judging().objection_to(five)
-        == "sums of job 'five' over silo-a, silo-b, silo-c, silo-d, silo-e, beside those of job"
-        " 'first' over silo-a, silo-b, silo-c, silo-d, silo-e, silo-f on data set 'data', would"
-        " tell what silo-f alone has: records, and of which classes;"
-        " secure_aggregation.min_difference = 3 (left out: min_honest and assumed_colluders"
-        " together). Have the job signed for the same silos as then, or for such that more of"
-        " them differ; if silo-f left the federation, have its founders sign a roster without;"
-        " or lower min_difference if it is no secret"
+        == "sums of job 'five' over silo-a, silo-b, silo-c, silo-d, silo-e, together with those"
+        " of job 'first' over silo-a, silo-b, silo-c, silo-d, silo-e, silo-f on data set 'data',"
+        " would reveal how many records, and of which classes, silo-f alone has; the policy has"
+        " secure_aggregation.min_difference = 3 (by default, min_honest + assumed_colluders)."
+        " Have the job signed for the same silos as before, or for silos of which more differ; if"
+        " silo-f left the federation, have its founders sign a roster without it; or lower"
+        " min_difference if these numbers are no secret"
     )
-    assert "what silo-e, silo-f have together" in world.judging().objection_to(four)
+    assert "classes, silo-e, silo-f have together" in world.judging().objection_to(four)
     assert "min_difference = 5. Have" in world.judging("min_difference = 5").objection_to(four)
     assert world.judging("min_difference = 2").objection_to(four) == ""
     assert world.judging("min_difference = 1").objection_to(five) == ""
@@ -130,7 +130,7 @@ def test_survivors_are_judged_as_they_are(world, sign):
     first = sign("first")
     signed(world.judging(), first)
     assert world.judging().objection(first, SILOS) == ""
-    assert "what silo-b alone has" in world.judging().objection(
+    assert "classes, silo-b alone has" in world.judging().objection(
         first, [silo for silo in SILOS if silo != "silo-b"]
     )
 
@@ -141,9 +141,9 @@ def test_who_is_proven_to_have_misdealt_counts_as_if_it_had_left(world, sign):
     signed(sets, first)
     assert sets.objection(first, rest, {"silo-b"}) == ""
     for others in ((), {"silo-a"}, {"silo-a", "silo-c"}):
-        assert "what silo-b alone has" in sets.objection(first, rest, others)
+        assert "classes, silo-b alone has" in sets.objection(first, rest, others)
     both = [silo for silo in rest if silo != "silo-d"]
-    assert "what silo-b, silo-d have together" in sets.objection(first, both, {"silo-b"})
+    assert "classes, silo-b, silo-d have together" in sets.objection(first, both, {"silo-b"})
     signed(sets, first, rest)
     assert sets.objection(first, rest) == sets.objection(first, SILOS) == ""  # both were told
 
@@ -219,7 +219,7 @@ def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(
         canonical_json(json.loads(path.read_text()) | {"signed_round": 0, "signed_ctx": HASH})
     )
     with pytest.raises(
-        LocalError, match=r"signed a sum of job 'first', of which its ledger knows nothing"
+        LocalError, match=r"signed a sum of job 'first', but its ledger has no record of it"
     ):
         check_remembered(world.folder / "jobs", world.ledger)
     signed(world.judging(), first)

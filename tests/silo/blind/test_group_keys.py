@@ -220,9 +220,7 @@ def test_what_is_missing_is_waited_for_at_our_pace_and_not_for_ever(silos, monke
 
     monkeypatch.setattr(group_keys.asyncio, "sleep", noted)
     silos.contribute(*SILOS[:-1])
-    with pytest.raises(
-        UnreachableError, match="lacks what some silos gave to the key of job 'rows'"
-    ):
+    with pytest.raises(UnreachableError, match="lacks some silos' shares of the key of job 'rows'"):
         silos.key(SILOS[0])
     assert silos.post.asked == 5
     assert slept.count(group_keys.PAUSE_SECONDS) == 5
@@ -315,7 +313,7 @@ def test_under_another_roster_it_gives_anew_until_there_is_a_key(silos, made):
     assert not {before[at : at + 32] for at in (0, 32, 64, 96)} & {
         after[at : at + 32] for at in (0, 32, 64, 96)
     }
-    with pytest.raises(LocalError, match="gone, or of another roster"):
+    with pytest.raises(LocalError, match="missing, or of another roster"):
         silos.key(SILOS[0])
 
 
@@ -326,7 +324,7 @@ def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, m
     with pytest.raises(LocalError, match="of another roster or job than 'rows' is now"):
         asyncio.run(later.keys(silos.job))
     for at in (later, silos.at[SILOS[0]]):
-        with pytest.raises(LocalError, match="the key of a job of this name was made here"):
+        with pytest.raises(LocalError, match="a job of this name has its key already"):
             at.check_new(silos.job)
     silos.at[SILOS[1]].check_new(silos.job)
 
