@@ -66,7 +66,7 @@ def _address(listen: str) -> str:
 
 
 class CoordinatorConfig(Strict):
-    """What the file may hold."""
+    """The file's keys."""
 
     version: Literal[1]
     listen: Annotated[str, pydantic.AfterValidator(_address)]

@@ -519,7 +519,7 @@ class Daemon:
             ) from error
 
     def broken(self, run: JobRun, error: LocalError) -> None:
-        """What the job needs is damaged, or gone: it ends, and says which file it was."""
+        """End a job whose files are damaged, or gone; its reason names the file."""
         log.problem("job.broken", job=run.job.name, why=str(error))
         self.apply(run, Broken(str(error)))
 

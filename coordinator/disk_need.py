@@ -99,7 +99,7 @@ def _uploaded(job: Job, phase: RoundPlan) -> int:
 
 
 def _mixed(job: Job, phase: RoundPlan, versions: int) -> int:
-    """What is mixed later: rows that wait, or versions of silos."""
+    """Bytes that are mixed later: rows that wait, or versions of silos."""
     mixes = [part for part in phase.up if part.exchange == Mix()]
     if not mixes:
         return _rows_bytes(job, phase)
@@ -140,7 +140,7 @@ def words_bytes(plan: RoundPlan) -> int:
 
 
 def check_room(job: Job, most: int | None) -> Room:
-    """What the job may take; LocalError where the configuration allows a job less."""
+    """The disk need of a job; LocalError where the configuration allows a job less."""
     found = room(job)
     if most is not None and found.total > most:
         raise LocalError(

@@ -1,4 +1,4 @@
-"""What both ends of the channel agree on: protocol version, limits, gRPC options, TLS 1.3 only."""
+"""The settings of both ends of the channel: protocol version, limits, gRPC options, TLS 1.3."""
 
 import os
 import sys

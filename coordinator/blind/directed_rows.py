@@ -51,7 +51,7 @@ class DirectedRow:
     keep: float
 
     def mixed(self) -> Mixed:
-        """What goes down of it but its words."""
+        """The row as it goes down, without its words."""
         claim = self.kept.claim
         return Mixed(
             self.kept.part,
@@ -88,7 +88,7 @@ class Directed:
         return found
 
     def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
-        """What a post puts aside: the row of this round, behind those that are not cleared.
+        """The function that puts a post's row of this round aside, behind those not cleared.
 
         None for a silo of which the round has no row, as where nobody is mixed.
         """
@@ -127,7 +127,7 @@ class Directed:
         return frozenset(_name(each.round, part, silo) for each in self._asides(part, silo, data))
 
     def has(self, part: str) -> bool:
-        """Whether a part is mixed so."""
+        """Whether a part is mixed by directed rows."""
         return part in self._parts
 
     def _waiting(self, part: str, silo: str) -> tuple[_DirectedAside, ...]:

@@ -219,7 +219,7 @@ def dumped(message: pb.PaddedWordUpload) -> bytes:
 
 
 def loaded(silo: str, body: bytes) -> PaddedWord:
-    """What ``dumped`` made of a silo's word; RefusedError for bytes that something else did."""
+    """A silo's word, from bytes that ``dumped`` made; RefusedError for any others."""
     message = pb.PaddedWordUpload.FromString(body)
     message.session = NO_SESSION
     return padded_from_wire(silo, message)

@@ -64,7 +64,7 @@ class PlannedRow:
 
     @property
     def versions(self) -> list[Version]:
-        """Of which it is made."""
+        """The uploads that the row is made of."""
         return [share.version for share in self.row.shares]
 
 
@@ -133,7 +133,7 @@ class Planning:
         return planned, memory.opened(row, self._terms)
 
     def news(self, part: str, recipient: str, memory: RowMemory) -> Memories:
-        """What is to be remembered, unless it is known: of a row that is made again nothing."""
+        """The memory of a row, unless it is known: a row that is made again adds nothing."""
         place = (part, recipient)
         return {} if self.memories.get(place) == memory else {place: memory}
 
@@ -172,7 +172,7 @@ def aside(part: str, data: bytes, origin: str) -> tuple[PlannedRow, ...]:
 
 
 def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
-    """What goes down of a row but its words.
+    """A row as it goes down, without its words.
 
     ``signed`` are the silos' words on their uploads, as they are kept.
     """
@@ -187,7 +187,7 @@ def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
 
 
 def prekey_word(part: str, recipient: str, silo: str, signed: bytes) -> tuple[str, Word]:
-    """What goes down of a silo's prekey, out of its word on an upload, as it is kept."""
+    """A silo's prekey as it goes down, out of its word on an upload, as that is kept."""
     given = loaded(silo, signed)
     upload = given.upload
     return part, Word(

@@ -1,7 +1,7 @@
 """Uploads of parts and rows of one blind job, of which only a keyed one has any (``Job.keyed``).
 
-It has no database: what is to be remembered is made durable by the collector, which then says so
-(``take``, ``sign``, ``let_go`` of hidden_uploads.py, ``remember`` here).
+It has no database: the collector makes durable what is to be remembered, and then says so
+(``take``, ``sign``, ``let_go`` of hidden_uploads.py, ``remember`` in this module).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -67,27 +67,22 @@ class Mixing:
         return rows, memories
 
     def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
-        """By part and silo, the versions next to which the newest prekeys stand that a silo gets.
-
-        Beyond ``MOST_TOLD`` there are none: a missing prekey costs forward secrecy alone.
-        """
+        """The versions, by part, next to which the newest prekeys for a silo stand."""
         others = sorted(set(self._job.silos) - {silo})
         mixes = sorted({part.name for part in down} & self.hidden.lines.keys())
         found: list[tuple[str, Version]] = []
         for part in mixes:
             versions = self._versions(part, others)
             found += ((part, versions[other]) for other in sorted(versions))
+        # A delivery has room for so many; a missing prekey costs forward secrecy alone.
         return found[:MOST_TOLD]
 
     def remember(self, memories: Memories) -> None:
-        """What recipients' rows were made of is in the database."""
+        """Turn to memories of recipients' rows that are in the database."""
         self._planning.memories.update(memories)
 
     def check_words(self, planned: Sequence[PlannedRow]) -> None:
-        """LocalError where the disk changed an upload that rows are of.
-
-        Each is looked at once a round.
-        """
+        """LocalError where the disk changed an upload of these rows; read once per round."""
         self._check(
             {padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions}
         )
@@ -127,6 +122,7 @@ class Mixing:
             file = self._store.file(part, silo)
             if file is None:
                 continue
+            # Under another roster its key is gone, and nobody could open a row of it.
             version = self.hidden.version(part, file)
             if self.hidden.fits(part, version):
                 found[silo] = version
@@ -147,10 +143,10 @@ class Mixing:
     def posting(
         self, round_: int, memories: dict[tuple[str, str], RowMemory]
     ) -> Callable[[Post, bool], bytes | None]:
-        """What a post puts aside: rows over this round's versions.
+        """The function that puts a post's rows aside, over this round's versions.
 
-        ``memories`` gets what is to be remembered of them. A post whose row would show too much is
-        none, as if nobody were alike.
+        It adds to ``memories`` what is to be remembered of them. A post whose row would show too
+        much puts nothing aside, as if nobody were alike.
         """
         directed = self.directed.posting(round_)
 
@@ -180,7 +176,7 @@ class Mixing:
         return rows
 
     def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
-        """By part and silo, words that rows put aside are of once these changes are committed."""
+        """Files by part and silo that rows put aside need once these changes are committed."""
         kept = dict(self._mixed)
         for (room, part, silo), name in changes.items():
             if room == "mail":
@@ -195,18 +191,18 @@ class Mixing:
         mixed: dict[tuple[str, str], frozenset[str]],
         gone: Collection[str],
     ) -> None:
-        """A fold is in the database: rows that it put aside, and uploads that nothing needs."""
+        """Turn to a fold that is in the database, and let go of uploads that nothing needs."""
         self.remember(memories)
         self._mixed = mixed
         self.hidden.let_go(gone)
 
     def expire(self) -> None:
-        """No upload is in the database any more, and no row of one that was put aside."""
+        """Forget all uploads and rows put aside: the database has none any more."""
         self._mixed = {}
         self.hidden.let_go(self.hidden.files())
 
     def _of(self, part: str, silo: str, data: bytes) -> frozenset[str]:
-        """Those of one file of rows."""
+        """The uploads that the rows of one file are made of."""
         if self.directed.has(part):
             return self.directed.files(part, silo, data)
         rows = self._read_aside(part, silo, data)
@@ -215,7 +211,7 @@ class Mixing:
 
     @property
     def needed(self) -> frozenset[str]:
-        """Words that the rows are of which are put aside."""
+        """Files that rows put aside are made of."""
         return frozenset().union(*self._mixed.values())
 
 

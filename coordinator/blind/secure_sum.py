@@ -75,6 +75,9 @@ class SecureSum:
         self._why = ""  # the last attempt ended
         self._over = False  # the shell has heard of its end
         self._waiting = False  # the shell is to say when its abandon notes are overdue
+
+        # These fill the lists, and so run again when rows are replayed; the shell's run once, since
+        # what they did is on the disk or is done again by ``resume``.
         self._replayed: dict[type[c.Effect], Callable[[Any], None]] = {
             c.Ask: self._ask,
             c.DeliverKeys: lambda e: self._tell((e.silo,), s.KeysReceived(e.bundles, e.keys)),
@@ -482,10 +485,7 @@ class SecureSum:
 
     @property
     def _repeating(self) -> tuple[str, ...]:
-        """Those who have to survive in every further attempt.
-
-        Empty where they are not bound to a signed one.
-        """
+        """Silos that have to survive in every further attempt; empty where none is bound."""
         state = self._unopened
         if state is None:
             return ()
@@ -534,11 +534,9 @@ class SecureSum:
             self._shell.watch(self.attempt, NOTES)
 
     def _needs_no_notes(self, state: CoordinatorState) -> bool:
-        """Whether the next attempt may begin, or no more silos can give up this one.
-
-        Abandon notes show that no sum with words that left can be opened any more. Evidence, a
-        spoiled sum and whole batches allow the next attempt without them.
-        """
+        """Whether the next attempt may begin, or no more silos can give up this one."""
+        # Notes show that no sum with words that left can be opened any more (SECURITY.md 17).
+        # Evidence, a spoiled sum and whole batches allow the next attempt without them.
         if state.evidence or state.spoiled or self._regroups:
             return True
         return not state.notes_missing or set(state.u1) <= state.notes.keys()
@@ -562,7 +560,7 @@ class SecureSum:
         return self._too_few(terms.whole(state.spec, left))
 
     def _is_final_regrouped(self, state: CoordinatorState, guilty: Collection[str]) -> bool:
-        """Of a sum over whole batches, which whoever signed may sign again."""
+        """The case of whole batches, whose signers may sign again."""
         # Over its only batch a spoiled sum would be none of values again.
         if state.spoiled and len(self._setting.terms.batches) == 1:
             return True
@@ -573,7 +571,7 @@ class SecureSum:
     def _is_final_repeated(
         self, state: CoordinatorState, guilty: Collection[str], only: Sequence[str]
     ) -> bool:
-        """Of a sum that the very survivors repeat without the dealers at fault."""
+        """The case in which the very survivors repeat the sum without the dealers at fault."""
         # Signed a second time, it could be repeated only by evidence against one more dealer.
         if state.survivals and state.evidence is None:
             return True
@@ -581,6 +579,7 @@ class SecureSum:
 
     def _too_few(self, whole: Sequence[str]) -> bool:
         """Whether these are fewer than a sum takes."""
+        # Rule 6: silos refuse a cohort of which a third may collude.
         spec = self._states[-1].spec
         return len(whole) < max(spec.min_cohort, 3 * spec.colluders + 1)
 

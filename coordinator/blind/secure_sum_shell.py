@@ -1,4 +1,4 @@
-"""What the sum of a round (secure_sum.py) is made with, and what it asks of who runs it."""
+"""The setting of a round's sum (secure_sum.py), and the calls that it makes to its runner."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from ..storage.replay_log import Entry
 
 
 def nothing() -> None:
-    """What an entry records beside itself, unless it says otherwise."""
+    """Record nothing next to an entry."""
 
 
 class Shell(Protocol):
-    """What the sum of a round asks of the daemon."""
+    """The calls of a round's sum to the daemon."""
 
     def keep(
         self,
@@ -28,14 +28,14 @@ class Shell(Protocol):
         also: Callable[[], None],
         proofs: Sequence[Misdealing] = (),
     ) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes.
+        """Write an entry durably, in one transaction with what ``also`` writes.
 
-        ``proofs`` are evidence that this entry brought to light; they are kept for as long as there
-        is the job.
+        ``proofs`` are evidence that this entry brought to light; they are kept for the life of the
+        job.
         """
 
     def told(self) -> None:
-        """Lists have grown, or who may upload has changed."""
+        """Wake silos that wait: lists have grown, or who may upload has changed."""
 
     def watch(self, attempt: int, stage: str) -> None:
         """Call ``deadline`` when the time of this stage is over."""
@@ -43,7 +43,7 @@ class Shell(Protocol):
     def shares(
         self, spec: RoundSpec, silo: str, survivors: Sequence[str]
     ) -> tuple[SealedShare, ...]:
-        """What the other survivors sealed to a silo behind their masked words.
+        """The shares that other survivors sealed to a silo behind their masked words.
 
         RefusedError once these are gone.
         """
@@ -56,15 +56,15 @@ class Shell(Protocol):
         """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
 
     def dropped(self, silo: str, code: str) -> None:
-        """A silo has dropped out of the attempt that goes on."""
+        """Hear that a silo has dropped out of the active attempt."""
 
     def summed(self, members: tuple[str, ...]) -> None:
-        """The sum over these silos is open."""
+        """Hear that the sum over these silos is open."""
 
     def failed(
         self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]
     ) -> None:
-        """An attempt is over without a sum; ``final``: another could not succeed.
+        """Hear that an attempt is over without a sum; ``final``: another could not succeed.
 
         ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of
         a sum that some of them may have signed.
@@ -73,7 +73,7 @@ class Shell(Protocol):
 
 @dataclass(frozen=True)
 class SumSetting:
-    """Which sum it is, and whose signatures count in it."""
+    """The round whose sum is made, and the signatures that count in it."""
 
     job: str
     job_digest: bytes

@@ -95,7 +95,7 @@ def dumped(kept: SettledRound) -> ReplayEntry:
 
 
 def loaded(row: ReplayEntry) -> SettledRound:
-    """Of a row that ``dumped`` made."""
+    """The settled round of a row that ``dumped`` made."""
     kept = parse_json(row.body, "a row of table secure in coordinator.sqlite")
     told = spec_from_wire(pb.SignedSpec.FromString(bytes.fromhex(kept["told"])))
     return SettledRound(tuple(kept["silos"]), told.notes, told.shown)

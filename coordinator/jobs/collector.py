@@ -56,7 +56,7 @@ class StoredUploadFile:
 
 @dataclass(frozen=True)
 class ExpectedUpload:
-    """What a manifest has to declare: sizes of all that is hashed, and the tensors among them."""
+    """The sizes that a manifest has to declare, and the tensors among them."""
 
     sizes: list[int]  # in bytes
     items: tuple[Item, ...] = ()  # none of words, which have no values to check
@@ -74,7 +74,7 @@ class DeliveredWords:
 
 @dataclass(frozen=True)
 class Beside:
-    """What goes down to a silo next to tensors."""
+    """All that goes down to a silo next to tensors."""
 
     rows: Sequence[secure.MixedRow] = ()
     prekeys: Sequence[secure.DeliveredPrekey] = ()
@@ -85,7 +85,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class HiddenLeft:
-    """What a fold leaves of uploads that the coordinator cannot read."""
+    """Changes by a fold among uploads that the coordinator cannot read."""
 
     memories: Memories = field(default_factory=dict)  # of the rows that were put aside
     # by part and silo: files that these rows are of
@@ -95,7 +95,7 @@ class HiddenLeft:
 
 @dataclass(frozen=True)
 class FoldInputs:
-    """What a fold reads and where it writes; ``left`` is asked once it is done."""
+    """Inputs of a fold and the archive that it changes; ``left`` is called once it is done."""
 
     read: Callable[[str, str, str], Tensor]  # by part, silo and name
     archive: Folding
@@ -182,14 +182,14 @@ class Collector(ABC):
     # What goes down.
 
     async def beside(self, round_: int, silo: str) -> Beside:
-        """What goes down next to tensors; all that has to be durable before is written."""
+        """All that goes down next to tensors, once what has to be durable before is written."""
         return Beside()
 
     # The end of a round.
 
     @abstractmethod
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
-        """What the fold over these members works on; LocalError where the disk changed it."""
+        """Inputs of the fold over these members; LocalError where the disk changed them."""
 
     def committed(self, left: HiddenLeft) -> None:  # noqa: B027
         """The database has what a fold left."""

@@ -27,7 +27,7 @@ from .collector import Collector, HiddenLeft, not_awaited
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What a fold gave, to be committed."""
+    """The results of a fold, to be committed."""
 
     metrics: dict[str, int]
     method: CoordinatorState
@@ -38,7 +38,7 @@ class FoldResult:
 
 @dataclass(frozen=True)
 class SiloDelivery:
-    """What one silo gets: tensors by part, and digests that are known, by (part, name)."""
+    """The delivery to one silo: tensors by part, and known digests by (part, name)."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     digests: Mapping[tuple[str, str], bytes]
@@ -48,11 +48,11 @@ Collecting: TypeAlias = Callable[["JobRun", StoredJob], Collector]
 
 
 def nothing() -> None:
-    """What an event records beside the state, unless it says otherwise."""
+    """Record nothing next to the state."""
 
 
 class DaemonCalls(Protocol):
-    """What a job's collector asks of the daemon."""
+    """The calls of a job's collector to the daemon."""
 
     def apply(
         self,
@@ -151,7 +151,7 @@ class JobRun:
     # Deliveries.
 
     async def delivery(self, round_: int, silo: str) -> SiloDelivery:
-        """What this silo gets at the start of this round."""
+        """The delivery to this silo at the start of this round."""
         async with self.reading:
             tensors = await asyncio.to_thread(
                 aggregation.deliver,
@@ -165,7 +165,7 @@ class JobRun:
         return SiloDelivery(tensors, self.store.digests(tensors))
 
     def deliveries(self, round_: int, silo: str) -> Sequence[Delivery]:
-        """What the method delivers to a silo at the start of a round."""
+        """The deliveries of the method to a silo at the start of a round."""
         return self._method.deliveries(self._method_state, round_, silo)
 
     def sums(self, round_: int, silo: str) -> list[KeptSum]:

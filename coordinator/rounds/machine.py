@@ -319,7 +319,7 @@ def _open_round(state: JobState) -> Step:
 
 
 def _await_uploads(state: JobState) -> Effect:
-    """What an open round waits for: its secure sum, or single uploads until the deadline."""
+    """Wait for the secure sum of an open round, or for single uploads until the deadline."""
     return _gather(state) if state.blind else StartRoundTimer("round", state.round)
 
 
@@ -546,7 +546,7 @@ def _asked(state: JobState) -> tuple[str, ...]:
 
 
 def _whole(state: JobState, silos: Sequence[str]) -> tuple[str, ...]:
-    """Those of them who may be in a sum, their batches being among them."""
+    """The silos that may be in a sum, since their whole batches are among ``silos``."""
     return grouping.unbroken(state.batches, silos, state.proven, state.least)
 
 
@@ -698,7 +698,7 @@ _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]
 
 
 def resumed(state: JobState) -> tuple[Effect, ...]:
-    """What has to be done again for a state that was read from disk.
+    """Effects to run again for a state that was read from disk.
 
     A stage gets its whole time once more.
     """

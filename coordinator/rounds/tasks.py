@@ -1,4 +1,4 @@
-"""What a silo should do now, and whom a stage waits for: functions of a job's state alone.
+"""Tasks of silos, and silos that a stage waits for: functions of a job's state alone.
 
 A task that was lost on the way is simply sent again.
 """
@@ -37,7 +37,7 @@ SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
 
 
 def task_for(state: JobState, silo: str) -> SiloTask | None:
-    """What this silo should do now; None: nothing in this job."""
+    """The present task of this silo; None where it has none in this job."""
     counted = state.counted.get(silo, 0)
     if state.may_answer(silo):
         return OfferTask()

@@ -65,9 +65,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]:
-    """What reads and writes in place of protobuf's own, in a federation of so many silos at
-    most.
+    """Functions that read and write in place of protobuf's own, by method.
+
+    ``silos``: the most that one message may name.
     """
+    # Fields are counted before protobuf makes anything of a message (proto/field_limits.py).
     return {
         FETCH: (pb.FetchRequest.FromString, encode),
         UPLOAD: (decode, pb.Receipt.SerializeToString),
@@ -164,8 +166,9 @@ class Guard(grpc.aio.ServerInterceptor):
         given: Callable[[Context], Awaitable[Any]],
         behaviour: Callable[[Any, Context], Awaitable[Any]],
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """The handler of one method. Those that answer with a stream write to the context, as the
-        health service's.
+        """The handler of one method.
+
+        Those that answer with a stream write to the context, like those of the health service.
         """
 
         async def guarded(_: Any, context: Context) -> Any:
@@ -181,10 +184,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """An error for bytes that are no message: gRPC decodes before the guard is asked, and would end
-    the call itself.
-    """
+    """Return the error for bytes that are no message."""
 
+    # gRPC decodes before the guard runs, and would end the call with a status of its own.
     def read(data: bytes) -> Any:
         try:
             return deserialize(data)

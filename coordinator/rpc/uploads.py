@@ -1,11 +1,9 @@
-"""What silos give: a stream is spooled, checked and accepted.
+"""Uploads of silos: a stream is spooled, checked and accepted.
 
-What a lost connection left waits for its rest.
-
-Of an upload whose connection was lost the bytes that arrived are kept: one upload of a silo, while
-its round awaits it and this process lives. The silo asks with Standing and sends the rest; the
-bytes that are here are hashed again, so the digests are checked over the whole payload. Nothing
-stays of an upload that was refused or took too long.
+When a connection is lost, the bytes that arrived are kept: one upload per silo, while its round
+awaits it and this process lives. The silo asks with Standing and sends the rest; the kept bytes are
+hashed again, so the digests are checked over the whole payload. Nothing stays of an upload that was
+refused or took too long.
 """
 
 import asyncio
@@ -55,7 +53,7 @@ class Arriving:
 
     @property
     def name(self) -> str:
-        """Of the part; empty where it is all that a silo gives in its round."""
+        """Name of the part; empty where it is all that a silo uploads in its round."""
         return "" if self.part is None else self.part.name
 
     def write(self, chunk: memoryview) -> None:
@@ -99,10 +97,8 @@ class Uploads:
     async def standing(
         self, silo: str, run: JobRun, round_: int, part: str = ""
     ) -> pb.StandingReply:
-        """What has come of a silo's upload.
-
-        It asks after a lost connection: one that still runs is ended first.
-        """
+        """The receipt of a silo's upload, or how many bytes of it have arrived."""
+        # The silo asks after a lost connection, which may still stand from our side.
         if (running := self._running.get(silo)) is not None:
             running.cancel()
             await asyncio.wait({running})

@@ -32,9 +32,8 @@ class _Question:
 
     @property
     def wanted(self) -> bool:
-        """Whether one more silo is asked: some may never answer, to keep others from being
-        asked.
-        """
+        """Whether one more silo is asked."""
+        # Some may never answer, to keep others from being asked; so more are asked than needed.
         useful, outstanding = len(self.answered) - self.empty, len(self.asked - self.answered)
         return useful < WITNESSES and useful + outstanding < MOST_ASKED
 
@@ -47,8 +46,9 @@ class Attesting:
         self._open: dict[str, _Question] = {}  # those of them that more silos are asked
 
     def ask(self, silo: str, challenge: bytes) -> None:
-        """A session of this silo begins: earlier answers for it are void, and what it was asked is
-        asked again.
+        """Begin a session of this silo: earlier answers for it are void.
+
+        What it was asked is asked again.
         """
         self._questions[silo] = _Question(challenge)
         # The process that was asked may be gone, and its questions with it.

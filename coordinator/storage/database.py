@@ -1,12 +1,11 @@
-"""What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on
-the disk when it ends.
+"""The coordinator's database, ``coordinator.sqlite``: each transaction is on the disk when it ends.
 
-Jobs with their state and their method's state, rounds with their members and metrics, submissions
-with their receipts, what happened in the secure sum of an open round, evidence against dealers in
-such sums, what silos gave to the keys that they share, and which tensor file holds what. Tensor
+It holds jobs with their state and their method's state, rounds with their members and metrics,
+submissions with their receipts, the events of an open round's secure sum, evidence against dealers
+in such sums, contributions to the keys that silos share, and which tensor file holds what. Tensor
 files are written under names of their own before the transaction that names them, and removed after
-the one that no longer does; so whatever instant the process dies at, rows and files agree. What a
-disk changes in rows is found when the file is opened (table_seals.py).
+the one that no longer does; so at whatever instant the process dies, rows and files agree. Rows
+that a disk changed are found when the file is opened (table_seals.py).
 
 One connection, used from the event loop's thread alone.
 """
@@ -39,9 +38,7 @@ Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folde
 
 
 def relayed(places: Iterable[Place]) -> tuple[str, ...]:
-    """Parts of whose sum there are words, and no tensors: the coordinator passes on what silos
-    alone can open.
-    """
+    """Parts whose sum is there in words alone, which only silos can open."""
     found = set(places)
     return tuple(
         sorted(
@@ -205,7 +202,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class StoredContribution:
-    """What a silo gave to the key of a job: key_contributions.py."""
+    """A silo's contribution to the key of a job: key_contributions.py."""
 
     roster: str  # digest of the roster that it is for, hex
     body: bytes
@@ -223,11 +220,10 @@ class Database:
     """The rows; ``transaction`` around what belongs together."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create; LocalError where the file is not ours, cannot be read, or was changed by
-        the disk.
+        """Open or create the file.
 
-        ``read_only`` neither creates nor changes anything, beside a running coordinator or without
-        one.
+        LocalError where it is not ours, cannot be read, or was changed by the disk. ``read_only``
+        neither creates nor changes anything, next to a running coordinator or without one.
         """
         self._path = path
         try:
@@ -247,6 +243,8 @@ class Database:
 
     def _prepare(self) -> None:
         run = self._connection.execute
+        # Others read the file while the daemon writes (results.py), and a receipt that has left
+        # must survive a loss of power.
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         run("PRAGMA foreign_keys = ON")
@@ -281,16 +279,18 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the block's changes or none, on the disk when it ends.
+        """Make all of the block's changes or none, on the disk when it ends.
 
-        LocalError if the disk does not take them.
+        LocalError if the disk fails.
         """
         with self._explained():
+            # Where another program holds the file this fails now, not in the middle.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
+                # SQLite itself rolls back where the disk is full.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -299,7 +299,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        # the latter: names in a damaged schema
+        # A UnicodeDecodeError: names in a damaged schema.
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise LocalError(
                 f"{self._path}: {error}; make room on the disk, mount it writable, or restore the"
@@ -329,7 +329,7 @@ class Database:
             return [self._state(name, state) for name, state in rows]
 
     def _state(self, name: str, state: str) -> JobState:
-        """As it was saved last, with what silos have given since to the open round, in the clear.
+        """The state as it was saved last, with the uploads of a plain round since.
 
         Each upload of such a round that was accepted has its row in ``submissions``, and counts; so
         the state, which is as long as the job has silos, is not written again for each of them.
@@ -363,7 +363,7 @@ class Database:
         )
 
     def files(self, job: str) -> dict[Place, str]:
-        """What lies where since the last round of a job that was folded."""
+        """The files of a job by place, since its last folded round."""
         rows = self._connection.execute(
             "SELECT room, part, silo, file FROM files WHERE job = ?", (job,)
         )
@@ -377,9 +377,7 @@ class Database:
         )
 
     def save_state(self, state: JobState) -> None:
-        """Replace a job's state; not needed after an upload that changes nothing but ``given``:
-        ``add_submission``.
-        """
+        """Replace a job's state; an upload that changes only ``given`` needs ``add_submission``."""
         self._connection.execute(
             "UPDATE jobs SET state = ? WHERE name = ?", (_dumped(state), state.job)
         )
@@ -407,19 +405,19 @@ class Database:
         )
 
     def heads(self) -> dict[str, StoredHead]:
-        """What is held of each silo's ledger."""
+        """The head that is held of each silo's ledger."""
         with self._explained():
             rows = self._connection.execute("SELECT silo, log_key, note FROM heads").fetchall()
         return {silo: StoredHead(log_key, note) for silo, log_key, note in rows}
 
     def save_head(self, silo: str, head: StoredHead) -> None:
-        """Replace what is held of a silo's ledger."""
+        """Replace the head that is held of a silo's ledger."""
         self._connection.execute(
             "INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note)
         )
 
     def submission(self, job: str, round_: int, silo: str, part: str = "") -> Submission | None:
-        """What a silo gave in a round, or for one part of it in a blind one, if it was accepted."""
+        """A silo's accepted upload in a round, or of one part in a blind one; None for none."""
         with self._explained():
             row = self._connection.execute(
                 "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt, part"
@@ -431,7 +429,7 @@ class Database:
     # Secure sums.
 
     def add_secure(self, job: str, round_: int, row: ReplayEntry) -> None:
-        """Append what happened in the sum of a round."""
+        """Append an event of a round's sum."""
         self._connection.execute(
             "INSERT INTO secure SELECT ?, ?, coalesce(max(number), -1) + 1, ?, ?, ?, ? FROM secure "
             "WHERE job = ? AND round = ?",
@@ -439,7 +437,7 @@ class Database:
         )
 
     def secure_rows(self, job: str, round_: int) -> list[ReplayEntry]:
-        """What happened in the sum of a round, in order."""
+        """The events of a round's sum, in order."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY"
@@ -449,10 +447,7 @@ class Database:
         return [ReplayEntry(*row) for row in rows]
 
     def add_misdealing(self, job: str, evidence: Misdealing) -> None:
-        """Keep evidence against a dealer, for as long as there is the job.
-
-        What was kept of it before stays.
-        """
+        """Keep evidence against a dealer for the life of the job; the first that was kept stays."""
         body = misdealing_to_wire(evidence).SerializeToString(deterministic=True)
         self._connection.execute(
             "INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body)
@@ -469,9 +464,7 @@ class Database:
         )
 
     def drop_secure(self, job: str, kept: Iterable[int] = ()) -> None:
-        """Forget the sum of a round that is over, and what is settled of all rounds but those
-        ``kept``.
-        """
+        """Forget the sum of a round that is over, and settled rounds that are not ``kept``."""
         rounds = list(kept)
         marks = ", ".join("?" * len(rounds))
         self._connection.execute(
@@ -480,7 +473,7 @@ class Database:
         )
 
     def settled_rows(self, job: str) -> list[tuple[int, ReplayEntry]]:
-        """What silos that were away are brought of earlier rounds, by round, ascending."""
+        """What silos that were away receive of earlier rounds, by round, ascending."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT round, attempt, kind, silo, body FROM secure WHERE job = ? AND kind = ?"
@@ -545,9 +538,7 @@ class Database:
         )
 
     def expire_hidden(self, job: str) -> None:
-        """Forget all uploads of a job that is over, the versions that counted, and rows of them
-        that were put aside.
-        """
+        """Forget all uploads of a job that is over, versions and rows put aside among them."""
         self._connection.execute("DELETE FROM hidden WHERE job = ?", (job,))
         self._connection.execute(
             "DELETE FROM files WHERE job = ? AND room IN ('version', 'mail')", (job,)
@@ -563,13 +554,13 @@ class Database:
     # The keys that silos share.
 
     def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
-        """Note what a silo gave to the key of a job; each gives once."""
+        """Note a silo's contribution to the key of a job; each contributes once."""
         self._connection.execute(
             "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body)
         )
 
     def contribution(self, job: str, silo: str) -> StoredContribution | None:
-        """What one silo gave to it."""
+        """One silo's contribution to the key of a job; None before it came."""
         with self._explained():
             row = self._connection.execute(
                 "SELECT roster, body FROM contributions WHERE job = ? AND silo = ?", (job, silo)
@@ -577,7 +568,7 @@ class Database:
         return StoredContribution(*row) if row else None
 
     def contributions(self, job: str) -> dict[str, StoredContribution]:
-        """What each silo gave to the key of a job."""
+        """The contributions to the key of a job, by silo."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
@@ -595,9 +586,7 @@ class Database:
         method: Mapping[str, Tensor],
         files: Mapping[Place, str | None],
     ) -> None:
-        """Note what the fold of a round gave: metrics, the method's state, and the files that
-        changed (None: gone).
-        """
+        """Note the results of a round's fold, with the files that changed (None: gone)."""
         run = self._connection.execute
         run(
             "INSERT INTO rounds VALUES (?, ?, ?, ?)",
@@ -626,9 +615,9 @@ class Database:
 
 
 def _for_reading(path: Path) -> str:
-    """SQLite's URI. Without a log beside it nobody writes the file, and reading it needs no files
-    of SQLite's own.
-    """
+    """SQLite's URI of a file that is only read."""
+    # Without a log next to it nobody writes the file, and reading it needs no files of SQLite's
+    # own: the folder may be on a disk that is mounted read-only.
     log = path.with_name(f"{path.name}-wal")
     return f"{path.absolute().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
 

@@ -57,7 +57,7 @@ class KeyContributions:
             raise RefusedError(silo, "SECURE", f"{Code.ORDER}: {why}")
 
     def taken(self, job: Job, silo: str, message: pb.Contributed) -> bytes | None:
-        """What to keep of a contribution, None where it is kept already; the steps run in order.
+        """The bytes of a contribution to keep, None where they are kept; the steps run in order.
 
         RefusedError says why it cannot be taken.
         """
@@ -111,7 +111,7 @@ class KeyContributions:
 
 
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
-    """What the other silos gave, by id, each with the letter for this silo."""
+    """Contributions of the other silos, by id, each with the letter for this silo."""
     given = [_loaded(other, bodies[other]) for other in without(bodies, (silo,))]
     return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
 

@@ -1,9 +1,8 @@
-"""What the coordinator keeps of an upload that it takes: receipt, head of the silo's ledger, a
-record of its own.
+"""The coordinator keeps of each upload: a receipt, the silo's ledger head, a record of its own.
 
 In this order: the record in the coordinator's ledger is durable, then the submission and the head
 are in the database, then the receipt leaves with the head of the coordinator's ledger. A crash
-between the first two leaves a record of an upload that the silo gives again: `staddle ledger
+between the first two leaves a record of an upload that the silo sends again: `staddle ledger
 reconcile` says so.
 """
 
@@ -39,7 +38,7 @@ class Taken:
 
     @property
     def receipt(self) -> pb.Receipt:
-        """What the silo gets."""
+        """The receipt, as the silo receives it."""
         given = self.submission
         return pb.Receipt(
             round=given.round,

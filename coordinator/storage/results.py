@@ -1,5 +1,6 @@
-"""What a job gave, read from the coordinator's folder, also while the daemon runs: files for people
-and programs.
+"""The results of a job from the coordinator's folder, as files for people and programs.
+
+They can be read while the daemon runs.
 
 ::
 
@@ -33,8 +34,9 @@ Round = Mapping[str, Any]  # round, members, metrics
 
 @dataclass(frozen=True)
 class Kept:
-    """What there is of a job: its state, its closed rounds, files by part and, as "result", of what
-    was known last.
+    """The state of a job, its closed rounds, and its files by part.
+
+    Under "result": the file with what the method's coordinator half knew in the end.
     """
 
     state: Mapping[str, Any]
@@ -44,7 +46,7 @@ class Kept:
 
 
 def read(directory: Path, job: str) -> Kept:
-    """That of one job; LocalError where there is none."""
+    """Read one job; LocalError where there is none."""
     path = directory / "coordinator.sqlite"
     if not path.exists():
         raise LocalError(

@@ -92,7 +92,7 @@ class SiloHeads:
         return Head(proof.checkpoint, after)
 
     def stored(self, silo: str, head: Head) -> StoredHead:
-        """What to keep of a head."""
+        """The row of a head."""
         return StoredHead(self._roster[silo].log_key, bytes(head.note))
 
     def hold(self, silo: str, stored: StoredHead) -> None:

@@ -48,7 +48,7 @@ class Spool:
                 chunk = chunk[self._file.write(chunk) :]
 
     def held(self) -> Iterator[bytes]:
-        """What the file holds, piece by piece."""
+        """The bytes in the file, piece by piece."""
         with disk_errors(self._silo), self._path.open("rb") as file:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
@@ -77,9 +77,7 @@ class Spool:
 
 
 class SpooledUpload:
-    """The tensors of one upload, mapped from its file when they are read and unmapped when they are
-    let go.
-    """
+    """The tensors of one upload, mapped from its file only while somebody holds them."""
 
     def __init__(self, path: Path, items: Sequence[Item]) -> None:
         self._path = path
@@ -106,9 +104,9 @@ class SpooledUpload:
         return tensor_from(memoryview(pages), item.spec, offset - start)
 
     def digest(self) -> str:
-        """Of the whole file as it is now, in hex, as END and a receipt have it.
+        """Digest of the whole file as it is now, in hex, as END and a receipt have it.
 
-        Empty where it is cut, or gone.
+        Empty where the file is cut, or gone.
         """
         sizes = [item.spec.nbytes for item, _ in self._places.values()]
         digester = Digester(sizes)
@@ -120,8 +118,9 @@ class SpooledUpload:
         return digester.digests().total.hex()
 
     def check_values(self, silo: str) -> None:
-        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no
-        silo may give.
+        """Refuse values that no silo may upload.
+
+        RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor that has one.
         """
         for (part, name), (item, _) in self._places.items():
             # Each region is mapped anew: no more than one is in memory.

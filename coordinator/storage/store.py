@@ -1,5 +1,4 @@
-"""The coordinator's tensors on its disk: uploads in flight, uploads of a round, published results,
-mail.
+"""The coordinator's tensors on its disk: uploads, published results, mail.
 
 ::
 
@@ -71,12 +70,12 @@ class DamagedError(LocalError):
 
 
 def check_folder(folder: Path, round_: int) -> None:
-    """LocalError where a job's folder holds tensors of rounds after ``round_``, the one in which
-    the job stands.
+    """LocalError where a job's folder holds tensors of rounds after ``round_``, its open one.
 
-    No crash leaves such files: the database is missing or older, and they are the only copy of
-    these rounds. ``round_`` is -1 for a job that the database does not have.
+    ``round_`` is -1 for a job that the database does not have.
     """
+    # No crash leaves such files: the database is missing or older, and they are the only copy of
+    # these rounds.
     for path in sorted(folder.glob("*")):
         if path.suffix in SUFFIXES and _number(path) > round_:
             known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
@@ -177,9 +176,7 @@ class JobStore:
             self._sound.add(name)
 
     def found_sound(self, name: str) -> None:
-        """The fold of a round read these words, and they are as they were written: not hashed again
-        in the next one.
-        """
+        """Note that a fold read these words unchanged: the next round need not hash them."""
         self._folded.add(name)
 
     def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
@@ -247,8 +244,9 @@ class JobStore:
     def digests(
         self, delivered: Mapping[str, Mapping[str, Tensor]]
     ) -> dict[tuple[str, str], bytes]:
-        """SHA-256 by (part, name) of those tensors of a delivery that are published values with a
-        known digest.
+        """SHA-256 by (part, name) of the delivered tensors whose digest is known.
+
+        They are published values, the very tensors that ``latest`` returned.
         """
         with self._loading:
             return {
@@ -283,18 +281,12 @@ class JobStore:
         return self._files.get(("version", part, silo))
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
-        """What was put aside for a silo, with ``@keep``.
-
-        None where nothing is, or rows without their words.
-        """
+        """The tensors put aside for a silo, with ``@keep``; None for nothing, or blind rows."""
         name = self._files.get(("mail", part, silo), ROWS)
         return None if name.endswith(ROWS) else tensor_file.read(self._folder / name)[0]
 
     def put_aside(self, part: str, silo: str) -> bytes | None:
-        """The rows that were put aside for a silo, as a fold put them there.
-
-        None where there are none.
-        """
+        """The blind rows put aside for a silo, as a fold wrote them; None for none."""
         name = self._files.get(("mail", part, silo), "")
         return (self._folder / name).read_bytes() if name.endswith(ROWS) else None
 
@@ -329,7 +321,7 @@ class JobStore:
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
     def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
-        """What lies where, once these changes are committed."""
+        """The files by place, once these changes are committed."""
         changed = {**self._files, **changes}
         return {place: name for place, name in changed.items() if name is not None}
 
@@ -342,9 +334,7 @@ class JobStore:
     ) -> None:
         """Turn to the files of a round that the database has committed.
 
-        Remove what nothing refers to any more.
-
-        ``mixed`` are the padded words that rows are of which were put aside.
+        ``mixed`` are the padded words of rows put aside. Files that nothing refers to go.
         """
         with self._loading:
             self._loaded.clear()
@@ -372,9 +362,7 @@ class JobStore:
                 remove(path)
 
     def expire(self) -> None:
-        """Remove versions and mail of a job that is over, and which the database does not have any
-        more.
-        """
+        """Remove versions and mail of a job that is over, after the database has dropped them."""
         self._files = {
             place: name
             for place, name in self._files.items()
@@ -390,10 +378,9 @@ class JobStore:
         sync_directory(self._folder)
 
     def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:
-        """Remove every file but those that are referred to, and the given uploads of the open
-        round.
+        """Remove every file that nothing refers to.
 
-        ``mixed`` are the padded words that rows are of which were put aside.
+        ``uploads`` are those of the open round, ``mixed`` the padded words of rows put aside.
         """
         self._mixed = mixed
         wanted = {RESULT, *self._files.values(), *uploads, *mixed}
@@ -468,10 +455,8 @@ class Folding:
             self.digests[part] = hashing.result()
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let a silo's upload of this round be its version of a Mix part.
-
-        It stays as it is, so nothing is read.
-        """
+        """Let a silo's upload of this round be its version of a Mix part."""
+        # The file stays as it is, so nothing is read or copied.
         name = (
             padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
         )
@@ -486,13 +471,11 @@ class Folding:
         return self._store.version(part, silo, name)
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
-        """What was put aside for a silo before this round."""
+        """The tensors put aside for a silo before this round."""
         return self._store.mail(part, silo)
 
     def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
-        """Replace what is put aside for a silo, where there is a row, or may be one that only the
-        silo can open.
-        """
+        """Replace what is put aside for a silo; False where there is no row for it."""
         place: Place = ("mail", post.part, post.silo)
         name = f"{self._round}.{post.part}.{post.silo}"
         if tensors is not None:
@@ -518,7 +501,7 @@ def _changed(folder: Path, file: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file, in hex; empty where it is gone."""
+    """Digest of a file, in hex; empty where it is gone."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

@@ -1,5 +1,4 @@
-"""One digest per table of ``coordinator.sqlite``: it shows whether a disk changed a row, lost one
-or brought one back.
+"""One digest per table of ``coordinator.sqlite`` shows rows that a disk changed, lost or restored.
 
 SQLite checks how its pages hang together, not what their rows say. Table ``seals`` has for each
 other table the SHA-256 of all its rows, added up by XOR, so that a changed row costs as much as it
@@ -30,9 +29,7 @@ Value: TypeAlias = str | int | float | bytes | None
 
 
 def begin(connection: sqlite3.Connection) -> None:
-    """Seal what is there, in the transaction that is open: of a new database, or of an earlier
-    release.
-    """
+    """Seal a new database, or one of an earlier release, in the transaction that is open."""
     if "seals" not in _names(connection):
         connection.execute(TABLE.strip())
     connection.execute("DELETE FROM seals")
