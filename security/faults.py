@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from ..errors import RefusedError
+from ..errors import LocalError, RefusedError
 
 
 class Code(StrEnum):
@@ -50,6 +50,12 @@ def check(holds: bool, peer: str, code: Code, why: str) -> None:
     """RefusedError unless it holds."""
     if not holds:
         raise RefusedError(peer, code, why)
+
+
+def check_local(holds: bool, why: str) -> None:
+    """LocalError unless it holds: a mistake on this machine, which no peer is to blame for."""
+    if not holds:
+        raise LocalError(why)
 
 
 @contextmanager

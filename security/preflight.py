@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import LocalError, StaddleError
+from .faults import check_local
 from .identity import roster as rosters
 from .identity.certificate import utc_now, validity
 from .identity.keys import Keys, Role, load_keys
@@ -105,11 +106,11 @@ def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
 def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:
     """The roster has these very keys, in this role."""
     entry = found.entry
-    if entry.role is not role:
-        raise LocalError(
-            f"{folder}: {entry.id!r} is {_one(entry.role)}, not {_one(role)}; use the keys of"
-            f" {_one(role)}"
-        )
+    check_local(
+        entry.role is role,
+        f"{folder}: {entry.id!r} is {_one(entry.role)}, not {_one(role)}; use the keys of"
+        f" {_one(role)}",
+    )
     if entry.id not in members or members[entry.id] != entry:
         known = "has other keys" if entry.id in members else "is missing"
         raise LocalError(
@@ -128,16 +129,16 @@ def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
     shown = now.isoformat(timespec="seconds")
     for entry in members.entries:
         first, last = validity(entry.certificate)
-        if now < first:
-            raise LocalError(
-                f"{shown} is before the certificate of {entry.id!r} ({first.isoformat()}); set the"
-                " clock"
-            )
-        if now > last:
-            raise LocalError(
-                f"{shown} is after the certificate of {entry.id!r} ({last.isoformat()}); set the"
-                " clock, or have new keys made for it"
-            )
+        check_local(
+            now >= first,
+            f"{shown} is before the certificate of {entry.id!r} ({first.isoformat()}); set the"
+            " clock",
+        )
+        check_local(
+            now <= last,
+            f"{shown} is after the certificate of {entry.id!r} ({last.isoformat()}); set the"
+            " clock, or have new keys made for it",
+        )
     return (
         True,
         (
@@ -150,18 +151,18 @@ def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
 def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
     """We may write where the state goes, and there is room for what is needed, a GiB at least."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not place.is_dir():
-        raise LocalError(
-            f"{place}: is not a folder; the state goes to {folder}: choose another directory"
-        )
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise LocalError(
-            f"{place}: cannot write here; give this user the folder, or choose another directory"
-        )
+    check_local(
+        place.is_dir(),
+        f"{place}: is not a folder; the state goes to {folder}: choose another directory",
+    )
+    check_local(
+        os.access(place, os.W_OK | os.X_OK),
+        f"{place}: cannot write here; give this user the folder, or choose another directory",
+    )
     free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)
     reason = why if needed > LEAST_FREE else "at least a GiB"
-    if free < wanted:
-        raise LocalError(f"{place}: {size(free)} free, {size(wanted)} needed ({reason}); make room")
+    room = f"{place}: {size(free)} free, {size(wanted)} needed ({reason}); make room"
+    check_local(free >= wanted, room)
     return free, f"{size(free)} free at {place}, {size(wanted)} needed ({reason})"
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import LocalError
+from ..faults import check_local
 from .fixedpoint import Reals, Words
 from .polynomials import lagrange
 
@@ -82,10 +82,11 @@ def product(left: Words, right: Words) -> Words:
 
     LocalError for k over 2^19, where float64 would round.
     """
-    if left.shape[-1] > LONGEST:
-        raise LocalError(
-            f"a product over {left.shape[-1]} numbers, at most {LONGEST} stay exact; compare fewer"
-        )
+    terms = left.shape[-1]
+    check_local(
+        terms <= LONGEST,
+        f"a product over {terms} numbers, at most {LONGEST} stay exact; compare fewer",
+    )
     ones, others = _digits(left), _digits(right)
     total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
 
@@ -114,8 +115,7 @@ def interpolation(known: Sequence[int], wanted: Sequence[int]) -> Words:
 
     LocalError for a point that comes twice.
     """
-    if len(set(known)) != len(known):
-        raise LocalError(f"points {list(known)} are not distinct")
+    check_local(len(set(known)) == len(known), f"points {list(known)} are not distinct")
     rows = [lagrange(known, at, PRIME) for at in wanted]
     return np.array(rows, "<u8").reshape(len(wanted), len(known))
 

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..faults import check_local
 
 Words: TypeAlias = npt.NDArray[Any]  # little-endian uint32 or uint64
 Floats: TypeAlias = npt.NDArray[Any]  # float32 or float64
@@ -133,11 +134,11 @@ def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> i
     total_weight = 1 if weights == "public" else silos
     bound = ((1 << ring - 1) - 1 - silos) // total_weight
     exponent = bound.bit_length() - 1 - clip_exponent
-    if bound < 1 or exponent < 0:
-        raise LocalError(
-            f"ring {ring} cannot hold a sum over {silos} silos of numbers up to 2^{clip_exponent}; "
-            "take ring 64, or a smaller clip"
-        )
+    check_local(
+        bound >= 1 and exponent >= 0,
+        f"ring {ring} cannot hold a sum over {silos} silos of numbers up to 2^{clip_exponent}; "
+        "take ring 64, or a smaller clip",
+    )
     return exponent
 
 
@@ -175,19 +176,19 @@ def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
     held = [piece for piece in arrays if piece.size]
     low = float(np.min([piece.min() for piece in held]))
     high = float(np.max([piece.max() for piece in held]))
-    if not np.isfinite([low, high]).all():  # a NaN anywhere makes both of them NaN
-        raise LocalError(
-            f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr"
-        )
+    check_local(
+        bool(np.isfinite([low, high]).all()),  # a NaN anywhere makes both of them NaN
+        f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr",
+    )
 
     largest = max(-low, high)
     if largest <= group.clip:
         return 0
-    if not saturate:
-        raise LocalError(
-            f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip"
-            f" {group.clip:g}; have the job signed with a larger security.clip_exponent"
-        )
+    check_local(
+        saturate,
+        f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip"
+        f" {group.clip:g}; have the job signed with a larger security.clip_exponent",
+    )
 
     # Block by block: |x| of the whole vector would need as much memory again.
     blocks = (piece[at : at + BLOCK] for piece in held for at in range(0, piece.size, BLOCK))

@@ -35,6 +35,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 
 from ...errors import LocalError
+from ..faults import check_local
 from .fixedpoint import WORD, Words
 
 AES_256_GCM: Literal[2] = 2  # field ``prg`` of a specification; 1 was AES-256-CTR
@@ -60,8 +61,7 @@ class Term:
 
 def pair_term(silo: str, other: str, key: bytes) -> Term:
     """The term of ``silo`` for the mask that it shares with ``other``."""
-    if silo == other:
-        raise LocalError(f"{silo!r} shares no mask with itself")
+    check_local(silo != other, f"{silo!r} shares no mask with itself")
     return Term(key, negative=other < silo)
 
 
@@ -91,8 +91,8 @@ class Keystream:
     """The stream of one key and group, from a byte offset on."""
 
     def __init__(self, key: bytes, group: int, offset: int = 0) -> None:
-        if len(key) != KEY_BYTES:
-            raise LocalError(f"a key of {len(key)} bytes; a mask's has {KEY_BYTES}")
+        size = len(key)
+        check_local(size == KEY_BYTES, f"a key of {size} bytes; a mask's has {KEY_BYTES}")
         self._cipher = AES(key)
         self._group = group.to_bytes(4)
         self._segment, skipped = divmod(offset, SEGMENT)

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from ...errors import LocalError
+from ..faults import check_local
 from ..identity.domains import SECAGG_SHARE, framed
 from .polynomials import lagrange, value
 
@@ -33,8 +33,10 @@ Draw: TypeAlias = Callable[[int], bytes]
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], draw: Draw) -> dict[int, bytes]:
     """Shares of a secret (32 bytes) by holder; any ``threshold`` of them restore it."""
-    if len(secret) != SECRET_BYTES:
-        raise LocalError(f"a secret of {len(secret)} bytes cannot be shared; it has {SECRET_BYTES}")
+    size = len(secret)
+    check_local(
+        size == SECRET_BYTES, f"a secret of {size} bytes cannot be shared; it has {SECRET_BYTES}"
+    )
     points = split_number(int.from_bytes(secret), threshold, holders, draw)
     return {holder: share.to_bytes(SHARE_BYTES) for holder, share in points.items()}
 
@@ -43,10 +45,12 @@ def split_number(
     secret: int, threshold: int, holders: Sequence[int], draw: Draw, prime: int = PRIME
 ) -> dict[int, int]:
     """Like ``split``, for a number of any prime field."""
-    if not 0 <= secret < prime:
-        raise LocalError(f"the secret is not a number of the field, 0 to {prime - 1}")
-    if not 1 <= threshold <= len(holders):
-        raise LocalError(f"threshold {threshold} is not 1 to {len(holders)}, the number of holders")
+    number = 0 <= secret < prime
+    check_local(number, f"the secret is not a number of the field, 0 to {prime - 1}")
+    most = len(holders)
+    check_local(
+        1 <= threshold <= most, f"threshold {threshold} is not 1 to {most}, the number of holders"
+    )
     check_holders(holders, prime)
     coefficients = [secret, *(uniform(draw, prime) for _ in range(threshold - 1))]
     return {x: value(coefficients, x, prime) for x in holders}
@@ -71,10 +75,10 @@ def weights_at_zero(holders: Sequence[int], prime: int = PRIME) -> tuple[int, ..
 
 def join_numbers(shares: Sequence[int], weights: Sequence[int], prime: int = PRIME) -> int:
     """f(0) from shares in the order of the holders to whom the weights belong."""
-    if not all(0 <= share < prime for share in shares):
-        raise LocalError(
-            f"a share is not a number of the field, 0 to {prime - 1}; check it before joining"
-        )
+    check_local(
+        all(0 <= share < prime for share in shares),
+        f"a share is not a number of the field, 0 to {prime - 1}; check it before joining",
+    )
     return sum(share * weight for share, weight in zip(shares, weights, strict=True)) % prime
 
 
@@ -84,10 +88,10 @@ def join(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | Non
     No honest dealer deals such a number. ``weights`` are those of exactly the holders in
     ``shares``. Only the dealer's commitment tells whether the secret is the right one.
     """
-    if shares.keys() != weights.keys():
-        raise LocalError(
-            f"shares of holders {sorted(shares)} cannot be joined by weights of {sorted(weights)}"
-        )
+    check_local(
+        shares.keys() == weights.keys(),
+        f"shares of holders {sorted(shares)} cannot be joined by weights of {sorted(weights)}",
+    )
     numbers = [int.from_bytes(share) for share in shares.values()]
     number = join_numbers(numbers, [weights[holder] for holder in shares])
 
@@ -111,5 +115,8 @@ def commitment(
 
 def check_holders(holders: Sequence[int], prime: int = PRIME) -> None:
     """LocalError for a repeated holder, or one whose share would be the secret: f(0)."""
-    if len(set(holders)) != len(holders) or not all(0 < x < prime for x in holders):
-        raise LocalError(f"holders {list(holders)} are not distinct numbers from 1 on")
+    distinct = len(set(holders)) == len(holders)
+    check_local(
+        distinct and all(0 < x < prime for x in holders),
+        f"holders {list(holders)} are not distinct numbers from 1 on",
+    )

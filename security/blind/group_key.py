@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import LocalError
-from ..faults import COORDINATOR, Code, check, passed_on
+from ..faults import COORDINATOR, Code, check, check_local, passed_on
 from ..identity import roster as rosters
 from ..identity.domains import (
     GROUP_ALL,
@@ -73,11 +73,12 @@ class Epoch:
             for entry in roster.silos
             if entry.id in job_silos
         }
-        if gone := sorted(set(job_silos) - set(keys)):
-            raise LocalError(
-                f"the job has {', '.join(gone)}, of which roster version {roster.version} has no"
-                " silo; sign the job again, for silos of the roster"
-            )
+        gone = sorted(set(job_silos) - set(keys))
+        check_local(
+            not gone,
+            f"the job has {', '.join(gone)}, of which roster version {roster.version} has no"
+            " silo; sign the job again, for silos of the roster",
+        )
         return cls(number, roster.federation, rosters.digest(roster), job_digest, keys)
 
     def context(self) -> bytes:
@@ -89,11 +90,11 @@ class Epoch:
 
     def others(self, silo: str) -> dict[str, bytes]:
         """The X25519 keys of all its silos but this one."""
-        if silo not in self.exchange_keys:
-            raise LocalError(
-                f"{silo!r} is not a silo of the job, so it has no part in its key; ask who signed"
-                " the job"
-            )
+        check_local(
+            silo in self.exchange_keys,
+            f"{silo!r} is not a silo of the job, so it has no part in its key; ask who signed"
+            " the job",
+        )
         return {other: key for other, key in self.exchange_keys.items() if other != silo}
 
 

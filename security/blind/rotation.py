@@ -33,7 +33,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..arithmetic.fixedpoint import Reals, Words
 from ..arithmetic.masks import PIECE, Keystream
-from ..faults import COORDINATOR, Code, check
+from ..faults import COORDINATOR, Code, check, check_local
 from ..identity.domains import GRAM_ROTATION, GRAM_USE, GRAM_VECTORS, framed
 from ..identity.pairwise_keys import derive
 
@@ -101,11 +101,11 @@ class RotationMemory(Strict):
             Code.ATTEMPT,
             f"{why}, attempt {self.attempt}",
         )
-        if not newer and vectors != self.vectors:
-            raise LocalError(
-                f"round {round_number}, attempt {attempt}: other vectors were rotated before, and"
-                " under one rotation two could be compared; this silo gives none in this round"
-            )
+        check_local(
+            newer or vectors == self.vectors,
+            f"round {round_number}, attempt {attempt}: other vectors were rotated before, and"
+            " under one rotation two could be compared; this silo gives none in this round",
+        )
         return type(self)(round=round_number, attempt=attempt, vectors=vectors)
 
 
@@ -122,19 +122,19 @@ def digest_of(vectors: Reals) -> str:
 
 def check_kind(part: str, kind: Kind) -> None:
     """LocalError for a part whose Gram discloses it (rule 2)."""
-    if kind in DISCLOSED:
-        raise LocalError(
-            f"part {part!r} is of kind {kind.name.lower()}: its inner products disclose it up to"
-            " the order of classes; noise it and give it by another exchange"
-        )
+    check_local(
+        kind not in DISCLOSED,
+        f"part {part!r} is of kind {kind.name.lower()}: its inner products disclose it up to"
+        " the order of classes; noise it and give it by another exchange",
+    )
 
 
 def check_vectors(part: str, vectors: Reals) -> None:
     """LocalError unless each vector [n, d] is zero, or finite and of both signs (rule 2)."""
-    if not np.isfinite(vectors).all():
-        raise LocalError(
-            f"part {part!r} holds NaN or infinity; training has diverged, lower the lr"
-        )
+    check_local(
+        bool(np.isfinite(vectors).all()),
+        f"part {part!r} holds NaN or infinity; training has diverged, lower the lr",
+    )
     one_sided = (vectors >= 0).all(axis=1) ^ (vectors <= 0).all(axis=1)
     if one_sided.any():
         raise LocalError(
@@ -153,8 +153,8 @@ def rotate(vectors: Reals, key: bytes) -> Reals:
 
 def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     """Each vector rotated under a key of its own: the same bits as one by one, in less time."""
-    if len(keys) != len(vectors):
-        raise LocalError(f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
+    matched = len(keys) == len(vectors)
+    check_local(matched, f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
     return _rotate(vectors, keys)
 
 

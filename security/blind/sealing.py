@@ -30,8 +30,8 @@ from types import MappingProxyType
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from ...errors import LocalError, ProofError, RefusedError
-from ..faults import COORDINATOR, Code, check
+from ...errors import ProofError, RefusedError
+from ..faults import COORDINATOR, Code, check, check_local
 from ..identity.domains import SEALED_SECRET, framed
 from ..identity.pairwise_keys import KEY_BYTES, NONCE, TAG_BYTES, agree, derive, public_key
 from ..log.merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
@@ -105,10 +105,12 @@ def seal_to_all(
     ``generations`` are of those keys that are later prekeys than a silo's first. The pieces stand
     in the order of the ids.
     """
-    if len(secret) != SECRET_BYTES:
-        raise LocalError(f"a secret of {len(secret)} bytes cannot be sealed; it has {SECRET_BYTES}")
-    if not recipients or sender in recipients:
-        raise LocalError(f"{sender!r} seals to other silos, not to {sorted(recipients)}")
+    size = len(secret)
+    check_local(
+        size == SECRET_BYTES, f"a secret of {size} bytes cannot be sealed; it has {SECRET_BYTES}"
+    )
+    others = bool(recipients) and sender not in recipients
+    check_local(others, f"{sender!r} seals to other silos, not to {sorted(recipients)}")
 
     # The key depends on the recipient and on its public key, so a letter that the coordinator
     # brings to somebody else, or passes off as sealed to another key, does not open.
@@ -237,8 +239,8 @@ def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
 def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
     """At the coordinator: what one recipient gets; LocalError where nothing is sealed to it."""
     named = [piece.recipient for piece in pieces]
-    if recipient not in named:
-        raise LocalError(f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")
+    known = recipient in named
+    check_local(known, f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")
     place = named.index(recipient)
     return Letter(pieces[place], Tree(piece.leaf() for piece in pieces).inclusion_proof(place))
 

@@ -23,7 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import gt
+from operator import le
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +31,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import ExhaustedError, LocalError
+from ..faults import check_local
 from ..log.append_log import AppendLog
 from ..log.chain import VerifiedLine
 from ..log.head import HeldHead, Signer, stored
@@ -308,8 +309,10 @@ class Budget:
 
     def _check(self, record: BudgetOpened | Limit | Reserve | Commit) -> None:
         """LocalError for a record that must not come next."""
-        if isinstance(record, BudgetOpened) != (self._opened is None):
-            raise LocalError("a budget begins with one budget.opened")
+        first = self._opened is None
+        check_local(
+            isinstance(record, BudgetOpened) == first, "a budget begins with one budget.opened"
+        )
         match record:
             case BudgetOpened(dataset=dataset) if dataset != self.dataset:
                 raise LocalError(f"is the budget of data set {dataset!r}, not of {self.dataset!r}")
@@ -321,8 +324,8 @@ class Budget:
                 if reserved is None:
                     raise LocalError(f"commit of seq {ref}, which is not an open reservation")
                 most = [each.steps for each in reserved.events]
-                if len(steps) != len(most) or any(map(gt, steps, most)):
-                    raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
+                within = len(steps) == len(most) and all(map(le, steps, most))
+                check_local(within, f"commit of {list(steps)} steps, reserved were {most}")
 
     def _accept(self, seq: int, record: BudgetOpened | Limit | Reserve | Commit) -> None:
         match record:

@@ -29,8 +29,8 @@ from typing import Protocol
 import numpy as np
 from opacus.accountants.analysis import rdp as analysis
 
-from ...errors import LocalError
 from ..arithmetic.fixedpoint import Reals
+from ..faults import check_local
 
 ORDERS = (
     *(1 + step / 10 for step in range(1, 100)),
@@ -64,14 +64,14 @@ class Event:
     steps: int
 
     def __post_init__(self) -> None:
-        if not 0 <= _decimal(self.sigma) <= LARGEST_SIGMA:
-            raise LocalError(
-                f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}"
-            )
-        if not 0 < _decimal(self.q) <= 1:
-            raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
-        if not 0 <= self.steps <= MOST_STEPS:
-            raise LocalError(f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
+        check_local(
+            0 <= _decimal(self.sigma) <= LARGEST_SIGMA,
+            f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}",
+        )
+        drawn = 0 < _decimal(self.q) <= 1
+        check_local(drawn, f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
+        some = 0 <= self.steps <= MOST_STEPS
+        check_local(some, f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
 
 
 class Priced(Protocol):
@@ -125,8 +125,7 @@ def spent(events: Sequence[Event]) -> Reals:
 
 def epsilon(rho: Reals, delta: float) -> float:
     """The ε at δ of what was spent, 0 for nothing; ``math.inf`` where no ε bounds it."""
-    if not 0 < delta < 1:
-        raise LocalError(f"delta = {delta:g}; give a number between 0 and 1")
+    check_local(0 < delta < 1, f"delta = {delta:g}; give a number between 0 and 1")
     if not rho.any():
         return 0.0
 

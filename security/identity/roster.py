@@ -21,7 +21,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ...errors import LocalError, PeerError
+from ...errors import PeerError
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -30,6 +30,7 @@ from ...files.documents import (
     validate,
     write_atomic,
 )
+from ..faults import check_local
 from .domains import ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
 
@@ -116,7 +117,7 @@ class Roster(Strict):
 
     def check_complete(self) -> None:
         """LocalError for a roster in the making, which nobody should sign or use."""
-        _require(
+        check_local(
             bool(self.having(Role.COORDINATOR)),
             f"roster of {self.federation!r} version {self.version} has no coordinator; add its"
             " entry",
@@ -143,7 +144,7 @@ class Roster(Strict):
 def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Roster:
     """Version 1 of a roster: its founders, nobody else, and no signature."""
     for entry in founders:
-        _require(
+        check_local(
             entry.role is Role.FOUNDER,
             f"{entry.id!r} has role {entry.role}, not founder; add it after the roster is made",
         )
@@ -152,7 +153,7 @@ def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Ros
 
 def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
     """Next version with one more member, unsigned; a known id only with ``replace``."""
-    _require(
+    check_local(
         replace or entry.id not in roster,
         f"{entry.id!r} is in the roster already; to give it new keys, say --replace",
     )
@@ -162,7 +163,7 @@ def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
 def remove(roster: Roster, member: str) -> Roster:
     """Next version without a member, unsigned: this is how a key is revoked."""
     members = ", ".join(entry.id for entry in roster.entries)
-    _require(member in roster, f"{member!r} is not in the roster; its members: {members}")
+    check_local(member in roster, f"{member!r} is not in the roster; its members: {members}")
     return _following(roster, member)
 
 
@@ -196,7 +197,7 @@ def digest(roster: Roster) -> str:
 def sign(roster: Roster, keys: Keys) -> Roster:
     """The roster with one founder's signature more; it must be complete, with its coordinator."""
     signer = keys.entry
-    _require(
+    check_local(
         signer in roster.having(Role.FOUNDER),
         f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
         " keys",
@@ -212,21 +213,21 @@ def verify(roster: Roster, pins: Pins) -> None:
     The steps run in order, each has a test with its number.
     """
     # (1) It is the roster of our federation.
-    _require(
+    check_local(
         roster.federation == pins.federation,
         f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
         " roster",
     )
 
     # (2) It is not older than we know: an old one may have members that were removed since.
-    _require(
+    check_local(
         roster.version >= pins.minimum_version,
         f"roster version {roster.version} is older than {pins.minimum_version}; take the"
         " newest one",
     )
 
     # (3) It asks for as many signatures as we do.
-    _require(
+    check_local(
         roster.threshold == pins.threshold,
         f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
         " which",
@@ -243,7 +244,7 @@ def verify(roster: Roster, pins: Pins) -> None:
     founders = roster.having(Role.FOUNDER)
     pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
     signed = [founder for founder in pinned if founder in roster.signatures]
-    _require(len(signed) >= pins.threshold, _too_few_signed(roster, pins, pinned, signed))
+    check_local(len(signed) >= pins.threshold, _too_few_signed(roster, pins, pinned, signed))
 
 
 def _check_signatures(roster: Roster) -> None:
@@ -282,7 +283,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     """
     # A signature counts once however often its founder is named.
     distinct = len(set(founders))
-    _require(
+    check_local(
         not founders or distinct >= roster.threshold,
         f"roster version {roster.version} asks for the signatures of {roster.threshold}"
         f" founders; name as many with --founder, not {distinct}",
@@ -290,7 +291,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
 
     # Against fingerprints from elsewhere a forged roster fails, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
-    _require(
+    check_local(
         not founders or not set(founders).isdisjoint(own),
         f"roster version {roster.version} has no founder with"
         f" {' or '.join(dict.fromkeys(founders))}; name the fingerprint of a founder's protocol"
@@ -301,7 +302,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     verify(roster, validate(document, Pins, "founders"))
 
     signed, needed = signers(roster, founders), least or distinct
-    _require(
+    check_local(
         len(signed) >= needed,
         f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the"
         f" {distinct} founders named here, {needed} must; have the others sign, or say"
@@ -317,12 +318,6 @@ def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders
     )
-
-
-def _require(holds: bool, why: str) -> None:
-    """LocalError unless it holds."""
-    if not holds:
-        raise LocalError(why)
 
 
 def parse(data: bytes, origin: str) -> Roster:

@@ -31,7 +31,7 @@ from ..log import tree_head as checkpoints
 from ..log.chain import VerifiedLine, leaf_hash
 from ..log.head import stored
 from ..log.merkle import Tree
-from ..log.note import Note, VerifierKey, base64_bytes, base64_text
+from ..log.note import Note, VerifierKey, base64_bytes, base64_text, require
 from ..log.proof import Proof
 from ..log.segments import CHECKPOINT
 from ..log.tree_head import TreeHead
@@ -102,6 +102,7 @@ class _Chosen:
 
 def _stored(folder: Path) -> Note:
     note = stored(folder)
+    # Without a head that the silo signed nothing in an export could be proven.
     if note is None:
         raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
     return note
@@ -156,25 +157,21 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
         found = _parsed(line, _Redacted if head.redacted else _Whole, number)
         if isinstance(found, _Whole):
             record = found.record
-            if leaf_hash(canonical_json(record)) != found.leaf:
-                raise ProofError(
-                    f"export: line {number}: the record has another leaf hash than it says"
-                )
-            if (record.get("seq"), record.get("type")) != (found.seq, found.type):
-                raise ProofError(f"export: line {number}: the record is another than it says")
+            same = leaf_hash(canonical_json(record)) == found.leaf
+            require(same, f"export: line {number}: the record has another leaf hash than it says")
+            same = (record.get("seq"), record.get("type")) == (found.seq, found.type)
+            require(same, f"export: line {number}: the record is another than it says")
         proofs.verify(
             Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log
         )
         seqs.append(found.seq)
 
     # (3) All are there, or those of a job once each and in order.
-    if head.job is None and seqs != list(range(checkpoint.size)):
-        raise ProofError(
-            f"export has {len(seqs)} records, not each of the {checkpoint.size} of its checkpoint"
-            " once"
-        )
-    if seqs != sorted(set(seqs)):
-        raise ProofError("export has a record twice, or not in order")
+    require(
+        head.job is not None or seqs == list(range(checkpoint.size)),
+        f"export has {len(seqs)} records, not each of the {checkpoint.size} of its checkpoint once",
+    )
+    require(seqs == sorted(set(seqs)), "export has a record twice, or not in order")
     return Exported(checkpoint, head.job, head.redacted, tuple(seqs))
 
 

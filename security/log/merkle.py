@@ -20,6 +20,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import LocalError, ProofError
+from ..faults import check_local
 from ..identity.domains import LEAF, NODE
 from .note import require
 
@@ -74,15 +75,15 @@ class Tree:
     def inclusion_proof(self, index: int, size: int | None = None) -> Hashes:
         """RFC 6962 section 2.1.1: that leaf ``index`` is in the tree of ``size`` leaves."""
         size = self._size(size)
-        if not 0 <= index < size:
-            raise LocalError(f"no leaf {index} in a tree of {size}; name one of 0 to {size - 1}")
+        inside = 0 <= index < size
+        check_local(inside, f"no leaf {index} in a tree of {size}; name one of 0 to {size - 1}")
         return self._path(0, index, size)
 
     def consistency_proof(self, old: int, size: int | None = None) -> Hashes:
         """RFC 6962 section 2.1.2: that the tree of ``size`` leaves begins with that of ``old``."""
         size = self._size(size)
-        if not 0 <= old <= size:
-            raise LocalError(f"a tree of {size} leaves never had {old}; name an earlier size")
+        earlier = 0 <= old <= size
+        check_local(earlier, f"a tree of {size} leaves never had {old}; name an earlier size")
         if old in (0, size):
             return ()
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import LocalError, RefusedError
+from ...errors import RefusedError
 from ..arithmetic.fixedpoint import (
     BLOCK,
     COORDINATOR_READS,
@@ -42,7 +42,7 @@ from ..arithmetic.fixedpoint import (
     weight_exponent,
 )
 from ..arithmetic.masks import Mask, Term, add_whole, negated
-from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check
+from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check, check_local
 from ..identity.domains import SECAGG_CANARY, framed
 from .linear_tags import Tagger
 from .spec import RoundSpec
@@ -175,16 +175,16 @@ def check_group_values(
     LocalError for what cannot be sent, before anything is.
     """
     # All groups are checked before the first chunk: an upload that stops halfway has used its mask.
-    if len(given) != len(spec.groups):
-        raise LocalError(
-            f"values for {len(given)} groups, the specification has {len(spec.groups)}"
-        )
+    check_local(
+        len(given) == len(spec.groups),
+        f"values for {len(given)} groups, the specification has {len(spec.groups)}",
+    )
     pairs = list(zip(spec.groups, given, strict=True))
     for group, each in pairs:
-        if (group.weights == "private") != (each.weights is not None):
-            raise LocalError(
-                f"group {group.name!r}: its weights are {group.weights}; give some only if private"
-            )
+        check_local(
+            (group.weights == "private") == (each.weights is not None),
+            f"group {group.name!r}: its weights are {group.weights}; give some only if private",
+        )
         if each.weights is not None:
             check_weights(group, each.weights)
     return tuple(check_values(group, each.values, saturate=saturate) for group, each in pairs)
@@ -228,10 +228,10 @@ def masked_chunks(
 
 def _padding(spec: RoundSpec, pads: Mapping[int, Term]) -> dict[int, Mask]:
     wanted = [index for index, group in enumerate(spec.groups) if group.reader != COORDINATOR_READS]
-    if sorted(pads) != wanted:
-        raise LocalError(
-            f"pads of groups {sorted(pads)}, and {wanted} are not for the coordinator's eyes"
-        )
+    check_local(
+        sorted(pads) == wanted,
+        f"pads of groups {sorted(pads)}, and {wanted} are not for the coordinator's eyes",
+    )
     return {index: Mask([pads[index]], index, spec.groups[index].ring) for index in wanted}
 
 
@@ -283,16 +283,16 @@ class Accumulator:
         for chunk in self._chunks:
             total = self._words[chunk.group][chunk.first : chunk.first + chunk.words]
             piece = np.frombuffer(next(pieces, b""), total.dtype)
-            if piece.size != total.size:
-                raise LocalError(
-                    f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
-                    f" {total.size}"
-                )
-            total += piece
-        if next(pieces, None) is not None:
-            raise LocalError(
-                "an upload has more chunks than its specification; check it before it is added"
+            check_local(
+                piece.size == total.size,
+                f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
+                f" {total.size}",
             )
+            total += piece
+        check_local(
+            next(pieces, None) is None,
+            "an upload has more chunks than its specification; check it before it is added",
+        )
 
     def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[OpenedGroup, ...]:
         """Take off the masks that did not cancel, once; each group's sum over the survivors.

@@ -37,7 +37,6 @@ import numpy as np
 from pydantic import Field
 
 from ...algorithms.exchange.parts import Part
-from ...errors import LocalError
 from ...files.documents import Strict
 from ..arithmetic.error_correction import wrong_points
 from ..arithmetic.field import (
@@ -55,6 +54,7 @@ from ..arithmetic.field import (
 from ..arithmetic.field import to_signed as signed
 from ..arithmetic.fixedpoint import Reals, Words
 from ..arithmetic.masks import Keystream
+from ..faults import check_local
 
 NORM_BITS = 29  # of the length of a quantised vector
 WIDEST = 1 << 16  # numbers of one vector
@@ -115,12 +115,12 @@ def quantise(own: Compared, vectors: Reals) -> Integers:
     LocalError for one that is longer than the job declares.
     """
     longest = float(np.sqrt((vectors * vectors).sum(axis=1)).max())
-    if not longest <= 2.0**own.clip_exponent:  # NaN too
-        raise LocalError(
-            f"part {own.name!r}: a vector has length {longest:.6g}, above the bound"
-            f" 2^{own.clip_exponent} of the job; have it signed with a higher"
-            " security.clip_exponent, or look why training went so far"
-        )
+    check_local(
+        longest <= 2.0**own.clip_exponent,  # False for NaN, too
+        f"part {own.name!r}: a vector has length {longest:.6g}, above the bound"
+        f" 2^{own.clip_exponent} of the job; have it signed with a higher"
+        " security.clip_exponent, or look why training went so far",
+    )
     return np.rint(vectors * 2.0 ** (NORM_BITS - own.clip_exponent)).astype(np.int64)
 
 
@@ -227,8 +227,8 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     r / 2 wrong ones are found and left out. LocalError for fewer than 2d + 1.
     """
     holders, least = sorted(revealed), needed(colluders)
-    if len(holders) < least:
-        raise LocalError(f"shares of {len(holders)} silos open no inner product; it takes {least}")
+    count = len(holders)
+    check_local(count >= least, f"shares of {count} silos open no inner product; it takes {least}")
     values = np.stack([revealed[holder].reshape(-1) for holder in holders])
     products, wrong = _joined(holders, values, least), tuple[int, ...]()
     if products is None:
