@@ -368,7 +368,7 @@ class FedSimSup(Method):
         # Participants with no label in common count in M and K, but are in no row: so the silo does
         # not know which of them took part, and ``keep`` only as a range.
         counts = self.setting.counts
-        unlike = [count for other, count in counts.items() if other != silo and other not in alike]
+        unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
         # Eq. 8, 9
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
