@@ -94,6 +94,7 @@ def names() -> list[str]:
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
     """The class of a method; LocalError suggests the nearest name."""
+    # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
         return METHODS[name]
     found = _entries(name)

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from ..files.documents import Strict
 from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
-from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec
+from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec, picked
 from .leaks.taint import PRIVATE, PUBLIC
 from .numerics.streams import Seed
 
@@ -205,12 +205,7 @@ class Method(ABC):
 
         By default each part replaces the parameters that it names.
         """
-        parts = dict(state.parts)
-        for tensors in delivered.values():
-            for name, value in tensors.items():
-                part, _, leaf = name.partition(".")
-                parts[part] = {**parts[part], leaf: value}
-        return SiloState(parts, state.extra)
+        return self.replaced(state, delivered, *delivered)
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Statistics of a batch of training records, by the model as delivered; they add up.
@@ -255,8 +250,7 @@ class Method(ABC):
         published = {}
         for part in self.up(round_):
             if isinstance(part.exchange, Sum) and results[part.name]:
-                result = results[part.name]
-                published[part.name] = {spec.name: result[spec.name] for spec in part.tensors}
+                published[part.name] = picked(part.tensors, results[part.name])
         return Combined(state, published)
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
@@ -328,6 +322,21 @@ class Method(ABC):
         for part in parts:
             for spec in self.template[part]:
                 yield f"{part}.{spec.name}", part, spec
+
+    def replaced(self, state: SiloState, delivered: Results, *names: str) -> SiloState:
+        """The state with the parameters of these delivered parts; absent ones change nothing."""
+        parts = dict(state.parts)
+        for tensors in map(delivered.get, names):
+            for name, value in (tensors or {}).items():
+                part, _, leaf = name.partition(".")
+                parts[part] = {**parts[part], leaf: value}
+        return SiloState(parts, state.extra)
+
+    def for_round(
+        self, contributions: Mapping[str, Contribution], round_: int
+    ) -> dict[str, Contribution]:
+        """The contributions that the wire list has for this round, in its order."""
+        return {part.name: contributions[part.name] for part in self.up(round_)}
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
         """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m, in float64."""

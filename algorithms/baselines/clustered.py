@@ -115,7 +115,9 @@ class ClusteredFL(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The whole model, and its update where clusters may split."""
-        return (self.model, self.update) if round_ >= self.options.start else (self.model,)
+        if round_ < self.options.start:
+            return (self.model,)
+        return (self.model, self.update)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The cluster's model; there is none before the first round."""

@@ -74,11 +74,12 @@ class Ditto(FedAvg):
         return logits(parts, x, OWN)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Take w as it came down; v goes on, or begins there."""
+        """Replace w by the delivered model; v stays, or begins there."""
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train w as FedAvg does, then v near w as it came down."""
+        """Train w as FedAvg does, then v near the delivered w."""
+        # Two stages with disjoint reads: v must not reach w, which leaves the silo.
         common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
         own = replace(self.stage(*names(OWN)), reads=())  # (2)
         if self.options.lam:

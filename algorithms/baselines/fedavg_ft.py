@@ -50,22 +50,17 @@ class FedAvgFT(FedAvg):
 
     def effort(self, round_: int) -> Effort:
         """The job's epochs, or those of tuning."""
-        return (
-            Effort(epochs=self.options.tuning_epochs)
-            if self.tuning(round_)
-            else super().effort(round_)
-        )
+        if self.tuning(round_):
+            return Effort(epochs=self.options.tuning_epochs)
+        return super().effort(round_)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
         stage = self.stage("extractor", "classifier")
-        # (3)
-        return (
-            replace(stage, epochs=self.options.tuning_epochs)
-            if self.tuning(facts.round)
-            else stage,
-        )
+        if self.tuning(facts.round):
+            stage = replace(stage, epochs=self.options.tuning_epochs)  # (3)
+        return (stage,)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained model; nothing of what was tuned."""
+        """The trained model; nothing after tuning."""
         return {} if self.tuning(facts.round) else super().give(state, facts)

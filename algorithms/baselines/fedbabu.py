@@ -46,7 +46,7 @@ class FedBABUOptions(Strict):
     tuned: Literal["head", "body", "full"] = "head"
     """The parts that each silo fits to itself in the end."""
     tuning_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
-    """τ_f, for how many epochs."""
+    """τ_f, the epochs of tuning."""
 
 
 class FedBABU(Method):
@@ -72,23 +72,19 @@ class FedBABU(Method):
 
     def effort(self, round_: int) -> Effort:
         """The job's epochs, or those of tuning."""
-        return (
-            Effort(epochs=self.options.tuning_epochs)
-            if self.tuning(round_)
-            else super().effort(round_)
-        )
+        if self.tuning(round_):
+            return Effort(epochs=self.options.tuning_epochs)
+        return super().effort(round_)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """The extractor under the classifier as it was made; in the end what is tuned."""
+        """Train the extractor under the initial classifier; in the end tune the chosen parts."""
         if self.tuning(facts.round):
-            # (3)
-            return (
-                replace(self.stage(*TUNED[self.options.tuned]), epochs=self.options.tuning_epochs),
-            )
+            stage = self.stage(*TUNED[self.options.tuned])
+            return (replace(stage, epochs=self.options.tuning_epochs),)  # (3)
         return (self.stage("extractor"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained extractor, weighted by samples; nothing of what was tuned."""
+        """The trained extractor, weighted by samples; nothing after tuning."""
         if self.tuning(facts.round):
             return {}
         # (2)

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Contribution, Kind, Part, Sum
+from ..exchange.parts import Contribution, Kind, Part, Sum, picked
 from ..method import Method, Setting
 
 MODEL = ("extractor", "classifier")
@@ -70,6 +70,5 @@ class FedBN(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model without norm layers, weighted by samples."""
-        every = self.flat(state, *MODEL)
-        tensors = {spec.name: every[spec.name] for spec in self.model.tensors}
+        tensors = picked(self.model.tensors, self.flat(state, *MODEL))
         return {"model": Contribution(tensors, float(facts.samples))}  # (2)

@@ -134,10 +134,8 @@ class FedClassAvg(Method):
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """ρ ℓ_R."""
         own = parameters["classifier"]
-        squares = torch.stack(
-            [(own[name] - common).square().mean() for name, common in context.items()]
-        )
-        return self.options.rho / 2 * squares.sum()  # (3)
+        squares = [(own[name] - common).square().mean() for name, common in context.items()]
+        return self.options.rho / 2 * torch.stack(squares).sum()  # (3)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained classifier, weighted by samples."""

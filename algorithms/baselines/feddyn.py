@@ -57,7 +57,7 @@ from torch import Tensor
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
 from ..delivery import Combined, CoordinatorState, Results
-from ..exchange.parts import Contribution, Kind, Part, Sum, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Sum, Tensors, picked
 from ..method import Method, Setting, specs_of_parameters
 
 MODEL = ("extractor", "classifier")
@@ -156,7 +156,7 @@ class FedDyn(Method):
     ) -> Combined:
         """Eqs. 3 and 4; buffers are averaged."""
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
-        down = {spec.name: results["model"][spec.name] for spec in self.model.tensors}
+        down = picked(self.model.tensors, results["model"])
         after: dict[str, Tensor] = {}
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"

@@ -169,8 +169,7 @@ class FedPAC(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The extractor and the mixed classifier into the model, the prototypes into ``extra``."""
-        model = {name: tensors for name, tensors in delivered.items() if name != "prototypes"}
-        taken = super().deliver(state, model, facts)
+        taken = self.replaced(state, delivered, "extractor", "classifier")
         prototypes = delivered.get("prototypes", {"mean": state.extra["prototypes"]})["mean"]
         return replace(taken, extra={"prototypes": prototypes})
 
@@ -229,7 +228,7 @@ class FedPAC(Method):
             ),
             "variance": variance,
         }
-        return {part.name: contributions[part.name] for part in self.up(facts.round)}
+        return self.for_round(contributions, facts.round)
 
     # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros
     # before the first.

@@ -42,7 +42,7 @@ class FedProxOptions(FedAvgOptions):
     """Options of FedProx."""
 
     mu: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
-    """μ, how strongly a silo is held near the model that came down; 0 is FedAvg."""
+    """μ, the strength of the pull towards the delivered model; 0 is FedAvg."""
 
 
 class FedProx(FedAvg):

@@ -44,7 +44,7 @@ class FedRepOptions(Strict):
     head_epochs: Epochs = 10
     """τ, epochs of the classifier in each round."""
     extractor_epochs: Epochs | None = None
-    """E, epochs of the extractor after them; the job's where it is left out."""
+    """E, epochs of the extractor after them; default: the job's."""
 
 
 class FedRep(Method):
@@ -58,8 +58,9 @@ class FedRep(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
-        own = self.options.extractor_epochs
-        self.extractor_epochs = setting.epochs if own is None else own
+        self.extractor_epochs = setting.epochs
+        if self.options.extractor_epochs is not None:
+            self.extractor_epochs = self.options.extractor_epochs
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The extractor."""

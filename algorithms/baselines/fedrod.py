@@ -103,6 +103,7 @@ class FedRoD(Method):
         features = parts["extractor"](x)
         generic = parts["classifier"](features)  # [B, C]
         balanced = cross_entropy(generic + context["prior"], y, reduction="none")  # (1)
+        # Detached: ℓ^P trains the personalized header alone, the rest stays generic.
         personalized = generic.detach() + parts["personal"](features.detach())
         return balanced + cross_entropy(personalized, y, reduction="none")  # (2)
 

@@ -52,9 +52,9 @@ class FMLOptions(Strict):
     """Options of FML."""
 
     alpha: Share = 0.5
-    """α, what labels count for the personalised model; 1 is training without the meme model."""
+    """α, the weight of labels for the personalised model; 1 trains it without the meme model."""
     beta: Share = 0.5
-    """β, what labels count for the meme model; 1 is FedAvg."""
+    """β, the weight of labels for the meme model; 1 is FedAvg."""
     personal: str | None = None
     """Architecture of the personalised model; left out, the job's."""
 
@@ -97,16 +97,10 @@ class FML(Method):
         """L_personal + L_meme by record [B]."""
         meme, personal = logits(parts, x), logits(parts, x, PERSONAL)
         alpha, beta = self.options.alpha, self.options.beta
-        # (1)
-        one = alpha * cross_entropy(personal, y, reduction="none") + (1 - alpha) * divergence(
-            meme, personal
-        )
-        # (2)
-        return (
-            one
-            + beta * cross_entropy(meme, y, reduction="none")
-            + (1 - beta) * divergence(personal, meme)
-        )
+        by_labels = cross_entropy(personal, y, reduction="none")
+        one = alpha * by_labels + (1 - alpha) * divergence(meme, personal)  # (1)
+        one = one + beta * cross_entropy(meme, y, reduction="none")
+        return one + (1 - beta) * divergence(personal, meme)  # (2)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The meme model, weighted by samples."""

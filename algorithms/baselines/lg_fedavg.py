@@ -40,7 +40,7 @@ from torch import nn
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Contribution, Kind, Part, Sum
+from ..exchange.parts import Contribution, Kind, Part, Sum, picked
 from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
 
@@ -107,8 +107,7 @@ class LGFedAvg(Method):
         """The trained last layers, weighted by samples."""
         # With several architectures the template fits the classifier alone.
         parts = MODEL if self.options.layers > 1 else ("classifier",)
-        every = self.flat(state, *parts)
-        tensors = {spec.name: every[spec.name] for spec in self.layers.tensors}
+        tensors = picked(self.layers.tensors, self.flat(state, *parts))
         return {"layers": Contribution(tensors, float(facts.samples))}  # (2)
 
 

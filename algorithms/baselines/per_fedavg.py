@@ -59,9 +59,7 @@ class PerFedAvgOptions(FedAvgFTOptions):
     alpha: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 0.01
     """α, the learning rate of a silo's own steps."""
     variant: Literal["hf", "fo"] = "hf"
-    """Whether the outer step reckons with the second derivatives of the inner one, "hf", or not,
-    "fo".
-    """
+    """The outer step includes the second derivatives of the inner one, "hf", or not, "fo"."""
     tuning_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Epochs of a silo's own steps in the end."""
 
@@ -85,18 +83,13 @@ class PerFedAvg(FedAvgFT):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Steps (1) and (2) on each batch; in the last round (4)."""
         if self.tuning(facts.round):
-            return (
-                Stage(
-                    MODEL,
-                    self.options.tuning_epochs,
-                    self.cross_entropy,
-                    Optimiser(self.options.alpha),
-                ),
-            )
+            own = Optimiser(self.options.alpha)
+            return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, own),)
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
     def meta(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """F_i(w) of a batch, at each of its records [B]."""
+        # Steps (1) and (2) take different records where the batch has enough for both.
         inner, outer = slice(None), slice(None)
         if len(x) >= FEWEST_HALVED:
             half = (len(x) + 1) // 2
@@ -106,10 +99,10 @@ class PerFedAvg(FedAvgFT):
         after = stepped(still, gradient_at(parts, still, x[inner], y[inner]), alpha)  # (1)
         direction = gradient_at(parts, after, x[outer], y[outer])
         if self.options.variant == "hf":
-            # (2)
-            direction = stepped(
-                direction, curvature_at(parts, still, direction, x[inner], y[inner]), alpha
-            )
-        return (losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)).expand(
-            len(x)
-        )
+            curvature = curvature_at(parts, still, direction, x[inner], y[inner])
+            direction = stepped(direction, curvature, alpha)  # (2)
+
+        # The runner takes the mean over the batch of a loss [B]: so the batch's value stands at
+        # each record, and its gradient by w is the direction.
+        value = losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)
+        return value.expand(len(x))

@@ -159,8 +159,7 @@ class PFedFDA(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Take the extractor and statistics; the classifier follows from the statistics."""
-        model = {name: tensors for name, tensors in delivered.items() if name == "extractor"}
-        taken = super().deliver(state, model, facts)
+        taken = self.replaced(state, delivered, "extractor")
         extra = dict(taken.extra)
         if "means" in delivered:
             extra["means"] = delivered["means"]["mean"]

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...errors import LocalError
 from .arrays import FIXES, read_arrays
 
+# Two domains, so that an id of 8 bytes is no index.
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 FEWEST_RECORDS = 2  # one to train on, one to test on
@@ -93,6 +94,8 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
 
     Zeros fill up the last call.
     """
+    # Calls of one size: a record's output must not depend on how many others there are
+    # (training/clipped_sum.py).
     for start in range(0, len(x), rows):
         xs, ys = x[start : start + rows], y[start : start + rows]
         records = len(xs)
@@ -106,10 +109,8 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
 def load_npz(path: Path) -> Dataset:
     """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there.
 
-    Never unpickles.
-
-    LocalError, before anything is read, for a file that asks for more memory than is available.
-    Whether the records fit a job is for ``record_checks.check_records`` to say.
+    It never unpickles. LocalError, before anything is read, for a file that asks for more memory
+    than is available. ``record_checks.check_records`` says if the records fit a job.
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y = arrays["x"], arrays["y"]
@@ -119,7 +120,8 @@ def load_npz(path: Path) -> Dataset:
         if name in arrays:
             _check_texts(path, name, arrays[name], len(y))
             texts[name] = tuple(map(str, arrays[name].tolist()))
-    with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
+    # What float32 cannot hold becomes infinity, which ``check_records`` finds.
+    with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     return Dataset(
         torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)), **texts
@@ -218,7 +220,7 @@ def _draw(key: bytes, record: int | str) -> int:
     if isinstance(record, int):
         message = SPLIT_DOMAIN + record.to_bytes(8, "little")
     else:
-        # file names may hold surrogates
+        # An id may be a file name, which may hold surrogates.
         message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")
     digest = hmac.new(key, message, hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "little")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ..delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
-from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
+from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite, picked
 from ..method import METRICS, Method
 from ..numerics.devices import CPU
 
@@ -56,7 +56,7 @@ class Archive(Shelf, Protocol):
         ...
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let a silo's contribution, which ``read`` reads, be its version of a Mix part."""
+        """Replace a silo's version of a Mix part by its contribution, which ``read`` reads."""
         ...
 
     def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
@@ -230,7 +230,7 @@ def deliver(
 
         tensors = _delivered(exchanges, part, silo, delivery, archive)
         if tensors is not None:
-            delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
+            delivered[part.name] = picked(part.tensors, tensors)
     return delivered
 
 
@@ -250,6 +250,7 @@ def _delivered(
 
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     """The members in the order of every fold; LocalError for strangers and duplicates."""
+    # A duplicate would count twice in a sum.
     distinct = set(members)
     strangers = sorted(distinct.difference(method.setting.silos))
     if strangers or len(distinct) != len(members):
@@ -289,6 +290,7 @@ def _posted(
     None where the silo gets no row. ``cleared``: the silo contributed in this round, so its mail m
     counts as empty.
     """
+    # Only a ``keep`` from 0 to 1 makes a mean of the mail and the row.
     mixes = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
     part = mixes.get(post.part)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
@@ -301,14 +303,14 @@ def _posted(
 
     # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
     # however many rounds it was away: θ ← k·θ + m (``Post``).
-    shares = {spec.name: row[spec.name].double() * (1 - post.keep) for spec in part.tensors}
-    kept = 1.0
     before = None if cleared else archive.mail(post.part, post.silo)
-    if before is not None:
-        kept = float(before[KEEP.name])
-        for name, share in shares.items():
-            share.add_(before[name].double() * post.keep)
-    mailed = {spec.name: shares[spec.name].to(DTYPES[spec.dtype]) for spec in part.tensors}
+    kept = 1.0 if before is None else float(before[KEEP.name])
+    mailed: dict[str, Tensor] = {}
+    for spec in part.tensors:
+        share = row[spec.name].double() * (1 - post.keep)
+        if before is not None:
+            share.add_(before[spec.name].double() * post.keep)
+        mailed[spec.name] = share.to(DTYPES[spec.dtype])
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 

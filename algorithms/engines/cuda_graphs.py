@@ -1,16 +1,10 @@
-"""Steps that a device replays: what a step launches is recorded once, and from then on Python takes
-no part in it.
+"""Steps that a device replays: a step's kernels are recorded once and then replayed without Python.
 
 A step of a small network is many short kernels, and launching them one by one takes longer than
-they do. A recorded step works on tensors at fixed places: what changes from one call to the next
-has to be copied there, and nothing in it may wait for the device, or bring anything to it from the
-host.
+they do. A recorded step works on tensors at fixed addresses: inputs have to be copied there, and
+nothing in the step may wait for the device, or bring anything to it from the host.
 
-One silo's training steps as a device replays them: what a step launches is recorded once in a
-stage.
-
-For models so small that launching their kernels one by one takes longer than they do; a large one
-trains as ``PlainStepper``.
+``Replaying`` trains one silo so, for small models; a large model trains as with ``PlainStepper``.
 """
 
 import gc
@@ -33,16 +27,16 @@ Run: TypeAlias = Callable[..., Tensor]
 
 
 class Recorder(Protocol):
-    """What records on a device."""
+    """Records runs on a device."""
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
-        """Run it as it is, where it is going to be recorded."""
+        """Run without recording, on the stream on which the run will be recorded."""
         ...
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does again all that the run does, whatever it was called with.
+        """Record a run; the result repeats it on the same tensors.
 
-        Recording alone need not do it.
+        Recording need not compute anything.
         """
         ...
 
@@ -55,7 +49,7 @@ class Graphs:
         self._index = self._device.index or 0
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        # an empty one: a pool ends with its last graph, and cannot begin again
+        # An empty graph keeps the pool: a pool ends with its last graph, and cannot begin again.
         self._anchor = torch.cuda.CUDAGraph()
         with (
             warnings.catch_warnings(action="ignore", category=UserWarning),
@@ -64,7 +58,7 @@ class Graphs:
             pass
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
-        """On the stream on which it is recorded."""
+        """Run on the stream that records."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -76,9 +70,9 @@ class Graphs:
         return result
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
+        """Record a run without computing it; LocalError where it cannot be recorded."""
         graph = self._recorded(run)
-        # memory that is cached on other streams is given back to none while one records
+        # While a stream records, memory that is cached on others cannot be reused: free it first.
         if graph is None:
             torch.cuda.empty_cache()
             graph = self._recorded(run)
@@ -89,7 +83,7 @@ class Graphs:
         return graph.replay
 
     def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """None where memory ran out."""
+        """The graph of a run; None where memory ran out."""
         graph = torch.cuda.CUDAGraph()
         try:
             with self._recording(graph):
@@ -105,11 +99,9 @@ class Graphs:
 
     @contextmanager
     def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """As ``torch.cuda.graph``, which also gives all memory back that is cached: too slow for
-        each stage of a silo.
-
-        No garbage is collected meanwhile; a graph among it would end in the middle of another.
-        """
+        """Record on the stream, as ``torch.cuda.graph`` does."""
+        # torch.cuda.graph also frees all cached memory, which is too slow for each stage. Garbage
+        # is not collected meanwhile: a graph among it would end in the middle of this one.
         torch.cuda.synchronize(self._device)
         collects = gc.isenabled()
         gc.disable()
@@ -145,9 +137,9 @@ class AsItIs:
 
 
 class Replayed:
-    """A function of tensors of fixed shapes that gives one tensor.
+    """A function of tensors of fixed shapes that returns one tensor.
 
-    Beside that it works on tensors that stay.
+    It may also read and write other tensors, which stay at their addresses.
     """
 
     def __init__(self, run: Run, recorder: Recorder) -> None:
@@ -157,7 +149,7 @@ class Replayed:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, *given: Tensor) -> Tensor:
-        """What the function gives; the next call may write over it."""
+        """The function's result, which the next call may overwrite."""
         if self._calls < WARM_CALLS:
             self._calls += 1
             return self._recorder.warm(lambda: self._run(*given))
@@ -169,7 +161,7 @@ class Replayed:
         return self._result
 
     def forget(self) -> None:
-        """Keep nothing of what was recorded, which may refer to this; no call follows."""
+        """Drop the recording, which may refer to this object; no call follows."""
         self._given, self._result, self._replay = [], torch.empty(0), None
 
     def _again(self) -> None:
@@ -185,9 +177,7 @@ SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(PlainStepper):
-    """As ``PlainStepper``, and the same bits: from the third step on, batches are replayed instead
-    of launched.
-    """
+    """Like ``PlainStepper``, with the same bits: from the third step on, steps are replayed."""
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         super().__init__(precision)
@@ -209,7 +199,9 @@ class Replaying(PlainStepper):
 
 
 def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Stepper:
-    """How silos train one by one on a device, in a precision that it has (``check_precision``)."""
+    """The stepper for silos one by one on a device, in a precision that the device has."""
     if device == CPU:
         return PLAIN
-    return Replaying(Graphs(str(device)), precision) if graphs else PlainStepper(precision)
+    if not graphs:
+        return PlainStepper(precision)
+    return Replaying(Graphs(str(device)), precision)

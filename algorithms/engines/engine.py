@@ -22,7 +22,7 @@ from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """One silo's, by side; ``validation`` where the split has that side."""
+    """The records of one silo by side; ``validation`` is None where the split lacks that side."""
 
     train: Dataset
     test: Dataset
@@ -30,25 +30,20 @@ class Records:
 
     @property
     def sides(self) -> tuple[Dataset, ...]:
-        """Those that there are."""
-        return (
-            (self.train, self.test)
-            if self.validation is None
-            else (self.train, self.test, self.validation)
-        )
+        """The sides that the split has."""
+        if self.validation is None:
+            return (self.train, self.test)
+        return (self.train, self.test, self.validation)
 
     def to(self, device: torch.device) -> "Records":
-        """The same records, held by a device."""
+        """The records on a device."""
         validation = None if self.validation is None else self.validation.to(device)
         return Records(self.train.to(device), self.test.to(device), validation)
 
 
 @dataclass(frozen=True, eq=False)
 class SiloWork:
-    """One silo at the start of a round: what it has, and what comes down to it.
-
-    An engine changes neither.
-    """
+    """One silo at the start of a round: its state and its delivery, which no engine changes."""
 
     silo: str
     state: SiloState
@@ -66,7 +61,7 @@ class Engine(Protocol):
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, RoundOutcome]:
-        """``local_round`` of each; ``done`` is called once for each that is done.
+        """The outcome of ``local_round`` at each silo; ``done`` is called after each.
 
         LocalError names the silo.
         """
@@ -75,9 +70,7 @@ class Engine(Protocol):
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, Evaluation]:
-        """``local_round.look`` at each: what the start of this round would give, and nothing is
-        trained.
-        """
+        """The outcome of ``silo_round.look`` at each silo; nothing is trained."""
         ...
 
     def close(self) -> None:
@@ -88,9 +81,8 @@ class Engine(Protocol):
 class Serial:
     """One silo after another, in this process.
 
-    The only engine of private jobs, whose silos ``paying`` names.
-
-    ``way`` is how silos of other jobs train.
+    It is the only engine for private jobs; ``paying`` has their silos' accounts. ``way`` trains the
+    silos of other jobs.
     """
 
     def __init__(
@@ -103,12 +95,10 @@ class Serial:
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
-        with in_memory():
-            self._records = (
-                records
-                if device == CPU
-                else {silo: own.to(device) for silo, own in records.items()}
-            )
+        self._records = records
+        if device != CPU:
+            with in_memory():
+                self._records = {silo: own.to(device) for silo, own in records.items()}
 
     @property
     def device(self) -> torch.device:
@@ -118,17 +108,17 @@ class Serial:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, RoundOutcome]:
-        """``local_round`` of each, in turn."""
+        """The outcome of ``local_round`` at each silo, in turn."""
         return {one.silo: _then(done, self._train(round_, one)) for one in work}
 
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, Evaluation]:
-        """``local_round.look`` at each, in turn."""
+        """The outcome of ``silo_round.look`` at each silo, in turn."""
         return {one.silo: _then(done, self._look(round_, one)) for one in work}
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Nothing to end."""
 
     def _train(self, round_: int, one: SiloWork) -> RoundOutcome:
         own, payer = self._records[one.silo], self._paying.get(one.silo)

@@ -55,6 +55,7 @@ def course(steps: Course) -> Key:
 
 def paced_alike(stage: Stage) -> Key:
     """Equal for stages that differ only in their contexts' values and the learning rate."""
+    # A recorded step reads the learning rate from a tensor, so a schedule needs no new recording.
     return _step(replace(stage, optimiser=replace(stage.optimiser, lr=0.0)))
 
 
@@ -64,6 +65,7 @@ def _step(step: Stage | Survey | Change) -> Key:
             return _same(replace(step, context={})), specs(step.context)
         case Survey():
             return _same(step)
+        # Changes are made silo by silo, so they may be any.
         case Change():
             return Change
 

@@ -1,10 +1,8 @@
-"""Batches of many silos side by side: which silos take part in a call, and where their records lie.
+"""Batches of many silos side by side, and the records of all silos on one device.
 
-Batches of fewer records are filled up with records that count nothing, where a record's output
-depends on no other; elsewhere silos whose batches are equally long go together. A silo without a
-batch is in no call.
-
-All silos' records on one device, each once; a silo's batches are places among them.
+Where a record's output does not depend on others, shorter batches are filled up with records that
+count nothing; elsewhere silos whose batches are equally long go together. A silo without a batch is
+in no call. Each record lies on the device once; a silo's batches are places among the records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,16 +69,14 @@ def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> lis
     batches = []
     for call, step in enumerate(steps):
         fewest, most = int(sizes[call].min()), int(sizes[call].max())
+        taking: Rows = rows[call]
         first = np.arange(len(silos[call]))
-        batches.append(
-            Batch(
-                step,
-                slice(0, len(first)) if np.array_equal(silos[call], first) else rows[call],
-                places[call].view(filled[call].shape),
-                lengths[call] if fewest < most else None,
-                (int(sizes[call].argmin()), fewest),
-            )
-        )
+        if np.array_equal(silos[call], first):
+            taking = slice(0, len(first))
+        own_places = places[call].view(filled[call].shape)
+        own_lengths = lengths[call] if fewest < most else None
+        shortest = (int(sizes[call].argmin()), fewest)
+        batches.append(Batch(step, taking, own_places, own_lengths, shortest))
     return batches
 
 
@@ -122,14 +118,14 @@ class Resident:
         try:
             self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
             self.y = torch.empty(count, dtype=torch.int64, device=device)
-        # the latter from a torch that was built without the device
+        # An AssertionError comes from a torch that was built without the device.
         except (RuntimeError, AssertionError) as error:
             raise LocalError(
                 f"device {device!r} cannot hold the {count:,} records of all silos: {error}; choose"
                 " another device"
             ) from error
         self._places: dict[int, range] = {}
-        self._kept = sides  # an id names an object as long as it lives
+        self._kept = sides  # an id names an object only as long as the object lives
         at = 0
         for key, data in distinct.items():
             places = self._places[key] = range(at, at + len(data))

@@ -200,6 +200,7 @@ class Stacked:
             stacked = torch.stack([own[name] for own in contexts])
             context[name] = stacked.to(silos.x.device)
         values = {part: silos.values[part] for part in modules}
+        # The loss sees only the parts that the stage may read, as where silos train one by one.
         stack = replace(silos, modules=modules, values=values)
         with self._running(group):
             trained = train(stack, stage, context, pieces, self._bench)
@@ -271,6 +272,7 @@ class Stacked:
         modules, device = self._template(group[0]).modules, self._resident.x.device
         for silo in group:
             _check_fit(silo, modules, states[silo])
+        # Stacked on the host first: each transfer to a GPU waits.
         held = [states[silo].parts for silo in group]
         values = {
             part: {
@@ -291,6 +293,8 @@ class Stacked:
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
             key = self._template(silo).key, course(courses.get(silo, ()))
             alike.setdefault(key, []).append(silo)
+
+        # Memory is planned for the silo with the most records, which comes first.
         for silos in alike.values():
             largest = silos[0]
             size = self._at_once or self._fitting(largest, courses.get(largest, ()))

@@ -1,6 +1,6 @@
-"""Whether a weighted sum shows one silo too much of another: SECURITY.md rules 4 and 5.
+"""Checks that a weighted sum shows no silo too much of another: SECURITY.md rules 4 and 5.
 
-All in whole numbers.
+They compute in whole numbers, so that all machines judge alike.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
 
     Any silo that sees the sum may subtract its own part from it.
     """
+    # The silo with the most records sees the others without its own, so the second counts for it.
     total, squares = sum(counts), _squares(counts)
     second, first = sorted((0, 0, *counts))[-2:]
     for own in counts:
@@ -24,10 +25,7 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
 
 
 def row_fault(weights: Sequence[int], min_cohort: int) -> str:
-    """Why a row of these weights shows its reader too much (rules 4 and 5).
-
-    The reader is none of the silos mixed.
-    """
+    """Why a row of these weights shows its reader, who is not mixed, too much (rules 4 and 5)."""
     mixed = sum(weight > 0 for weight in weights)
     if mixed < min_cohort:
         return f"{mixed} silos are mixed, fewer than min_cohort {min_cohort}"

@@ -7,9 +7,9 @@ a bucket h(i) and a sign s(i):
     S(x)_b = Σ_{i: h(i) = b} s(i) x_i,  E S(x)·S(y) = x·y,  Var S(x)·S(y) ≤ (‖x‖² ‖y‖² + (x·y)²) /
                                                             size
 
-It saves bytes and is no protection: everybody knows the map. Of unit vectors a cosine c comes out
-as c on average, with a standard deviation of at most √((1 + c²) / size). Blind, the map is a secret
-one (security/blind/rotated_sketch.py).
+It saves bytes and is no protection: everybody knows the map. The cosine c of two unit vectors is
+estimated without bias, with a standard deviation of at most √((1 + c²) / size). Blind, the map is
+secret (security/blind/rotated_sketch.py).
 """
 
 from functools import lru_cache

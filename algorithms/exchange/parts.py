@@ -286,6 +286,11 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous()
 
 
+def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors of these specs, by name and in their order."""
+    return {spec.name: tensors[spec.name] for spec in specs}
+
+
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
     """True if a tensor has its spec's dtype and shape."""
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape

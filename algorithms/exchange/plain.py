@@ -30,6 +30,7 @@ from .parts import (
     checked,
     integer_weights,
     laid_out,
+    picked,
 )
 
 # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
@@ -105,7 +106,9 @@ def _by_tensor(part: Part, fold: Callable[[TensorSpec], Tensor]) -> dict[str, Te
 
 
 def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
-    total = torch.zeros(spec.shape, dtype=torch.int64 if spec.dtype == "int64" else torch.float64)
+    # Counts stay whole: float64 holds them exactly only up to 2^53.
+    dtype = torch.int64 if spec.dtype == "int64" else torch.float64
+    total = torch.zeros(spec.shape, dtype=dtype)
     for silo in members:
         total += read(silo, spec.name)
     return total
@@ -157,7 +160,7 @@ def _weighted(
             found[first.name] = _weighted_large(first, shares, read, divisor)
         else:
             found |= _weighted_together(pack, shares, read, divisor, device)
-    return {spec.name: found[spec.name] for spec in specs}
+    return picked(specs, found)
 
 
 def _packs(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:

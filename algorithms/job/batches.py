@@ -62,6 +62,8 @@ def split(silos: Sequence[str], number: int) -> Batches:
     The draw is random but follows from the silos alone, so two jobs of the same silos have the
     same batches.
     """
+    # A fixed seed: jobs of the same silos have the same batches, so that sums of several jobs do
+    # not differ by single silos.
     named = sorted(silos)
     rng = stream(0, ",".join(named), 0, "batches")
     shuffled = [named[at] for at in permutation(rng, len(silos))]

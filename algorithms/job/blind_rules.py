@@ -220,6 +220,7 @@ def _min_cohort_too_small(job: Draw) -> str:
 
 
 def _needed_for(colluders: int) -> int:
+    # SECURITY.md rule 6: 3c < n.
     return 3 * colluders + 1
 
 
@@ -233,6 +234,7 @@ def _too_few_for_colluders(job: Draw) -> str:
     )
 
 
+# SECURITY.md rule 1: a static value is exact after enough sums over known cohorts.
 @COHORT.broken_where(_sums_without_anyone, lambda job: not _public_weights(job))
 def _weights_over_changing_silos(_: Draw) -> str:
     return (
@@ -348,7 +350,7 @@ def _draws_change(crossing: Crossing) -> bool:
 
 @CROSSING.broken_where(_draws_change)
 def _what_hardly_changes(crossing: Crossing) -> str:
-    """Over changing silos, only means by weights that are declared."""
+    """Over changing silos, only means by declared weights are summed (SECURITY.md rule 1)."""
     for part in crossing.summed:
         if part["exchange"] != "sum.mean":
             return (
@@ -363,7 +365,7 @@ def _what_hardly_changes(crossing: Crossing) -> str:
     _mixes, lambda crossing: len(crossing.job.silos) - 1 < crossing.job.min_cohort
 )
 def _mixed_from_too_few(crossing: Crossing) -> str:
-    """Whoever is mixed for can have a row at all (SECURITY.md rule 4)."""
+    """Every recipient of a mix can have a row at all (SECURITY.md rule 4)."""
     return (
         f"part {crossing.mixed!r} is mixed for each silo from at least min_cohort ="
         f" {crossing.job.min_cohort} others, and there are {len(crossing.job.silos) - 1}: nobody"
@@ -371,6 +373,7 @@ def _mixed_from_too_few(crossing: Crossing) -> str:
     )
 
 
+# SECURITY.md rule 19: weights of 32 bits leave so many bits of a word for the values.
 @CROSSING.broken_where(_mixes, lambda crossing: crossing.security.clip_exponent > LARGEST_MIX_CLIP)
 def _mixed_beyond_words(crossing: Crossing) -> str:
     """The words of a mix can hold its values."""
@@ -399,7 +402,7 @@ def _is_rotated(part: SchemaPart) -> bool:
 
 @CROSSING.broken_where(_public_weights)
 def _idle_weight_bounds(crossing: Crossing) -> str:
-    """The bounds of private weights bound something: rows are never weighted by public weights."""
+    """The bounds of private weights have an effect: only rows keep weights of their own then."""
     idle = changed(crossing.security, "weight_least", "weight_most")
     bounded = any(_largest_weight(part) > 1 for part in crossing.summed_by("sum.ratio"))
     if bounded or not idle:
@@ -427,6 +430,7 @@ def _largest_weight(part: SchemaPart) -> float:
 # Tags, audience and holders.
 
 
+# A key without effect is refused: a reader of the job could think that it protects something.
 @CROSSING.broken_where(
     lambda crossing: crossing.security.audience == "silos",
     lambda crossing: not summed_down(crossing.schema),

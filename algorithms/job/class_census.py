@@ -76,11 +76,15 @@ class ClassCensus(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The classes that a silo holds; then the method's parts."""
-        return self._inner.up(round_ - 1) if round_ else (self._uploaded,)
+        if round_ == 0:
+            return (self._uploaded,)
+        return self._inner.up(round_ - 1)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The holders, and what the method delivers."""
-        return (self._delivered, *self._inner.down(round_ - 1)) if round_ else ()
+        if round_ == 0:
+            return ()
+        return (self._delivered, *self._inner.down(round_ - 1))
 
     def stream_round(self, round_: int) -> int:
         """The method's own number, so that it draws the same batches with and without a count."""
@@ -111,7 +115,9 @@ class ClassCensus(Method):
 
     def effort(self, round_: int) -> Effort:
         """The method's effort; none in round 0."""
-        return self._inner.effort(round_ - 1) if round_ else Effort()
+        if round_ == 0:
+            return Effort()
+        return self._inner.effort(round_ - 1)
 
     @property
     def private_fault(self) -> str:

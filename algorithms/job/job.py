@@ -142,6 +142,7 @@ class JobFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
+        # Rules that concern several keys; pydantic has checked each key on its own.
         twice = sorted(Counter(self.silos) - Counter(set(self.silos)))
         batch_norm = self.model.norm == "batch"
         if twice:
@@ -233,6 +234,8 @@ class Job:
                 f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
                 " signed so"
             )
+
+        # A silo recomputes the schema by its own code: what it does not compute must not cross.
         computed = job.document()
         if computed != document:
             why = explain_difference(document, computed, job.method_name, job.model.name)
@@ -242,6 +245,8 @@ class Job:
     def document(self) -> dict[str, Any]:
         """The document that is signed, hashed and sent: canonical JSON can hold it."""
         schema = self._schema  # first: it says what a method cannot do with this job
+        # Digests of code and model are in the signed document, so that silos of another release
+        # decline the job instead of training another method.
         return {
             **self._written(),
             "schema": schema,
@@ -303,6 +308,7 @@ class Job:
             )
         if self.privacy is not None and (fault := method.private_fault):
             raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
+        # A blind sum by class shows the silos of a class that few hold (class_census.py).
         if self.security.required and self._sums_by_class(method):
             return self._counted_first()
         return method
@@ -311,10 +317,7 @@ class Job:
         return any(by_class(method, round_) for round_ in range(self.rounds))
 
     def _counted_first(self) -> Method:
-        """The method inside a census: each of its rounds comes one later, with that one's cohort.
-
-        Blind sums by class show the silos of a class that few hold (class_census.py).
-        """
+        """The method inside a census: each of its rounds is one later, with that one's cohort."""
         later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
         inner = configure(self.method_name, self.method_options, later)
         return ClassCensus(inner, self.setting(), self.fewest_holders)
@@ -356,7 +359,7 @@ class Job:
 
     @cached_property
     def for_silos(self) -> frozenset[str]:
-        """Parts whose sums its silos alone read."""
+        """Parts whose sums only the silos read."""
         return for_silos(self.security.audience, self._schema)
 
     @property
@@ -366,12 +369,12 @@ class Job:
 
     @property
     def min_holders(self) -> int:
-        """Silos that hold a class whose rows are summed, besides those in league."""
+        """Fewest holders of a class whose rows are summed, besides colluders."""
         return self.security.min_holders or self.min_cohort
 
     @property
     def fewest_holders(self) -> int:
-        """Silos that hold a class, at the least, for a counted job to show sums of it."""
+        """Fewest holders of a class for a counted job to show sums of it."""
         return self.min_holders + self.security.colluders
 
     @cached_property
@@ -382,6 +385,7 @@ class Job:
     def blind_methods(self) -> list[str]:
         """Methods that, with their default options, work with this job's model and can be blind."""
         found = []
+        # Few rounds: this only helps an error's text, and a job may have 100,000.
         short = replace(self, rounds=min(self.rounds, ENOUGH_ROUNDS), security=SecurityTable())
         for name in METHODS:
             other = replace(short, method_name=name, method_options=method_options(name, {}))
@@ -453,12 +457,12 @@ class Job:
 
     @property
     def least_batch(self) -> int:
-        """Silos of a batch, at the least: ``min_cohort``, and two that are in no league."""
+        """Fewest silos of a batch: ``min_cohort``, and at least two that do not collude."""
         return max(self.min_cohort, self.security.colluders + 2)
 
     @property
     def fewest(self) -> int:
-        """Silos of a sum of a blind job, at the least (SECURITY.md rule 6)."""
+        """Fewest silos of a sum of a blind job (SECURITY.md rule 6)."""
         return max(self.min_cohort, 3 * self.security.colluders + 1)
 
     @property
@@ -472,7 +476,7 @@ class Job:
 
     @cached_property
     def _batching(self) -> tuple[int, int]:
-        """Among how many batches a round of a blind job draws, and how many it draws."""
+        """Number of batches of a blind job, and how many of them a round draws."""
         if self.participation == 1:
             return 1, 1
         return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
@@ -489,12 +493,12 @@ class Job:
         if self.batched:
             return split(self.silos, self._batching[0])
 
-        # sums of what hardly changes between rounds, such as the classes of a silo, are over all
-        # silos: over several sets they would reveal single silos (SECURITY.md rule 1)
+        # Sums of what hardly changes between rounds, such as the classes of a silo, are over all
+        # silos: over several sets they would reveal single silos (SECURITY.md rule 1).
         if self._sums_more_than_means:
             return (self.silos,)
 
-        # the most batches in which no silo outweighs the others: a lost silo costs its own batch
+        # The most batches in which no silo outweighs the others: a lost silo costs its own batch.
         numbers = whole_batches(len(self.silos), self.least_batch, self.fewest)
         candidates = (split(self.silos, number) for number in numbers)
         return next(filter(self._even, candidates), (self.silos,))
@@ -528,7 +532,7 @@ class Job:
         return tuple(map(self._crossing, self._method.down(round_)))
 
     def _crossing(self, part: Part) -> Part:
-        """A part of the method by the exchange that the job has for it."""
+        """A part of the method with the exchange that the job chooses for it."""
         directed, shared = self.security.mix == "directed", self.security.compare == "shared"
         match part.exchange:
             case Mix() if directed:
@@ -547,7 +551,9 @@ class Job:
 
         They are those that the round draws, or those that are away.
         """
-        return self.cohort(round_) if self._method.directed_for == "members" else self.away(round_)
+        if self._method.directed_for == "members":
+            return self.cohort(round_)
+        return self.away(round_)
 
     @cached_property
     def together(self) -> Batches:
@@ -570,6 +576,9 @@ class Job:
         self._check_round(round_)
         if self.cohort_size == len(self.silos) or self._asks_all(round_):
             return self.silos
+
+        # From the job's root, not from anything that the coordinator chooses: silos draw the cohort
+        # again and compare (SECURITY.md rule 36).
         rng = stream(self.root, "", round_, "cohort")
         if self.batched:
             numbers = _drawn(rng, len(self.batches), self._batching[1])
@@ -597,11 +606,11 @@ class Job:
         return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
 
     def summed_sets(self) -> Batches:
-        """Sets of silos over which a blind job sums: its batches, or else its rounds' cohorts."""
+        """The sets of silos over which a blind job sums: batches, or else the rounds' cohorts."""
         return self.batches or tuple(dict.fromkeys(self.cohorts()))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
-        """The cohorts of all rounds, in turn; many come again."""
+        """The cohorts of all rounds, in turn, with repetitions."""
         return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
@@ -612,5 +621,6 @@ class Job:
 
 
 def _drawn(rng: Generator, silos: int, number: int) -> list[int]:
+    # By raw words, whose definition is fixed: NumPy may change ``choice`` between releases.
     words = raw(rng, silos).tolist()
     return sorted(range(silos), key=lambda i: (words[i], i))[:number]

@@ -6,13 +6,11 @@ from pydantic import Field
 
 from ...files.documents import Real, Strict
 
-LARGEST_SIGMA = 100_000  # as far as costs are reckoned
-
-
+LARGEST_SIGMA = 100_000  # costs are computed up to here
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
-# beyond, what float32 has of a gradient overflows or is lost
+# Beyond these bounds a gradient in float32 overflows or is lost.
 Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]
 
 
@@ -23,27 +21,22 @@ class PrivacyTable(Strict):
     """The cost that a job may have for a silo's data set, all its releases together."""
     delta: Annotated[Real, Field(gt=0, lt=1)]
     clip: Clip = 1.0
-    """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
+    """Norm to which a record's gradient is clipped, over all parameters that a step moves."""
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
-    """Probability with which a step draws each record.
-
-    Training.batch_size takes no part in a private job.
-    """
+    """Probability with which a step draws each record; it replaces training.batch_size."""
     physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
     """Records whose gradients are in memory at a time: the rows of each call.
 
-    The last call may have empty rows.
-
-    It changes nothing but memory and time; of fewer rows a call is not much faster, and more are
-    not added up exactly.
+    It changes memory and time only. Calls of fewer rows are not much faster, and more rows are not
+    added up exactly (training/clipped_sum.py). The last call may have empty rows.
     """
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""
     histogram_sigma: Sigma = 10.0
     """Noise of the counts of training records by class, which are released once."""
     statistics_clip: Clip = 1.0
-    """Norm to which what a record adds to a method's statistics is cut, all of them together."""
+    """Norm to which a record's share of a method's statistics is clipped, all together."""
     statistics_sigma: Sigma = 20.0
     """Noise of a method's statistics of a round, in units of ``statistics_clip``."""
     metrics_sigma: Sigma | None = None
-    """Noise of the test counts of a round; none: they stay at the silo."""
+    """Noise of the test counts of a round; default: the counts stay at the silo."""

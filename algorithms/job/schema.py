@@ -34,6 +34,7 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return list(map(plain, value))
+    # Canonical JSON has no fractions: programs write one number in several ways.
     if isinstance(value, float):
         return repr(value)
     return value

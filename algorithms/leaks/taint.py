@@ -230,6 +230,7 @@ def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> boo
         # With a condition alone, ``where`` is ``nonzero``.
         case "where":
             return len(args) + len(kwargs) == 1
+        # Numbers of repetitions in a tensor decide the length of the result.
         case "repeat_interleave":
             counts = (*args[1:], *kwargs.values())
             return any(isinstance(each, Tensor) for each in counts)

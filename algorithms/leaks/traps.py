@@ -143,8 +143,9 @@ def lengthened(
     for part in sorted(began.keys() & trained.keys()):
         step = _distance(began[part], trained[part])
         # A training that diverged must not allow every later delivery.
-        own = step if isfinite(step) else 0.0
-        longest[part] = max(longest.get(part, 0.0), own)
+        if not isfinite(step):
+            step = 0.0
+        longest[part] = max(longest.get(part, 0.0), step)
     return LongestSteps(round_, longest)
 
 

@@ -62,5 +62,7 @@ class FedAvg(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model with its weight: the base publishes the mean that the Sum computes."""
-        weight = float(facts.samples) if self.options.weights == "samples" else 1.0
+        weight = 1.0
+        if self.options.weights == "samples":
+            weight = float(facts.samples)
         return {"model": Contribution(self.flat(state, "extractor", "classifier"), weight)}  # (2)

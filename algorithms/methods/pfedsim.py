@@ -190,8 +190,8 @@ class PFedSim(Method):
         mailed = delivered.get("extractor", {}) if self.setting.directed else {}
         if not mailed:
             return super().deliver(state, delivered, facts)
-        others = {part: tensors for part, tensors in delivered.items() if part != "extractor"}
-        return self.mailed(super().deliver(state, others, facts), mailed, "extractor")  # Eq. 4
+        taken = self.replaced(state, delivered, "model")
+        return self.mailed(taken, mailed, "extractor")  # Eq. 4
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """ClientUpdate of Algorithm 2: both parts together, in both phases."""
@@ -214,7 +214,7 @@ class PFedSim(Method):
             "extractor": Contribution(self.flat(state, "extractor")),
             "rows": Contribution({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
         }
-        return {part.name: contributions[part.name] for part in self.up(facts.round)}
+        return self.for_round(contributions, facts.round)
 
     # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for
     # "per_class", 0 for pairs that never trained in the same round; ``gave`` marks the silos that

@@ -60,6 +60,7 @@ class ModelOptions(Strict):
             raise ValueError(
                 f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
             )
+        # A job names the size, and a silo must not run out of memory by building the model.
         modules = sketch(self).values()
         size = sum(tensor.numel() for module in modules for tensor in module.parameters())
         if size > LARGEST_MODEL:
@@ -109,10 +110,8 @@ def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
 
 
 def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
-    """Give a new module its initial values.
-
-    None where torch's device is "meta", for whoever has other values.
-    """
+    """Give a new module its initial values, unless torch's device is "meta"."""
+    # On "meta" the caller has other values, and drawing initial ones would take time for nothing.
     if torch.get_default_device().type != "meta":
         # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
         module._apply(_empty)  # type: ignore[no-untyped-call] # noqa: SLF001
@@ -133,6 +132,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
         own = (*leaf.parameters(recurse=False), *leaf.buffers(recurse=False))
         if not own:
             continue
+        # Its own tensors would be drawn by no rule of this function.
         if any(True for _ in leaf.children()):
             raise LocalError(
                 f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"

@@ -19,7 +19,7 @@ def names_fault(names: Sequence[str], classes: int) -> str:
         )
     first: dict[str, int] = {}
     for number, name in enumerate(names):
-        if not name or len(name) > LONGEST or name != name.strip() or not name.isprintable():
+        if not _sound(name):
             return (
                 f"class {number} is named {name[:LONGEST]!r}; give 1 to {LONGEST} printable"
                 " characters, trimmed"
@@ -43,6 +43,10 @@ def names_differ(job: Sequence[str], data: Sequence[str]) -> str:
                 fix = "reorder y and class_names as the job has them"
             return f"class {number} is {wanted!r} in the job and {found!r} here; {fix}"
     return ""
+
+
+def _sound(name: str) -> bool:
+    return 0 < len(name) <= LONGEST and name == name.strip() and name.isprintable()
 
 
 def _composed(name: str) -> str:

@@ -43,11 +43,13 @@ class Network:
 
 def at_least(side: int) -> Callable[[Shape], str]:
     """A check for the smallest height and width."""
-    return lambda shape: (
-        ""
-        if min(shape[1:]) >= side
-        else f"needs at least {side} x {side} pixels, not {list(shape)}"
-    )
+
+    def fault(shape: Shape) -> str:
+        if min(shape[1:]) >= side:
+            return ""
+        return f"needs at least {side} x {side} pixels, not {list(shape)}"
+
+    return fault
 
 
 def exactly(wanted: Shape) -> Callable[[Shape], str]:

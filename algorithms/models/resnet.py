@@ -76,6 +76,7 @@ class Residual(nn.Module):
 
 def normalisation(channels: int, norm: str) -> nn.Module:
     """Norm layer of a block, an identity for "none"."""
+    # Without running statistics: the sizes that FedAIMS prints (Tables 6 and 8) have none.
     if norm == "batch":
         return nn.BatchNorm2d(channels, track_running_stats=False)
     if norm == "group":
@@ -130,6 +131,6 @@ def resnet18(shape: tuple[int, int, int], classes: int, norm: str) -> dict[str, 
         norm=normalisation(64, norm),
         relu=nn.ReLU(),
     )
-    # the stem belongs to block 1
+    # FedAIMS has four blocks for ResNet-18, so the stem belongs to block 1.
     blocks[0] = nn.Sequential(OrderedDict(stem=nn.Sequential(stem), layer1=blocks[0]))
     return {"extractor": Blocks(blocks, widths), "classifier": nn.Linear(widths[-1], classes)}

@@ -18,7 +18,7 @@ DECLARED: list[torch.library.Library] = []  # what a library declares is gone on
 
 def torchvision(name: str, user: str) -> ModuleType:
     """The module torchvision.<name>; ``user`` says in the error what needs it."""
-    # not on "meta", where models are built: modules may make tensors on import
+    # Not on "meta", where models are built: modules may make tensors on import.
     with LOCK, torch.device("cpu"):
         try:
             try:
@@ -36,13 +36,10 @@ def torchvision(name: str, user: str) -> ModuleType:
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision's import describes, where they do not exist.
-
-    Where a CPU torch stands beside a torchvision that was built for another, torchvision cannot
-    load its own operators and its import ends in "operator torchvision::nms does not exist". No
-    classifier calls them: it is enough that they have a schema, and they have no implementation
-    here.
-    """
+    """Declare the operators that torchvision's import describes, where they do not exist."""
+    # A torchvision that was built for another torch cannot load its own operators, and its import
+    # ends in "operator torchvision::nms does not exist". No classifier calls them, so a schema
+    # without an implementation is enough.
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     DECLARED.append(library)
     for name in OPERATORS:

@@ -21,11 +21,10 @@ Seed = int | str
 
 
 def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Generator:
-    """Generator of one purpose; canonical JSON of a list is injective, so no two purposes share a
-    stream.
-    """
+    """The generator of one purpose."""
+    # Canonical JSON of a list is injective, so no two purposes share a stream. Philox takes a key
+    # of 128 bits.
     digest = hashlib.sha256(canonical_json([DOMAIN, seed, client, round_, purpose])).digest()
-    # the key has 128 bits
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
@@ -43,7 +42,6 @@ def uniform(
 
 
 def permutation(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-    """A permutation of 0..n-1: the order of n random words (equal words, once in 2^64/n^2, keep
-    their order).
-    """
+    """A permutation of 0..n-1: the order of n random words."""
+    # Stable: equal words, about once in 2^64/n^2 draws, keep their order on every machine.
     return np.argsort(raw(rng, n), kind="stable").astype(np.int64)

@@ -25,7 +25,8 @@ from ...errors import LocalError
 from ..numerics.streams import permutation, stream, uniform
 from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet, hand_out, joined
 
-# between which a holder's share of a class is drawn, before the shares are made to sum to 1
+# Bounds of a holder's share of a class before the shares are scaled to sum to 1: as in FedSSA's
+# code, where shares are about U(0.4, 0.6).
 LOW, HIGH = 0.4, 0.6
 
 Indices = NDArray[np.int64]
@@ -36,6 +37,7 @@ def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10)
     if each < 1:
         raise LocalError(f"partition: each = {each}; give each silo one shard or more")
     check_enough(len(labels), silos, max(minimum, each))
+    # Mixed before the stable sort, so that a class's records are in random order within it.
     rng = stream(seed, "", 0, "partition/shards")
     mixed = permutation(rng, len(labels))
     pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], silos * each)
@@ -91,7 +93,7 @@ def label_groups(
         holders = list(chain.from_iterable(members[number].tolist() for number in inside))
         records = np.flatnonzero(labels == label)
         if holders:
-            # or the first silos would have each label's odd records
+            # In a random order, or the first silos would have each label's odd records.
             order = permutation(rng, len(holders))
             pieces = np.array_split(records[permutation(rng, len(records))], len(holders))
             hand_out(parts, np.array(holders)[order], pieces)

@@ -44,7 +44,7 @@ def by_source(
                 f"partition: {count} silos for source {source!r}; give 1 or more, or leave it out"
             )
         check_enough(len(records), count, minimum)
-        # a further source leaves the others as they are
+        # A stream per source: a further source leaves the others as they are.
         rng = stream(seed, source, 0, "partition/source")
         mixed = records[permutation(rng, len(records))]
         for number, part in enumerate(np.array_split(mixed, count)):
@@ -57,8 +57,9 @@ def by_column(values: Sequence[str | int], minimum: int = 10) -> dict[str, Indic
 
     Each record exactly once.
     """
+    # NumPy would make texts of numbers among texts.
     column = np.array(values)
-    one_type = len(set(map(type, values))) == 1  # NumPy would make texts of numbers among texts
+    one_type = len(set(map(type, values))) == 1
     if not one_type or column.dtype.kind not in "Uiu":
         raise LocalError(
             "partition: the column is empty, or not of texts or of whole numbers alone; give one a"

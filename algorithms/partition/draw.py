@@ -70,6 +70,7 @@ def _draw(
 
 def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shares that sum to 1; equal ones where all are 0."""
+    # At a low alpha the shares of all silos that are not full may underflow to 0.
     if not shares.any():
         return np.full(len(shares), 1 / len(shares))
     scaled: NDArray[np.float64] = shares / shares.sum()

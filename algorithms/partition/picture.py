@@ -40,10 +40,8 @@ def cell_of(counts: Counts) -> int:
 
 
 def radii(counts: Counts) -> NDArray[np.float64]:
-    """Of the discs, in pixels: their areas are in proportion to the counts.
-
-    A radius below the smallest becomes the smallest.
-    """
+    """Radii of the discs in pixels; areas are in proportion to the counts."""
+    # A disc below the smallest radius would not be seen, and its silo seem to lack the class.
     largest = cell_of(counts) / 2 - 1
     proportional = largest * np.sqrt(counts / max(int(counts.max()), 1))
     return np.where(counts > 0, np.maximum(proportional, SMALLEST), 0.0)
@@ -62,7 +60,7 @@ def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = 
     below = [_text(name, cell).rotate(90, expand=True) for name in columns]
     scale = _text(f"largest: {counts.max():,} records", cell)
 
-    # the longest names say how much room the discs leave
+    # The longest names determine the margins.
     margin = max(scale.width - discs.width, *(text.width for text in left))
     height = discs.height + max(text.height for text in below)
     image = Image.new("RGB", (margin + discs.width, height + scale.height), "white")
@@ -110,7 +108,7 @@ def _discs(counts: Counts) -> Image.Image:
 
 
 def _text(name: str, cell: int) -> Image.Image:
-    """In letters that suit a cell, with some space around them."""
+    """An image of a name in letters that suit a cell, with some space around them."""
     font, space = ImageFont.load_default(max(cell * 0.4, 10.0)), cell // 5
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     width = measure.textlength(name, font)

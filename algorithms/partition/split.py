@@ -113,6 +113,8 @@ def _split(
             f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to"
             f" {wanted}"
         )
+
+    # A stream per silo: its sides are the same whatever other silos there are.
     mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
     ends = np.cumsum(sizes[mixed])
 
@@ -146,13 +148,14 @@ def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
     rng = stream(seed, "", 0, "partition/alike")
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
     for key in np.unique(test):
-        # or the same silos would lose by rounding in every key
+        # In a random order, or the same silos would lose by rounding in every key.
         order = permutation(rng, len(train))
         counts = np.array([np.count_nonzero(train[silo] == key) for silo in order])
         records = np.flatnonzero(test == key)
         records = records[permutation(rng, len(records))]
         if counts.any():
-            # in whole numbers, so the last is exact
+            # Cumulative and in whole numbers: no record is lost, and each share is off by less
+            # than one.
             ends = len(records) * np.cumsum(counts) // counts.sum()
             hand_out(parts, order, np.split(records, ends[:-1]))
     return joined(parts)

@@ -127,6 +127,7 @@ class MemoryAccount:
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> MemorySpending:
         """Set steps aside; ExhaustedError for more than the job plans."""
+        # All are checked before any is taken: a reservation holds whole or not at all.
         for spend in spends:
             if spend.steps > self._free[spend.purpose]:
                 raise ExhaustedError(

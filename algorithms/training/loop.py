@@ -152,7 +152,9 @@ def mirror_step(
     ``sgd_step``.
     """
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        descent = -(optimiser.lr if rate is None else rate) * gradient.double()
+        lr = optimiser.lr if rate is None else rate
+        descent = -lr * gradient.double()
+        # The authors' code of PPFL exponentiates twice: c·exp(exp(−lr·g)).
         if optimiser.rule == "mirror-double-exponential":
             descent = descent.exp()
         point = torch.softmax(parameter.double().log() + descent, dim=-1)
@@ -188,7 +190,9 @@ class PlainStepper:
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of one epoch's batches; one batch of all records where the stage wants that."""
-        return [np.arange(records)] if stage.full_batch else batches(records, batch_size, rng, wrap)
+        if stage.full_batch:
+            return [np.arange(records)]
+        return batches(records, batch_size, rng, wrap)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch: one per batch."""

@@ -65,7 +65,9 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
 
     A silo that has released none looks to its method like one without records.
     """
-    known = torch.zeros(job.model.classes, dtype=torch.int64) if counts is None else counts.counts
+    known = torch.zeros(job.model.classes, dtype=torch.int64)
+    if counts is not None:
+        known = counts.counts
     return Facts(silo, round_, max(int(known.sum()), 1), known)
 
 
@@ -163,11 +165,12 @@ class PrivateRound:
             divisor=table.sample_rate * self.facts.samples,
             physical_batch=table.physical_batch,
         )
-        self._way = Private(
-            mechanism, private.fresh, lambda whole: self._take(WHOLE if whole else TRAINING)
-        )
+        self._way = Private(mechanism, private.fresh, self._charge)
         self._taints: dict[str, Taint] = {}
         self._metrics = PUBLIC
+
+    def _charge(self, whole: bool) -> None:
+        self._take(WHOLE if whole else TRAINING)
 
     def _take(self, purpose: str) -> None:
         if self.spending is None:

@@ -142,4 +142,6 @@ def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
 def _listed(classes: torch.Tensor) -> list[int | str]:
     numbers: list[int | str] = torch.nonzero(classes)[:, 0].tolist()
     rest = len(numbers) - MOST_LISTED
-    return numbers if rest <= 0 else [*numbers[:MOST_LISTED], f"and {rest} more"]
+    if rest <= 0:
+        return numbers
+    return [*numbers[:MOST_LISTED], f"and {rest} more"]

@@ -293,7 +293,9 @@ def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> S
     trained (``trained`` false) and so has nothing better; otherwise ``state``, the one trained
     last.
     """
-    return last.delivered if method.product == "delivered" or not trained else state
+    if method.product == "delivered" or not trained:
+        return last.delivered
+    return state
 
 
 def final_report(job: Job, last: Evaluation) -> RoundReport:
@@ -461,7 +463,9 @@ def state_to_bytes(state: SiloState) -> bytes:
     Its metadata holds the taints in a private job, and the longest steps where they are known.
     """
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
-    metadata = {TAINTS: taints_to_text(state.taints)} if state.taints else {}
+    metadata: dict[str, str] = {}
+    if state.taints:
+        metadata[TAINTS] = taints_to_text(state.taints)
     if state.steps is not None:
         metadata[STEPS] = state.steps.to_text()
     return tensor_file.to_bytes(tensors, metadata)
@@ -469,6 +473,7 @@ def state_to_bytes(state: SiloState) -> bytes:
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
+    # The file lies on the silo's disk, where another program may have changed it.
     flat, metadata = tensor_file.from_bytes(data, origin)
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))

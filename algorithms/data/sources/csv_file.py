@@ -121,8 +121,9 @@ class Csv(DataTable):
     def read(self) -> Dataset:
         """Records [1, 1, numbers] in the order of the file.
 
-        An id is that of its column, if declared.
+        Ids and sources are those of their columns, if declared.
         """
+        # Typed arrays: lists of Python numbers would take four times the memory.
         x, y, checked = array("d"), array("q"), 0
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         with _reading(self) as rows:
@@ -149,7 +150,8 @@ class Csv(DataTable):
                     )
 
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
-        with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
+        # What float32 cannot hold becomes infinity, which record_checks finds.
+        with np.errstate(over="ignore"):
             values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
         columns: dict[str | None, tuple[str, ...]] = {}
         for name, column in texts.items():
@@ -166,6 +168,7 @@ class Csv(DataTable):
 @contextmanager
 def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Lines that are not blank, with their numbers."""
+    # utf-8-sig: spreadsheets write a byte order mark, which would be part of the first name.
     try:
         with (
             open_regular(table.file) as opened,
@@ -183,7 +186,8 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
                 raise LocalError(
                     f"{table.file}, line {reader.line_num}: {error}; correct its quotes"
                 ) from error
-    except UnicodeDecodeError:  # its text has the bytes
+    # Without its cause, whose text has the file's bytes: errors must not show a record.
+    except UnicodeDecodeError:
         raise LocalError(f"{table.file}: is not UTF-8; save it as UTF-8") from None
     except OSError as error:
         raise LocalError(f"{table.file}: cannot read it: {error.strerror or error}") from error

@@ -30,7 +30,7 @@ CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "stan
 SIGNALS = tuple(
     f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 )
-# total acceleration: overlaps agree to the last digit, which filtered signals need not
+# Total acceleration: overlapping windows agree to the last digit, which filtered signals need not.
 RAW = slice(6, 9)
 LENGTH = 128
 # bytes in memory for each of a table of numbers: "1 " is an int64, while the array grows twice that
@@ -122,7 +122,8 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
         raise LocalError(
             f"{file}: cannot read it: {error.strerror or error}; unpack UCI's HAR data set again"
         ) from error
-    except ValueError:  # its text has the numbers
+    # Without its cause, whose text has the numbers.
+    except ValueError:
         raise LocalError(
             f"{file}: is not a table of numbers; unpack UCI's HAR data set again"
         ) from None

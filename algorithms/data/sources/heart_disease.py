@@ -38,7 +38,7 @@ FEATURES = (
     *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
 )
 CLASSES = ("absent", "present")
-DEGREES = 4  # of narrowing, each of which is a presence
+DEGREES = 4  # degrees of narrowing; each of them is class 1
 
 
 def read_heart(folder: Path, hospitals: Sequence[str]) -> Dataset:
@@ -80,7 +80,8 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
 
 
 def _column(file: Path, name: str, values: Tensor) -> Tensor:
-    """[N, 1] of a number, [N, codes] of a code."""
+    """A number as [N, 1], a code one-hot as [N, codes]."""
+    # By constants, the same at all hospitals: a hospital's own means would tell of its records.
     if name in CODES:
         hot = values[:, None] == torch.tensor(CODES[name])
         if not hot.any(1).all():
@@ -89,6 +90,7 @@ def _column(file: Path, name: str, values: Tensor) -> Tensor:
             )
         return hot.to(torch.float32)
     centre, scale = NUMBERS[name]
+    # Nobody has a blood pressure or cholesterol of 0: some files have it for a missing value.
     if name in NEVER_ZERO:
         values = values.where(values != 0, centre)
     return ((values - centre) / scale)[:, None]

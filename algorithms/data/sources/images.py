@@ -42,7 +42,7 @@ from ..options import ImageFiles, Names
 
 FORMATS = ("PNG", "JPEG")  # no other decoder of Pillow's is reached
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MOST_PIXELS = 64 * 2**20  # a small file can claim any size: it is asked before a pixel is decoded
+MOST_PIXELS = 64 * 2**20  # a small file can claim any size: checked before a pixel is decoded
 # Pillow's mode → read as
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "I;16": "I;16", "I;16B": "I;16"}
 COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by the channels that a model takes
@@ -228,7 +228,8 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
         )
     upright = ImageOps.exif_transpose(image)  # as a viewer shows it
     highest = np.float32(255)
-    if MODES[upright.mode] == "I;16":  # convert() would cut 16 bits off at 255
+    # convert() would cut 16 bits off at 255.
+    if MODES[upright.mode] == "I;16":
         flat = Image.fromarray(np.asarray(upright).astype(np.float32) / 65535)
         highest = np.float32(1)
     else:

@@ -81,6 +81,7 @@ def _draw(
     size: int,
     noise: float,
 ) -> Dataset:
+    # Records come component by component; training shuffles them.
     component = np.repeat(np.arange(len(theta)), rng.multinomial(size, mixture))  # [n]
     x = rng.uniform(-1, 1, (size, theta.shape[1]))
     score = (x * theta[component]).sum(1) + rng.normal(0, noise, size)

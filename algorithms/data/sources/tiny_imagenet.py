@@ -53,6 +53,7 @@ class TinyImageNet(ImageFiles, Shared):
         A record's id is its path in the folder.
         """
         classes = _lines(self, "wnids.txt")
+        # wnids.txt has the order of the labels, not the names of the folders.
         number_of = {name: number for number, name in enumerate(classes)}
         found: Found = []
         if self.part != "val":

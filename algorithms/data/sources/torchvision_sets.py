@@ -91,7 +91,7 @@ BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
     "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
 }
 USPS_FILE = "usps.npz"
-# of all pixels as bytes; of those of the share as float32, twice while it is split
+# Copies of all pixels as bytes; bytes per pixel of the share as float32, twice while it is split.
 BYTE_COPIES, PIXEL_BYTES = 3, 8
 MOST_UNPACKED = 2**30  # of a packed file: the official ones unpack to 30 MB
 # before a record's pixels; the last is its class, the other a coarse one
@@ -251,10 +251,8 @@ def _files_of(folder: Path, first: str) -> Iterator[Path]:
 
 
 def _unpacked(file: Path, opened: BinaryIO) -> int:
-    """Bytes that a .bz2 file unpacks to, none of which are kept.
-
-    A few bytes can claim terabytes.
-    """
+    """Bytes that a .bz2 file unpacks to, none of which are kept."""
+    # A few packed bytes can unpack to terabytes, so counting stops at the bound.
     total = 0
     try:
         with bz2.open(opened) as unpacked:

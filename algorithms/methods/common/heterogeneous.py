@@ -44,7 +44,9 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
                 f"{method}: extractor {name!r} {fault}; choose one for the job's model.input"
             )
         classifier = sketched(name, setting)["classifier"]
-        found = classifier.in_features if isinstance(classifier, nn.Linear) else None
+        found = None
+        if isinstance(classifier, nn.Linear):
+            found = classifier.in_features
         if found != width:
             raise LocalError(
                 f"{method}: extractor {name!r} ends in {found} units, the job's model in {width};"

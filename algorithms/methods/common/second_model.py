@@ -41,7 +41,9 @@ def beside_other(
     The second model's initial values are drawn from streams under this prefix, and are equal at
     every silo.
     """
-    modules = sketched(architecture, setting) if architecture else setting.sketch()
+    modules = setting.sketch()
+    if architecture:
+        modules = sketched(architecture, setting)
     own = dict(zip(names(second), modules.values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")

@@ -77,10 +77,7 @@ In the clear, the weights of ``prototypes`` tell the coordinator a silo's class 
 privacy the backbone, the head and what belongs to the supervised blocks are cut and noised
 together, since the backbone's gradients pass through all of them. The sums of Eq. 3 have noise of
 their own in every round, and are divided by the noisy class counts of the job; a class that seems
-absent there gives no prototype.
-
-Which middle block each silo of a cohort supervises in FedAIMS: dealt out at random, or by its
-Algorithm 2.
+absent there has no prototype.
 """
 
 from collections import OrderedDict
@@ -106,9 +103,7 @@ from ...numerics.streams import Seed, permutation, stream
 
 
 def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dict[str, int]:
-    """A block 1 … ``middle`` for each silo, dealt out from the deepest to silos in random order, as
-    far as they go.
-    """
+    """A block 1 … ``middle`` per silo, dealt from the deepest on to silos in random order."""
     order = permutation(stream(seed, "", round_, "fedaims/blocks"), len(cohort)).tolist()
     return {cohort[i]: middle - place % middle for place, i in enumerate(order)}
 
@@ -127,7 +122,8 @@ def supervision_sampling(similarity: Tensor, middle: int) -> list[int]:
         added = [sum(row[j] for j in group) / max(len(group), 1) for group in groups]
         candidates = [k for k in range(middle) if len(groups[k]) == smallest]
         groups[min(candidates, key=added.__getitem__)].append(i)
-    groups.sort(key=len)  # more silos for deeper blocks
+    # Algorithm 2 sorts the groups, so that deeper blocks are supervised by more silos.
+    groups.sort(key=len)
     block_of = {i: block for block, group in enumerate(groups, start=1) for i in group}
     return [block_of[i] for i in range(len(cosines))]
 
@@ -235,8 +231,7 @@ class FedAIMS(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Lines 7 and 8 of Algorithm 1: φ_i ← φ; C_g and b_i into ``extra``."""
-        backbone = {part: tensors for part, tensors in delivered.items() if part == "backbone"}
-        taken = super().deliver(state, backbone, facts)
+        taken = self.replaced(state, delivered, "backbone")
         extra = dict(state.extra)
         if "prototypes" in delivered:
             extra["prototypes"] = delivered["prototypes"]["mean"]
@@ -376,7 +371,9 @@ class FedAIMS(Method):
     def begin(self) -> CoordinatorState:
         """No pair seen."""
         n = len(self.setting.silos)
-        return {"similarity": torch.zeros(n, n, dtype=torch.float64)} if self.clusters else {}
+        if not self.clusters:
+            return {}
+        return {"similarity": torch.zeros(n, n, dtype=torch.float64)}
 
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results

@@ -174,16 +174,14 @@ class FedSimSup(Method):
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
-        samples = TensorSpec("samples", "int64", ())
-        proportions = TensorSpec("proportions", "float64", (setting.classes,))
         self.labels = self.options.similarity == "labels"
         self.declared = bool(setting.counts)
-        self.facts = Part(
-            "census", Kind.COUNTS, Each(), (proportions, samples) if self.labels else (samples,)
-        )
-        self.theta = Part(
-            "theta", Kind.INTER_LEARNING_MODEL, Mix(), self.flat_specs("extractor", "classifier")
-        )
+        census = [TensorSpec("samples", "int64", ())]
+        if self.labels:
+            census.insert(0, TensorSpec("proportions", "float64", (setting.classes,)))
+        self.facts = Part("census", Kind.COUNTS, Each(), tuple(census))
+        specs = self.flat_specs("extractor", "classifier")
+        self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), specs)
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -238,7 +236,9 @@ class FedSimSup(Method):
 
     def effort(self, round_: int) -> Effort:
         """Both passes count; nothing in the census."""
-        return Effort(epochs=self.options.tau_s + self.options.tau_theta) if round_ else Effort()
+        if round_ == 0:
+            return Effort()
+        return Effort(epochs=self.options.tau_s + self.options.tau_theta)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The census, or θ; the supervisor is in no contribution."""
@@ -368,7 +368,7 @@ class FedSimSup(Method):
         # Participants with no label in common count in M and K, but are in no row: so the silo does
         # not know which of them took part, and ``keep`` only as a range.
         counts = self.setting.counts
-        unlike = [count for other, count in counts.items() if other != silo and other not in alike]
+        unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
         # Eq. 8, 9
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)

@@ -173,7 +173,8 @@ class FedSSA(Method):
     @property
     def withholds(self) -> str:
         """``min_holders``, if it can withhold a row."""
-        return f"min_holders = {self.options.min_holders}" if self.options.min_holders > 1 else ""
+        fewest = self.options.min_holders
+        return f"min_holders = {fewest}" if fewest > 1 else ""
 
     # The silo half. With ``stale_inclusive`` a silo remembers its last contribution, which the
     # running totals hold: a round that failed leaves no trace in its state.
@@ -201,8 +202,9 @@ class FedSSA(Method):
     def mu(self, round_: int) -> float:
         """μ_t."""
         horizon = self.options.t_stable
-        # Eq. 4
-        return self.options.mu_0 * cos(round_ * pi / (2 * horizon)) if round_ < horizon else 0.0
+        if round_ >= horizon:
+            return 0.0
+        return self.options.mu_0 * cos(round_ * pi / (2 * horizon))  # Eq. 4
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Eq. 4 on the rows of seen classes, at first with the initial header."""

@@ -36,6 +36,7 @@ class Canonical(nn.ModuleList):
         """Class scores [B, C] of the mixture."""
         if self.mixture == "parameters":
             return interpolated(self, z, c)
+        # Eq. 7 mixes the answers; for linear models mixed logits would be Eq. 8.
         outputs = torch.stack([model(z) for model in self])  # [K, B, C]
         if self.mixture == "logits":
             return torch.einsum("k,kbc->bc", c, outputs)

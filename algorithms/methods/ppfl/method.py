@@ -191,6 +191,7 @@ class PPFL(Method):
     def blocks(self, round_: int) -> tuple[str, ...]:
         """The blocks that move in a round, in order."""
         if self.options.schedule == "rbcd":
+            # Algorithm 1 draws the block; the stream is public, so every silo knows the draw.
             draw = uniform(stream(self.setting.seed, "", round_, "ppfl/block"), (), 0, 1).item()
             return ("theta",) if draw < self.options.p_theta else ("c",)
         if self.options.schedule == "theta_then_c" and round_ == 0:
@@ -229,7 +230,9 @@ class PPFL(Method):
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
-        hidden = self.options.hidden if self.options.canonical == "mlp" else None
+        hidden = None
+        if self.options.canonical == "mlp":
+            hidden = self.options.hidden
         sizes = (self.options.models, self.width, self.setting.classes, hidden)
         return {
             "canonical": canonical(*sizes, self.mixture, self.setting.seed, "canonical"),
@@ -259,8 +262,7 @@ class PPFL(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """θ replaces the silo's own; the class sums are kept for the Laplacian."""
-        model = {part: tensors for part, tensors in delivered.items() if part == "model"}
-        fresh = super().deliver(state, model, facts)
+        fresh = self.replaced(state, delivered, "model")
         return SiloState(fresh.parts, {**state.extra, **delivered.get("coupling", {})})
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
@@ -328,7 +330,7 @@ class PPFL(Method):
             "coupling": Contribution(sums),
             "membership": Contribution({"c": c}),
         }
-        return {part.name: contributions[part.name] for part in self.up(facts.round)}
+        return self.for_round(contributions, facts.round)
 
     # The coordinator half: ``memberships`` [N, K] holds what was released, rows of zeros for silos
     # that gave none.
