@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.refusals import refused
+from support.whole_jobs import trained
 
 from staddle.algorithms import catalog
 from staddle.algorithms.course import Change, Optimiser, Survey
@@ -28,12 +29,8 @@ class Surveying(Method):
     """
 
     name, version = "surveying", 1
-    sums = Part(
-        "sums",
-        Kind.METRIC,
-        Sum("total"),
-        tuple(TensorSpec(n, "float64", ()) for n in ("one", "two", "all")),
-    )
+    specs = tuple(TensorSpec(name, "float64", ()) for name in ("one", "two", "all"))
+    sums = Part("sums", Kind.METRIC, Sum("total"), specs)
 
     def up(self, round_):
         return (self.sums,)
@@ -46,19 +43,11 @@ class Surveying(Method):
         rise = replace(
             still, trains=("classifier",), loss=self.bias, optimiser=Optimiser(1.0), full_batch=True
         )
-        return (
-            rise,
-            Survey(self.first),
-            Change(self.halved),
-            Survey(self.second),
-            still,
-            Change(self.noted),
-        )
+        seen = (Survey(self.first), Change(self.halved), Survey(self.second))
+        return (rise, *seen, still, Change(self.noted))
 
     def bias(self, parts, x, y, context):
-        return self.predict(parts, x).sum(1) * 0 - parts["classifier"](
-            torch.zeros(1, 64)
-        ).sum().expand(len(x))
+        return self.predict(parts, x).sum(1) * 0 - self.biases(parts).expand(len(x))
 
     def first(self, parts, x, y):
         return {"one": self.biases(parts) * len(x), "all": torch.ones(()) * len(x)}
@@ -79,11 +68,7 @@ class Surveying(Method):
 
     def give(self, state, facts):
         assert state.extra["seen"] == facts.samples
-        return {
-            "sums": Contribution(
-                {name: facts.measured[name].clone() for name in ("one", "two", "all")}
-            )
-        }
+        return {"sums": Contribution({n: facts.measured[n].clone() for n in ("one", "two", "all")})}
 
 
 class Tuning(FedAvg):
@@ -121,22 +106,9 @@ def engine(request):
 def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(
     make_job, make_shards, engine
 ):
-    job = make_job("surveying", rounds=1)
-    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
-    simulation = Simulation(job, engine(job, records))
-    start = simulation.states["a"].parts["classifier"]["bias"].double().sum().item()
-    simulation.step()
-    n = sum(len(own.train) for own in records.values())
-    held = {
-        silo: state.parts["classifier"]["bias"].double().sum().item()
-        for silo, state in simulation.states.items()
-    }
-    # the loss falls by 1 for each of three biases: one step of 1 raises their sum by 3; then it is
-    # halved
-    assert list(held.values()) == pytest.approx([(start + 3) / 2] * 3, rel=1e-5)
-    assert {silo: state.extra["seen"].item() for silo, state in simulation.states.items()} == {
-        silo: len(own.train) for silo, own in records.items()
-    }
+    """The loss falls by 1 for each of three biases: one step of 1 raises their sum by 3; then it is
+    halved.
+    """
     told = {}
 
     class Listening(Surveying):
@@ -146,27 +118,25 @@ def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(
 
     catalog.METHODS["surveying"] = Listening
     job = make_job("surveying", rounds=1)
-    Simulation(job, engine(job, records)).step()
-    assert told == pytest.approx(
-        {"one": n * (start + 3), "two": n * (start + 3) / 2, "all": n}, rel=1e-5
-    )
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+    simulation = Simulation(job, engine(job, records))
+    start = simulation.states["a"].parts["classifier"]["bias"].double().sum().item()
+    simulation.step()
+    for silo, state in simulation.states.items():
+        held = state.parts["classifier"]["bias"].double().sum().item()
+        assert held == pytest.approx((start + 3) / 2, rel=1e-5)
+        assert state.extra["seen"].item() == len(records[silo].train)
+    n = sum(len(own.train) for own in records.values())
+    expected = {"one": n * (start + 3), "two": n * (start + 3) / 2, "all": n}
+    assert told == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_counted_method_changes_its_state_as_if_nothing_was_counted(make_job, make_shards):
-    fields = {
-        "silos": ["a", "b", "c", "d"],
-        "min_cohort": 3,
-        "security": {"secure_aggregation": "required"},
-    }
-    job = make_job("by-class", rounds=1, **fields)
+    security = {"secure_aggregation": "required"}
+    job = make_job("by-class", rounds=1, silos=list("abcd"), min_cohort=3, security=security)
     assert job.counted
-    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
-    simulation = Simulation(job, Serial(job, records))
-    while simulation.round < job.length:
-        simulation.step()
-    assert all(
-        state.extra.keys() == {"seen", SAID, COUNTED} for state in simulation.states.values()
-    )
+    for state in trained(job, make_shards(job)).states.values():
+        assert state.extra.keys() == {"seen", SAID, COUNTED}
 
 
 def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):
@@ -177,35 +147,31 @@ def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):
         def drawn(self, records, q):
             return np.arange(records)
 
-    privacy = {
-        "epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5,
-    }  # fmt: skip
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0"}
+    privacy["histogram_sigma"] = 0.5
     job = make_job("surveying", rounds=1, privacy=privacy)
     with refused("'surveying' surveys records or changes the model between two stages"):
         simulate(job, make_shards(job), private=lambda _: PrivateSilo(MemoryAccount(job), Still))
 
 
-def test_a_round_that_tunes_takes_all_silos_and_gives_nothing(make_job, make_shards, engine):
-    job = make_job("tuning", rounds=2, participation=0.34, min_cohort=1)
+def test_a_round_that_tunes_takes_all_silos_and_uploads_nothing(make_job, make_shards, engine):
+    fields = {"rounds": 2, "participation": 0.34, "min_cohort": 1}
+    job, average = (make_job(name, **fields) for name in ("tuning", "fedavg"))
     assert (job.length, [len(job.cohort(round_)) for round_ in range(3)]) == (3, [1, 1, 3])
-    assert [[part.name for part in job.up(round_)] for round_ in range(4)] == [
-        ["model", METRICS.name], ["model", METRICS.name], [METRICS.name], [],
-    ]  # fmt: skip
+    names = [[part.name for part in job.up(round_)] for round_ in range(4)]
+    assert names == [["model", METRICS.name], ["model", METRICS.name], [METRICS.name], []]
     records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
-    simulation = Simulation(job, engine(job, records))
+    simulation, weight = Simulation(job, engine(job, records)), "part/classifier/weight"
     for _ in range(3):
         simulation.step()
     last = simulation.look()
-    shared = last["a"].delivered.flat["part/classifier/weight"]
-    plain = simulate(
-        make_job("fedavg", rounds=2, participation=0.34, min_cohort=1), make_shards(job)
-    )
-    assert torch.allclose(shared, plain.states["a"].flat["part/classifier/weight"], atol=1e-6)
-    own = [simulation.states[silo].flat["part/classifier/weight"] for silo in job.silos]
+    shared = last["a"].delivered.flat[weight]
+    plain = simulate(average, make_shards(job)).states["a"]
+    assert torch.allclose(shared, plain.flat[weight], atol=1e-6)
+    own = [simulation.states[silo].flat[weight] for silo in job.silos]
     assert not any(torch.allclose(shared, each) for each in own)  # each trained it on
     simulation.finish(last)
-    # and keeps it
-    assert torch.equal(simulation.states["b"].flat["part/classifier/weight"], own[1])
+    assert torch.equal(simulation.states["b"].flat[weight], own[1])  # and keeps it
 
 
 def test_rounds_before_count_those_that_train(make_job):
@@ -219,12 +185,8 @@ def test_what_is_trained_stays_within_its_bounds(make_job, make_shards, engine):
     class Bounded(Tuning):
         def stages(self, state, facts):
             (stage,) = super().stages(state, facts)
-            return (
-                replace(
-                    stage,
-                    optimiser=replace(stage.optimiser, lr=100.0, momentum=0.9, within=(-0.5, 0.25)),
-                ),
-            )
+            far = replace(stage.optimiser, lr=100.0, momentum=0.9, within=(-0.5, 0.25))
+            return (replace(stage, optimiser=far),)
 
     catalog.METHODS["tuning"] = Bounded
     job = make_job("tuning", rounds=1)

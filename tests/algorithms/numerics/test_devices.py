@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.meta_device import OneDevice
 from support.refusals import refused
+from support.whole_jobs import check_tensors
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,18 +117,17 @@ def test_nothing_is_rounded_though_an_earlier_call_asked_for_it(by):
         matmul.fp32_precision, conv.fp32_precision = before
 
 
-def test_layers_give_the_type_that_is_asked_for():
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("float32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)],
+)
+def test_layers_return_the_type_of_the_precision(precision, dtype):
     a, b = torch.rand(3, 4), torch.rand(4, 2)
-    for precision, dtype in (
-        ("float32", torch.float32),
-        ("tf32", torch.float32),
-        ("bf16", torch.bfloat16),
-    ):
-        with casting(CPU, precision):
-            assert (a @ b).dtype == dtype
-            with uncast(CPU):
-                assert (a @ b).dtype == torch.float32
-            assert (a @ b).dtype == dtype
+    with casting(CPU, precision):
+        assert (a @ b).dtype == dtype
+        with uncast(CPU):
+            assert (a @ b).dtype == torch.float32
+        assert (a @ b).dtype == dtype
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fedssa", "ppfl", "pfedfda", "fedaims"])
@@ -136,9 +136,8 @@ def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
     """A silo's stages, measurements and evaluation, with its records there, or brought batch by
     batch.
     """
-    job = make_job(
-        method, model={"name": "convnet-digits", "norm": "group"} if method == "fedaims" else {}
-    )
+    model = {"name": "convnet-digits", "norm": "group"} if method == "fedaims" else {}
+    job = make_job(method, model=model)
     method, here = job.method(), make_data(20)
     data = here.to(META) if resident else here
     state = initial_state(method, "a")
@@ -152,14 +151,8 @@ def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
         if isinstance(stage, Stage):
             steps = []
             with OneDevice(), no_numbers():  # at the end of the first epoch, and not before
-                train(
-                    modules,
-                    stage,
-                    data,
-                    8,
-                    np.random.default_rng(0),
-                    progress=lambda of=steps: of.append(None),
-                )
+                rng, tick = np.random.default_rng(0), lambda of=steps: of.append(None)
+                train(modules, stage, data, 8, rng, progress=tick)
             assert len(steps) == (1 if stage.full_batch else 3)
     if measured:
         with OneDevice(), no_numbers():
@@ -211,28 +204,22 @@ def test_too_little_memory_is_said(make_job, make_data, monkeypatch):
 
     job, data = make_job(), make_data(9)
     monkeypatch.setattr("staddle.algorithms.training.silo_round.evaluate", greedy)
-    state = initial_state(job.method(), "a")
-    for run in (local_round, look):
-        given = (
-            (job.method(), job, state, 0) if run is local_round else (job.method(), job, 0, state)
-        )
-        with refused(r"CUDA out of memory\. .*; free memory of this GPU, or choose another device"):
-            run(*given, {}, data, data, "a")
+    method, state = job.method(), initial_state(job.method(), "a")
+    said = r"CUDA out of memory\. .*; free memory of this GPU, or choose another device"
+    with refused(said):
+        local_round(method, job, state, 0, {}, data, data, "a")
+    with refused(said):
+        look(method, job, 0, state, {}, data, data, "a")
 
 
 def test_private_jobs_stay_on_the_host(make_job, make_data):
     job, data = make_job(), make_data(9)
-    state = initial_state(job.method(), "a")
-    for run in (
-        lambda: local_round(
-            job.method(), job, state, 0, {}, data, data, "a", private=object(), device=META
-        ),
-        lambda: look(
-            job.method(), job, 0, state, {}, data, data, "a", private=object(), device=META
-        ),
-    ):
-        with refused("is private and was given to meta"):
-            run()
+    method, state = job.method(), initial_state(job.method(), "a")
+    there = {"private": object(), "device": META}
+    with refused("is private and was given to meta"):
+        local_round(method, job, state, 0, {}, data, data, "a", **there)
+    with refused("is private and was given to meta"):
+        look(method, job, 0, state, {}, data, data, "a", **there)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
@@ -245,7 +232,6 @@ def test_a_gpu_gives_the_same(make_job, make_shards, method):
         simulation = Simulation(job, Serial(job, records, device=device))
         simulation.step()
         ends.append(simulation.states)
-    for silo in job.silos:
-        one, other = (end[silo].flat for end in ends)
-        assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
-        assert {tensor.device for tensor in other.values()} == {CPU}
+    for silo, state in ends[0].items():
+        check_tensors(ends[1][silo].flat, state.flat, 1e-5)
+        assert {tensor.device for tensor in ends[1][silo].flat.values()} == {CPU}

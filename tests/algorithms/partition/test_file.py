@@ -35,18 +35,11 @@ def test_a_file_is_read_back_and_any_json_reader_finds_the_indices(tmp_path):
             assert np.array_equal(getattr(own, side), getattr(sides[name], side))
     back.check_labels(LABELS)
     plain = json.loads((tmp_path / "p.json").read_text())
-    digest = hashlib.sha256(
-        b"".join(int(label).to_bytes(8, "little") for label in LABELS)
-    ).hexdigest()
-    assert {key: value for key, value in plain.items() if key != "clients"} == {
-        "format": "staddle-partition/1",
-        "data": "digits",
-        "records": 60,
-        "labels_sha256": digest,
-        "seed": 1,
-        "how": HOW,
-        "file_sha256": plain["file_sha256"],
-    }
+    own = b"".join(int(label).to_bytes(8, "little") for label in LABELS)
+    head = {"format": "staddle-partition/1", "data": "digits", "records": 60, "seed": 1, "how": HOW}
+    head["labels_sha256"] = hashlib.sha256(own).hexdigest()
+    rest = {"clients": plain["clients"], "file_sha256": plain["file_sha256"]}
+    assert plain == {**head, **rest}
     assert [client["name"] for client in plain["clients"]] == list(sides)
     assert plain["clients"][1]["test"] == sides["klinik-ö1"].test.tolist()
     assert len((tmp_path / "p.json").read_text().splitlines()) == 5  # one line a silo
@@ -176,18 +169,14 @@ def test_no_split_where_there_is_no_archive(tmp_path):
 )
 def test_the_published_mnist_split_spreads_groups_of_digits():
     folder = Path(os.environ["STADDLE_DATA"])
-    raw = [
-        (folder / "MNIST/raw" / f"{part}-labels-idx1-ubyte").read_bytes()[8:]
-        for part in ("train", "t10k")
-    ]
-    labels = np.frombuffer(b"".join(raw), np.uint8).astype(np.int64)
-    sides = read_ppfl(
-        folder / "ppfl_splits/mnist_100clients_4domains_alpha1.0.npz", labels, "mnist"
-    ).sides()
+    files = [folder / f"MNIST/raw/{part}-labels-idx1-ubyte" for part in ("train", "t10k")]
+    raw = b"".join(file.read_bytes()[8:] for file in files)
+    labels = np.frombuffer(raw, np.uint8).astype(np.int64)
+    path = folder / "ppfl_splits/mnist_100clients_4domains_alpha1.0.npz"
+    sides = read_ppfl(path, labels, "mnist").sides()
     assert len(sides) == 100
-    assert np.array_equal(
-        np.sort(np.concatenate([own.all() for own in sides.values()])), np.arange(70000)
-    )
+    everything = np.sort(np.concatenate([own.all() for own in sides.values()]))
+    assert np.array_equal(everything, np.arange(70000))
     held = np.array([np.bincount(labels[own.all()], minlength=10) for own in sides.values()])
     shares = held / held.sum(0)
     # one group: records are in the official order

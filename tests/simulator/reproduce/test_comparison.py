@@ -70,10 +70,8 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch):
-    monkeypatch.setattr(
-        "staddle.simulator.reproduce.comparison.Job",
-        SimpleNamespace(from_document=lambda *_, **__: Job()),
-    )
+    own = SimpleNamespace(from_document=lambda *_, **__: Job())
+    monkeypatch.setattr("staddle.simulator.reproduce.comparison.Job", own)
 
 
 def run(label, rights):
@@ -131,15 +129,11 @@ def test_it_is_told_in_percent_with_the_digits_of_the_paper(cells):
 
 def test_as_markdown_it_says_what_was_less_than_in_the_paper(table, cells):
     text = to_markdown(table, cells, ["10 instead of 100 clients"])
-    assert (
-        "**Reduced: 10 instead of 100 clients. These values do not compare with the published"
-        " ones.**" in text
-    )
+    said = "These values do not compare with the published ones."
+    assert f"**Reduced: 10 instead of 100 clients. {said}**" in text
     assert "## Clipart\n\n3 silos, 2 drawn for a round, 5 rounds.\n" in text
-    assert (
-        "| Mean\\*           | 50.0 ± 2.0 | 62.50 ± 17.68 (8.33) |     2 |     +12.50 | all/trained"
-        " micro last |" in text
-    )
+    line = "| Mean\\*           | 50.0 ± 2.0 | 62.50 ± 17.68 (8.33) |     2 |     +12.50 |"
+    assert f"{line} all/trained micro last |" in text
     assert "deviation over clients" in meaning(table)
     assert meaning(table) in text
     assert "- \\[R\\] a \\* note\n" in text
@@ -161,9 +155,8 @@ def test_as_csv_it_has_every_digit(table, cells):
 
 
 def test_of_one_seed_there_is_no_deviation(table):
-    first, *_ = table_rows(
-        compared(table, {"easy": [run("fedavg", (5, 15, 45))]}), over_silos=False
-    )
+    alone = compared(table, {"easy": [run("fedavg", (5, 15, 45))]})
+    first, *_ = table_rows(alone, over_silos=False)
     assert first[3:5] == ["50.00", "1"]
 
 

@@ -99,13 +99,10 @@ def test_at_full_scale_it_is_what_the_paper_says(table):
 def test_fewer_clients_are_some_of_the_partition_s_and_enough_are_drawn(table):
     small = of(table, "file", Scale(clients=10)).file
     assert (small.partition.silos, small.partition.keep) == (100, 10)
-    job = job_of(
-        of(table, "file", Scale(clients=10)), small.all_methods[0], 1, numbered(10), SecurityTable()
-    )
-    assert job.cohort_size == 3  # a tenth of 10 is one
-    large = of(table, "file", Scale(clients=50))
-    job = job_of(large, large.file.all_methods[0], 1, numbered(50), SecurityTable())
-    assert job.cohort_size == 5
+    for clients, size in ((10, 3), (50, 5)):  # a tenth of 10 is one
+        found = of(table, "file", Scale(clients=clients))
+        job = job_of(found, found.file.all_methods[0], 1, numbered(clients), SecurityTable())
+        assert job.cohort_size == size
     drawn = of(table, "synthetic", Scale(clients=10)).file
     assert (drawn.data.silos, drawn.min_cohort) == (10, 2)  # all of them train
     assert of(table, "sources", Scale(clients=10)).file.partition.keep is None  # it has five
@@ -153,7 +150,6 @@ def test_settings_and_methods_are_known_ones(table):
 def test_records_are_looked_for_in_the_folder():
     first, *_ = find("pfedsim/table3").settings
     assert records_of(first, Path("/data")).data.folder == Path("/data")
-    tiny = next(
-        setting for setting in find("pfedsim/table3").settings if setting.name.startswith("tiny")
-    )
+    settings = find("pfedsim/table3").settings
+    tiny = next(setting for setting in settings if setting.name.startswith("tiny"))
     assert records_of(tiny, Path("/data")).data.folder == Path("/data/tiny-imagenet-200")

@@ -24,9 +24,8 @@ def test_it_says_what_run_this_is():
     assert here.job == make_run().job.document()
     expected = [("d", 16, 9, 7), ("b", 20, 9, 7)]
     assert [(one.name, one.train, one.test, one.validation) for one in here.silos][:2] == expected
-    assert [one.validation for one in made(population=make_population(validation=False)).silos] == [
-        None
-    ] * 4
+    without = made(population=make_population(validation=False))
+    assert [one.validation for one in without.silos] == [None] * 4
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
@@ -51,9 +50,8 @@ def test_the_same_run_differs_in_nothing():
     assert told() == []
     # how often a checkpoint is written changes no result
     assert told(schedule=Schedule(2, 99)) == []
-    other = made().model_copy(
-        update={"made_with": manifest.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")}
-    )
+    gpu = manifest.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")
+    other = made().model_copy(update={"made_with": gpu})
     assert differences(made(), other) == []
 
 
@@ -86,16 +84,14 @@ def test_other_silos_are_counted_or_named():
     four = made()
     three = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
     assert differences(four, three) == ["silos are 4 there and 3 here"]
-    renamed = RunManifest(
-        **made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}}
-    )
+    job = made().job | {"silos": ["d", "b", "x", "c"]}
+    renamed = RunManifest(**made().model_dump() | {"job": job})
     assert differences(four, renamed) == ["silos[2] is a there and x here"]
 
 
 def test_of_many_differences_some_are_named():
-    found = told(
-        run=make_run("pfedsim", seed=8, rounds=9, min_cohort=3, quorum=0.9, round_timeout=5)
-    )
+    fields = {"rounds": 9, "min_cohort": 3, "quorum": 0.9, "round_timeout": 5}
+    found = told(run=make_run("pfedsim", seed=8, **fields))
     assert len(found) == 6
     assert found[-1].startswith("and ")
 

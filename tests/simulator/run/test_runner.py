@@ -51,19 +51,10 @@ def test_rounds_looks_and_results_come_in_their_order(tmp_path):
     watch, run = Asks(), make_run()
     files = run_it(tmp_path, run, watch)
     selected, looks = ["selected/before", "selected/after"], ["all/aggregated", "all/trained"]
-    assert watch.told == [
-        ("begin", 0),
-        ("training", 2),
-        (1, selected),
-        ("training", 2),
-        ("looking", 4),
-        (2, selected + looks),
-        ("training", 2),
-        (3, selected),
-        ("training", 2),
-        ("looking", 4),
-        (4, looks),
-    ]
+    training, looking = ("training", 2), ("looking", 4)
+    one_look = [training, (1, selected), training, looking, (2, selected + looks)]
+    last_look = [training, (3, selected), training, looking, (4, looks)]
+    assert watch.told == [("begin", 0), *one_look, *last_look]
     history = [(one.rounds, one.measure) for one in read(folder_of(tmp_path, run) / HISTORY)]
     assert history == [
         (n, m) for n in range(1, 5) for m in selected + (looks if n % 2 == 0 else [])
@@ -78,9 +69,8 @@ def test_a_census_is_a_round_that_measures_nothing(tmp_path):
     watch, run = Asks(), make_run("fedsimsup", rounds=2)
     assert run.job.length == 3
     run_it(tmp_path, run, watch)
-    assert [told[0] for told in watch.told] == [
-        "begin", "training", "training", 1, "training", "looking", 2,
-    ]  # fmt: skip
+    told = [step for step, *_ in watch.told]
+    assert told == ["begin", "training", "training", 1, "training", "looking", 2]
     assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
 
 
@@ -97,9 +87,8 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     monkeypatch.setitem(catalog.METHODS, "fedavg", Tuning)
     watch, run = Asks(), make_run(rounds=2)
     whole = run_it(tmp_path / "whole", run, watch)
-    assert [told[0] for told in watch.told] == [
-        "begin", "training", 1, "training", "training", "looking", 2,
-    ]  # fmt: skip
+    told = [step for step, *_ in watch.told]
+    assert told == ["begin", "training", 1, "training", "training", "looking", 2]
     history = read(folder_of(tmp_path / "whole", run) / HISTORY)
     found = [(one.rounds, one.measure) for one in history if one.measure == "selected/after"]
     assert found == [(1, "selected/after"), (2, "selected/after")]
