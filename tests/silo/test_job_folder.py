@@ -140,9 +140,8 @@ def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
 
 def test_a_state_that_was_put_back_is_noticed(folder):
     folder.save_round(2, 0, state(), Contributions(payload()))
-    with pytest.raises(
-        LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"
-    ):
+    why = r"counts our round 3, .* here is 2: an old state was put back"
+    with pytest.raises(LocalError, match=why):
         folder.state(4)
 
 
@@ -151,14 +150,12 @@ def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
         folder.save_round(round_, round_, state(), Contributions(payload()))
     assert folder.state(2) is not None
     for counted in (1, 0):  # 0 would begin anew, from the initial state
-        with pytest.raises(
-            LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"
-        ):
+        why = rf"counts our rounds up to {counted - 1}, and did up to 1 before"
+        with pytest.raises(LocalError, match=why):
             folder.state(counted)
     (folder.path / "state-2.safetensors").unlink()
-    with pytest.raises(
-        LocalError, match=r"state-2\.safetensors: gone; .* it had counted a later one before"
-    ):
+    why = r"state-2\.safetensors: gone; .* it had counted a later one before"
+    with pytest.raises(LocalError, match=why):
         folder.state(2)
 
 

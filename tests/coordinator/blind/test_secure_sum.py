@@ -101,10 +101,7 @@ class World:
         self.start()
 
     def start(self):
-        """The coordinator's process begins, with what is in the database.
-
-        Nothing else is left of the one before.
-        """
+        """The coordinator's process begins with nothing but the database."""
         self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
         self.summing = SecureSum(self.setting, self, self.kept())
         self.summing.resume()
@@ -383,9 +380,8 @@ def test_parts_whose_words_are_kept_are_folded_from_them(world):
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        LocalError, match=rf"{kept}\.words: its words are not those of the open sum"
-    ):
+    why = rf"{kept}\.words: its words are not those of the open sum"
+    with pytest.raises(LocalError, match=why):
         OpenedSums(world.store, lambda: 3, BOUNDS).collect(PARTS[0], world.silos, None)
 
 
@@ -522,10 +518,7 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
 
 
 def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
-    """In any stage before survivors sign, for silos that began anew.
-
-    While enough are left it goes on with them.
-    """
+    """Before survivors sign, for silos that began anew; with enough left it goes on without."""
     for number, stage in enumerate(("SendKeys", "SendShares", "UploadWords")):
         (tmp_path / stage).mkdir()
         world = World(tmp_path / stage, n=7)
@@ -858,9 +851,7 @@ class Once(Terms):
 
 @pytest.mark.parametrize("kind", [Terms, Once])
 def test_one_batch_is_summed_again_without_a_dealer_whose_shares_do_not_join(tmp_path, kind):
-    """Over the very survivors where the round is summed once, and else over the batch without the
-    dealer.
-    """
+    """Over the very survivors where it is summed once, else over the batch without the dealer."""
     world = World(tmp_path, n=5)
     batched(world, kind, (tuple(world.silos),))
     dealer, bound = world.silos[1], kind is Once
@@ -895,9 +886,7 @@ def test_evidence_of_earlier_rounds_is_told_and_holds(tmp_path):
 @pytest.mark.parametrize("kind", [Terms, Once])
 @pytest.mark.parametrize(("fault", "whole"), [(rubbish, True), (rubbish, False), (unjoined, False)])
 def test_a_round_of_batches_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault, whole):
-    """Without its whole batch, too. Where a round is summed once, the very survivors repeat a sum
-    that was signed.
-    """
+    """Also without its whole batch; a signed sum that is summed once keeps its survivors."""
     world = World(tmp_path, n=8)
     first, other = world.silos[:4], world.silos[4:]
     batched(world, kind, (first, other))

@@ -386,10 +386,8 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     assert found.submission("j", 1, "a") == GIVEN
     with found.transaction():
         found.add_submission("j", replace(GIVEN, part="rows"))
-    assert (found.submission("j", 1, "a"), found.submission("j", 1, "a", "rows").part) == (
-        GIVEN,
-        "rows",
-    )
+    assert found.submission("j", 1, "a") == GIVEN
+    assert found.submission("j", 1, "a", "rows").part == "rows"
     found.close()
     with sqlite3.connect(path) as new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -434,10 +432,8 @@ def test_an_upload_of_a_part_takes_nobodys_place_by_itself(database):
 
 def test_what_rows_were_made_of_is_kept_by_part_and_recipient(database, path):
     add(database, replace(job(), blind=True))
-    first, second = (
-        RowMemory(last="9f" * 32, newest={"a": 4}),
-        RowMemory(last="8e" * 32, newest={"a": 5, "c": 1}),
-    )
+    first = RowMemory(last="9f" * 32, newest={"a": 4})
+    second = RowMemory(last="8e" * 32, newest={"a": 5, "c": 1})
     with database.transaction():
         database.save_memories("j", {("extractor", "b"): first, ("extractor", "c"): first})
         database.save_memories("j", {("extractor", "b"): second})
@@ -549,10 +545,8 @@ def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, 
             Database(path).jobs()
         return
     for how in ({}, {"read_only": True}):
-        with pytest.raises(
-            LocalError,
-            match=f"coordinator.sqlite: table {table} is not as it was written: the disk",
-        ):
+        why = f"coordinator.sqlite: table {table} is not as it was written: the disk"
+        with pytest.raises(LocalError, match=why):
             Database(path, **how)
 
 

@@ -1,6 +1,4 @@
-"""The secure sum's messages cross protobuf unchanged, in the sizes that are told, and a whole sum
-with them.
-"""
+"""A secure sum's messages, and a whole sum with them, cross protobuf unchanged, in their sizes."""
 
 import re
 
@@ -248,10 +246,7 @@ def test_a_proof_among_the_most_silos_fits():
 
 
 class Wired(Run):
-    """A run whose every message between silo and coordinator crosses as bytes.
-
-    ``crossed`` counts them by body.
-    """
+    """A run whose messages cross as bytes; ``crossed`` counts them by body."""
 
     def __init__(self, *args, **fields):
         self.crossed = {}

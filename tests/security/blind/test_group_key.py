@@ -160,9 +160,7 @@ def test_2_a_prekey_that_was_changed_or_is_none_is_blamed_on_who_passed_it_on():
 
 
 def test_another_prekey_makes_another_key():
-    """So a silo that signed two, one for each half, breaks what it is in, and no seed opens at a
-    stranger.
-    """
+    """A silo that signed two, one for each half, breaks its job; no seed opens at a stranger."""
     made = contributions()
     other = signed_again(made[FOUR[1]][0], made[FOUR[1]][2], public_key(bytes(32)))
     assert other.prekey != made[FOUR[1]][0].prekey
@@ -351,12 +349,10 @@ def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
     of, job = ("silo-b", "silo-a"), "bb" * 32
     over = g.Epoch.of(made, of, job)
     assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:4]}
-    assert (over.number, over.federation, over.roster, over.job) == (
-        0,
-        "lung",
-        roster.digest(made),
-        job,
-    )
+    assert over.number == 0
+    assert over.federation == "lung"
+    assert over.roster == roster.digest(made)
+    assert over.job == job
     later = roster.remove(made, "silo-c")
     contexts = {
         g.Epoch.of(*args).context()

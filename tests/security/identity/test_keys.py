@@ -34,9 +34,7 @@ def folder(tmp_path):
 
 
 def resigned(folder, **changes):
-    """The entry with changes, signed again by its own protocol key: only checks on content can
-    refuse it.
-    """
+    """Changed and signed again by its own protocol key: only checks on content can refuse it."""
     document = {**json.loads((folder / "entry.json").read_bytes()), **changes}
     key = load_pem_private_key((folder / "protocol.key").read_bytes(), None)
     document["signature"] = key.sign(framed(ENTRY, entry_payload(document))).hex()

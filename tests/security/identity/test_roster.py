@@ -139,9 +139,8 @@ def test_one_key_cannot_be_two_members(made, keys, tmp_path):
 
 
 def test_an_entry_changed_in_memory_is_checked_again(made, keys):
-    with pytest.raises(
-        LocalError, match=r"entries.4: certificate is not for the one name 'f9.staddle'$"
-    ):
+    why = r"entries.4: certificate is not for the one name 'f9.staddle'$"
+    with pytest.raises(LocalError, match=why):
         rosters.add(made.unsigned, keys["f1"].entry.model_copy(update={"id": "f9"}))
 
 
@@ -211,9 +210,8 @@ def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp
         roster = rosters.add(roster, fake[member].entry)
     for founder in ("f1", "f2", "f3"):
         roster = rosters.sign(roster, fake[founder])
-    with pytest.raises(
-        LocalError, match="no pinned founder is left in it; signed, but not pinned: f1, f2, f3"
-    ):
+    why = "no pinned founder is left in it; signed, but not pinned: f1, f2, f3"
+    with pytest.raises(LocalError, match=why):
         rosters.verify(roster, made.pins)
 
 
@@ -241,9 +239,8 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
         rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
-    with pytest.raises(
-        LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"
-    ):
+    why = r"version 5 has no founder with SHA256:.* or x; name the fingerprint"
+    with pytest.raises(LocalError, match=why):
         rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
 
 

@@ -1,6 +1,4 @@
-"""A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an
-alteration does.
-"""
+"""A silo's ledger beside the coordinator's: agreement, crashes, and alterations."""
 
 import pytest
 from support.ledgers import (

@@ -230,10 +230,8 @@ def test_cosignatures_cover_time_and_text():
 
 
 def test_one_kind_of_signature_never_passes_for_the_other():
-    plain, timed = (
-        verifier("w", SignatureKind.ED25519, KEY),
-        verifier("w", SignatureKind.COSIGNATURE, KEY),
-    )
+    plain = verifier("w", SignatureKind.ED25519, KEY)
+    timed = verifier("w", SignatureKind.COSIGNATURE, KEY)
     assert plain.key_id != timed.key_id
     with pytest.raises(ProofError, match="none of the keys"):
         verify(Note(TEXT, (sign(TEXT, "w", KEY),)), [timed])

@@ -302,9 +302,8 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     ],
 )
 def test_bad_values_of_that_table_are_named(line):
-    with pytest.raises(
-        LocalError, match=rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"
-    ):
+    why = rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"
+    with pytest.raises(LocalError, match=why):
         policy(TEXT + f"[secure_aggregation]\n{line}\n")
 
 
@@ -428,10 +427,8 @@ def test_a_data_set_has_its_table_by_name():
 
 @pytest.mark.parametrize("dataset", ["data", "cxr-2023", "", "CXR-2024"])
 def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_others(dataset):
-    with pytest.raises(
-        LocalError,
-        match=r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike",
-    ):
+    why = r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike"
+    with pytest.raises(LocalError, match=why):
         governed(dataset=dataset)
     # nothing is said of any
     assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None

@@ -1,6 +1,4 @@
-"""A coordinator before silos that cheat or vanish: what does not hold is refused, its sender drops
-out or is named.
-"""
+"""A coordinator before silos that cheat or vanish: it refuses them, drops them or names them."""
 
 import hashlib
 from dataclasses import replace
@@ -268,9 +266,7 @@ def test_an_unsigned_reveal():
 
 @pytest.mark.parametrize("which", ["own", "mask"])
 def test_a_dealer_of_shares_of_something_else_is_named(which):
-    """Its shares fit their commitments, but join to another seed than it committed to: no sum, and
-    it is named.
-    """
+    """Its shares fit their commitments, but join to another seed: no sum, and it is named."""
     drops = {} if which == "own" else {LIAR: "SendHeader"}
 
     def alter(silo, effect):
@@ -294,9 +290,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
 
 
 def wrongly_dealt(run, holders):
-    """In the place of what LIAR deals: shares for these that are none of its polynomial, and fit
-    their commitments.
-    """
+    """In place of what LIAR deals: shares that are of none of its polynomials, yet fit."""
 
     def split(secret, threshold, numbers, draw):
         wrong = {FIVE.index(holder) + 1: bytes(33) for holder in holders}
@@ -345,10 +339,7 @@ def test_where_no_other_shares_come_a_wrong_one_ends_the_sum_and_its_dealer_is_n
 
 
 def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
-    """Values may be anything, and are not seen.
-
-    Words that spoil a canary end the attempt, whoever sent them.
-    """
+    """Values may be anything, unseen; a spoilt canary ends the attempt, whoever sent it."""
     run = Run(attempt(5), ones(FIVE))
     while LIAR not in run.uploads:
         run.deliver(*run.queue.pop(0))
@@ -410,10 +401,7 @@ def test_a_stale_deadline_changes_nothing(run):
 
 
 def test_who_signs_late_may_still_reveal_in_the_place_of_another():
-    """Four of five sign; one of those vanishes before it reveals.
-
-    The fifth signs late and reveals.
-    """
+    """Four of five sign; one vanishes before it reveals; the fifth signs late and reveals."""
     run = Run(attempt(5), ones(FIVE), drops={FIVE[0]: "SendReveal"})
     late = []
     while run.state.stage != "reveal" or run.queue:
@@ -517,10 +505,8 @@ def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, na
     state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
     state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
-    assert (state.stage, [e.code for e in effects if isinstance(e, c.EndAttempt)]) == (
-        "ended",
-        ["TOO_FEW"],
-    )
+    assert state.stage == "ended"
+    assert [e.code for e in effects if isinstance(e, c.EndAttempt)] == ["TOO_FEW"]
 
 
 # Abandoned attempts.

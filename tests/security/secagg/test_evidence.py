@@ -93,10 +93,7 @@ def test_a_dealer_that_seals_rubbish_is_named_and_its_victim_is_not(spoil, seed)
 
 
 def test_the_next_attempt_without_the_dealer_has_the_sum_of_all_others():
-    """n - t + c + 1 = 3 silos give the first attempt up.
-
-    The dealer, dropped at once, is not waited for.
-    """
+    """n - t + c + 1 = 3 silos give the first attempt up; the dropped dealer is not waited for."""
     first = with_rubbish().finish()
     assert first.state.notes_missing == 0
     second = Run(
@@ -171,10 +168,8 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
 
     run.alter = alter
     run.finish()
-    assert (run.state.u3, run.state.failed) == (
-        tuple(x for x in FIVE if x != VICTIM),
-        {VICTIM: "COMPLAINT"},
-    )
+    assert run.state.u3 == tuple(x for x in FIVE if x != VICTIM)
+    assert run.state.failed == {VICTIM: "COMPLAINT"}
     assert run.opened[0].total[0] == (1 + 2 + 3 + 5) / 16
 
 
@@ -191,9 +186,7 @@ def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
 
 
 def test_a_complaint_opens_one_portion_and_nothing_else():
-    """By trying: of all portions that cross in the attempt one opens with the key that is given
-    away.
-    """
+    """By trying: of all portions of the attempt, one opens with the key that is given away."""
     key, opened = key_for(VICTIM, DEALER), []
     for dealer, portions in HONEST.state.portions.items():
         for portion in portions:
@@ -378,11 +371,9 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)
-        assert (refused.silo, refused.code, after.failed) == (
-            contributor,
-            "KEYS",
-            {contributor: "KEYS"},
-        )
+        assert refused.silo == contributor
+        assert refused.code == "KEYS"
+        assert after.failed == {contributor: "KEYS"}
     assert contributor in machine.advance(state, given(keys))[0].bundles
 
 
@@ -396,9 +387,7 @@ LOW_ORDER = [number.to_bytes(32, "little") for number in (0, 1, P - 1, P, P + 1,
 
 
 def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
-    """A run whose dealer deals these holders shares of another secret, which fit their
-    commitments.
-    """
+    """A run whose dealer deals these holders shares of another secret, which yet fit."""
     run = Run(spec or attempt(5), ones(FIVE), seed=seed, **fields)
 
     def alter(silo, effect):
@@ -449,10 +438,7 @@ def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_w
 
 
 class Repeating(Run):
-    """An attempt that silos are asked into with evidence.
-
-    Who refuses is silent, and in ``no`` with its code.
-    """
+    """An attempt that silos are asked into with evidence; ``no`` has the codes of refusals."""
 
     def __init__(self, first, number=1, out=None, evidence=None, spec=None, **fields):
         self.no, self.evidence = {}, evidence or first.state.evidence
@@ -495,9 +481,7 @@ def repeating(first, **fields):
 
 
 def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
-    """Without one more of them it would show, beside the first one, what that silo gave: nobody
-    signs.
-    """
+    """One silo more would show, beside the first sum, what that silo gave: nobody signs."""
     first = ended_by(misdealt())
     second = repeating(first, drops={VICTIM: "SendHeader"}, seed=2).finish()
     assert second.opened is None
@@ -627,9 +611,7 @@ def test_a_lost_dealer_of_another_secret_is_out_and_the_survivors_repeat_the_sum
 
 
 def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
-    """One share is wrong, t others join: the sum is opened, and what the coordinator saw is proof
-    all the same.
-    """
+    """One share is wrong, t others join: the sum opens, and what the coordinator saw is proof."""
     wrong = FIVE[0]
     seen = []
     for seed in range(6):
@@ -643,10 +625,7 @@ def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
 
 
 def test_a_signed_round_is_repeated_from_the_memory_alone():
-    """A restarted silo has its memory, and evidence is all that it is shown.
-
-    Another specification is refused.
-    """
+    """A restarted silo has its memory and the evidence; another specification is refused."""
     first = ended_by(misdealt())
     memory = first.memories[VICTIM]
     evidence, spec = first.state.evidence, attempt(5, 1)
@@ -677,9 +656,7 @@ def test_a_repetition_may_be_abandoned_and_repeated_and_a_signed_one_may_not():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_permuted_and_missing_messages_never_name_an_honest_silo(seed):
-    """A dealer of rubbish, or a liar, among silos that are lost at random: nobody else is ever
-    named.
-    """
+    """Rubbish or a liar, among silos lost at random: nobody else is ever named."""
     draw = random.Random(seed)
     lost = {
         silo: draw.choice(["SendKeys", "SendShares", "SendHeader", "SendSurvival", "SendReveal"])

@@ -1,6 +1,4 @@
-"""Parts of a Mix or a Gram through the gate: padded and rotated, by the checks that all else
-passes.
-"""
+"""Padded and rotated parts through the gate, by the checks that all else passes."""
 
 import asyncio
 from dataclasses import replace
@@ -271,10 +269,8 @@ def test_4_each_part_that_is_hidden_has_so_many_attempts_of_its_own(keyed, tmp_p
 
 
 def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
-    options, model = (
-        {"sampling": "algorithm2", "sketch": 32},
-        {"name": "convnet-digits", "classes": 3},
-    )
+    options = {"sampling": "algorithm2", "sketch": 32}
+    model = {"name": "convnet-digits", "classes": 3}
     job = keyed.job(
         "sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model
     )
@@ -298,9 +294,8 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     assert [(each["kind"], each["shape"], each["dtype"]) for each in intent["tensors"]] == [
         ("sketch", [1, 32], "float32")
     ]
-    with pytest.raises(
-        LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"
-    ):
+    why = r"direction/sketch is float32 \[1, 32\], the job's schema says float64"
+    with pytest.raises(LocalError, match=why):
         world.upload_rotated(
             {"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1
         )
@@ -424,9 +419,8 @@ def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
 
 
 def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
-    with pytest.raises(
-        LocalError, match="wants secure aggregation; nothing of it leaves in the clear"
-    ):
+    why = "wants secure aggregation; nothing of it leaves in the clear"
+    with pytest.raises(LocalError, match=why):
         world.give(world.gives())
     world.nothing_left()
 
@@ -462,18 +456,14 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     world.run(lambda: world.gate.protocol.padded(ctx, message))
     assert message.session == b""  # as it is kept
     given = padded_from_wire(SILO, pb.PaddedWordUpload.FromString(world.client.calls[-1].sent[0]))
-    assert (given.session, given.upload, given.pieces, given.prekey) == (
-        SESSION,
-        upload,
-        pieces,
-        prekey,
-    )
+    assert given.session == SESSION
+    assert given.upload == upload
+    assert given.pieces == pieces
+    assert given.prekey == prekey
     (record,) = seen
-    assert (record["type"], record["kind"], record["ctx"]) == (
-        "egress.protocol",
-        "padded",
-        ctx.hex(),
-    )
+    assert record["type"] == "egress.protocol"
+    assert record["kind"] == "padded"
+    assert record["ctx"] == ctx.hex()
     assert record["message"]["sha256"] == sha256(world.client.calls[-1].sent[0]).hexdigest()
     assert world.audited().ok
 

@@ -86,11 +86,9 @@ def test_what_the_coordinator_holds_is_recorded(world):
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     head = TreeHead.parse(notes.parse(held).text)
-    assert (record["by"], record["size"], record["root"]) == (
-        "coordinator",
-        head.size,
-        head.root.hex(),
-    )
+    assert record["by"] == "coordinator"
+    assert record["size"] == head.size
+    assert record["root"] == head.root.hex()
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
 
@@ -215,9 +213,7 @@ def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
 
 
 def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
-    """The coordinator greeted while the old upload still ran, took it, and says so when it is
-    asked.
-    """
+    """The coordinator greeted while the old upload ran, took it, and says so when asked."""
     world.give()
     before = world.client.end.ledger_seq + 1
     world.broken(10**6)
@@ -348,11 +344,9 @@ def relayed(world, *heads):
 
 def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     run(world.gate.session.hello())
-    small, large, third = (
-        head_of(world, OTHER, 3),
-        head_of(world, OTHER, 7),
-        head_of(world, "silo-c", 2),
-    )
+    small = head_of(world, OTHER, 3)
+    large = head_of(world, OTHER, 7)
+    third = head_of(world, "silo-c", 2)
     relayed(world, large, third)
     relayed(world, small)
     assert heads_file(world)["heads"] == {OTHER: large.decode(), "silo-c": third.decode()}
@@ -498,10 +492,7 @@ def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
 
 
 def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_path, caplog):
-    """Both members lost their ledgers.
-
-    The roster has new keys for them, and the ledgers begin anew.
-    """
+    """Both members lost their ledgers: the roster has new keys, and the ledgers begin anew."""
     run(world.gate.session.hello())
     relayed(world, head_of(world, OTHER, 7))
     given(world, growth_of(world, 0, 9), 0)
@@ -535,9 +526,8 @@ def replace_key(entry, log_key):
 def test_a_head_that_was_edited_in_the_file_is_named(world):
     text = '{"forks":{},"heads":{"coordinator":"no note"}}'
     (world.path.parent / "heads.json").write_text(text)
-    with pytest.raises(
-        LocalError, match=r"heads\.json: what it has of 'coordinator' cannot be read"
-    ):
+    why = r"heads\.json: what it has of 'coordinator' cannot be read"
+    with pytest.raises(LocalError, match=why):
         world.make_gate()
 
 

@@ -1,7 +1,4 @@
-"""Open sums at a silo of a keyed job, in words.
-
-The coordinator is the test, and as hostile as it likes.
-"""
+"""Open sums in words at a silo of a keyed job, from a coordinator as hostile as it likes."""
 
 import hashlib
 from dataclasses import replace
@@ -237,19 +234,15 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(
     if message.part == "model":
         (ended,) = recipient.recorded("secagg.end")
         ctx = hashlib.sha256(framed(SECAGG_CONTEXT, message.document)).hexdigest()
-        assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (
-            code,
-            blamed,
-            0,
-            ctx,
-        )
+        assert ended["code"] == code
+        assert ended["blame"] == blamed
+        assert ended["round"] == 0
+        assert ended["ctx"] == ctx
         assert said in ended["why"]
 
 
 def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
-    """Another attempt at the round has honest tags, too, where a silo of the job helps the
-    coordinator.
-    """
+    """A silo in league with the coordinator makes honest tags for another attempt, too."""
     made = sums["simple", 0]
     signed = Memory().starting(0).signed(made.spec, SILOS).starting(1)
     assert recipient.take(
@@ -258,9 +251,8 @@ def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipien
     other = (
         Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS).starting(1)
     )
-    with pytest.raises(
-        RefusedError, match="delivers the sum of another attempt at round 0 than"
-    ) as caught:
+    why = "delivers the sum of another attempt at round 0 than"
+    with pytest.raises(RefusedError, match=why) as caught:
         recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
     assert caught.value.code == "SUM"
     (ended,) = recipient.recorded("secagg.end")
@@ -272,9 +264,7 @@ LEFT = tuple(silo for silo in SILOS if silo != BAD)
 
 
 def misdealing(made, opens=False, **changes):
-    """Evidence of an attempt of the sum's job: what a silo sealed to another does not open, or
-    ``opens``.
-    """
+    """Evidence: what a silo sealed to another in the sum's job does not open, or ``opens``."""
     spec = made.spec.model_copy(update={"attempt": 4, **changes})
     ctx, sign = spec.context(), keys_of(made.made, BAD).sign
     seeds = Seeds(*(bytes([number]) * 32 for number in range(1, 6)))
@@ -338,9 +328,8 @@ def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tag
 def test_a_sum_with_values_of_a_silo_for_which_its_round_does_not_count_is_refused(recipient, sums):
     """It would train once more from the state whose values are in it."""
     made = sums["simple", 0]
-    with pytest.raises(
-        RefusedError, match="delivers a sum of round 0 with values of this silo, and does not"
-    ) as caught:
+    why = "delivers a sum of round 0 with values of this silo, and does not"
+    with pytest.raises(RefusedError, match=why) as caught:
         recipient.take(
             made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=Memory().starting(0)
         )
