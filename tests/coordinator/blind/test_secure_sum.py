@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from safetensors import safe_open
-from support.secure_sums import Drawn, frame, names, signer, signers
+from support.secure_sums import Drawn, frame, names, signed_dealing, signer, signers, with_portion
 
 from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
@@ -26,8 +26,6 @@ from staddle.proto.convert.secagg_received import (
 from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
-from staddle.security.identity.domains import SECAGG_DEALING
-from staddle.security.log.merkle import Tree
 from staddle.security.secagg import masked_sum
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
@@ -712,21 +710,15 @@ def rubbish(world, dealer, victim):
     def hear(silo, effect):
         if silo != dealer or not isinstance(effect, s.SendShares):
             return effect
-        portions = tuple(
-            dataclasses.replace(p, sealed=bytes(len(p.sealed))) if p.holder == victim else p
-            for p in effect.portions
-        )
+        sealed = next(p.sealed for p in effect.portions if p.holder == victim)
+        portions = with_portion(effect.portions, victim, sealed=bytes(len(sealed)))
         return resigned(world, dealer, effect.dealing, portions)
 
     return hear
 
 
 def resigned(world, dealer, dealing, portions):
-    unsigned = dataclasses.replace(
-        dealing, root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    signature = signer(dealer)(SECAGG_DEALING, unsigned.payload(world.states[dealer].ctx))
-    signed = dataclasses.replace(unsigned, signature=signature)
+    signed = signed_dealing(dealing, world.states[dealer].ctx, portions)
     world.states[dealer] = dataclasses.replace(world.states[dealer], dealing=signed)
     return s.SendShares(signed, portions)
 

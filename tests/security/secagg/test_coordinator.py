@@ -6,13 +6,22 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from support.secure_sums import Run, attempt, frame, group, names, ones, signer, signers
+from support.secure_sums import (
+    Run,
+    attempt,
+    frame,
+    group,
+    names,
+    ones,
+    signed_dealing,
+    signer,
+    signers,
+)
 
 from staddle.errors import LocalError, RefusedError
 from staddle.security.arithmetic import shamir
 from staddle.security.arithmetic.shamir import SHARE_BYTES
-from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_REVEAL
-from staddle.security.log.merkle import Tree
+from staddle.security.identity.domains import SECAGG_REVEAL
 from staddle.security.secagg import coordinator as machine
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import masked_sum
@@ -141,10 +150,7 @@ def test_shares_that_do_not_hold(change):
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     state, _ = run.before["coordinator", "SharesUploaded"]
     portions = change(run.state.portions[LIAR])
-    dealing = replace(
-        run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    dealing = replace(dealing, signature=signer(LIAR)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    dealing = signed_dealing(run.state.dealings[LIAR], state.ctx, portions)
     state = replace(state, dealings={}, portions={})
     after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.dealings) == (LIAR, "SHARES", {})
@@ -278,8 +284,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
         dealing, portions, _ = deal(
             state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR)
         )
-        honest = replace(dealing, seed=effect.dealing.seed, signature=b"")
-        dealing = replace(honest, signature=signer(LIAR)(SECAGG_DEALING, honest.payload(state.ctx)))
+        dealing = signed_dealing(dealing, state.ctx, seed=effect.dealing.seed)
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing)
         return s.SendShares(dealing, portions)
 
@@ -302,16 +307,8 @@ def wrongly_dealt(run, holders):
         state, event = run.before[LIAR, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in FIVE}
         with patch("staddle.security.secagg.dealing.split", split):
-            dealing, portions, kept = deal(
-                state.ctx,
-                effect.dealing.h_u1,
-                event.keys,
-                LIAR,
-                state.seeds,
-                4,
-                numbers,
-                signer(LIAR),
-            )
+            own = (event.keys, LIAR, state.seeds, 4, numbers, signer(LIAR))
+            dealing, portions, kept = deal(state.ctx, effect.dealing.h_u1, *own)
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing, held={LIAR: kept})
         return s.SendShares(dealing, portions)
 

@@ -6,13 +6,24 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_sums import Drawn, Run, attempt, frame, group, names, ones, signer, signers
+from support.secure_sums import (
+    Drawn,
+    Run,
+    attempt,
+    frame,
+    group,
+    names,
+    ones,
+    signed_bundle,
+    signed_dealing,
+    signer,
+    signers,
+)
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.shamir import commitment
-from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SPEC
+from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
@@ -129,16 +140,10 @@ def test_one_key_in_two_places(run):
         assert with_bundle(run, twin) == by_coordinator("KEYS")
 
 
-def signed_anew(bundle, ctx, **changes):
-    """The bundle with changes that its silo signed."""
-    bundle = replace(bundle, **changes, signature=b"")
-    return replace(bundle, signature=signer(bundle.silo)(SECAGG_KEYS, bundle.payload(ctx)))
-
-
 @pytest.mark.parametrize("field", ["seal", "mask"])
 def test_a_key_of_low_order(run, field):
     state, event = before(run, "KeysReceived")
-    low = signed_anew(event.bundles[1], state.ctx, **{field: bytes(32)})
+    low = signed_bundle(event.bundles[1], state.ctx, **{field: bytes(32)})
     assert with_bundle(run, low) == by_coordinator("KEYS")
 
 
@@ -169,7 +174,7 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     keys = receiving_keys(contributor.seeds.receiving, state.ctx, FIVE[1], FIVE)
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
     bundles = swapped(
-        event.bundles, 1, signed_anew(event.bundles[1], state.ctx, receiving=key_root(keys))
+        event.bundles, 1, signed_bundle(event.bundles[1], state.ctx, receiving=key_root(keys))
     )
     delivered = (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:])
     assert ended(state, s.KeysReceived(bundles, delivered)) == by_coordinator("KEYS")
@@ -242,10 +247,7 @@ def signed_portion(run, dealer, change):
     state, _ = before(run, "KeysReceived", dealer)
     portions = [run.state.portions[dealer][i] for i in range(5)]
     portions[0] = change(portions[0])
-    dealing = replace(
-        run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    dealing = signed_dealing(run.state.dealings[dealer], state.ctx, portions)
     return deliver(dealing, portions)[0]
 
 
