@@ -29,6 +29,37 @@ from staddle.silo.egress.session import (
 from staddle.silo.parts.contributions import Contributions
 
 
+def limited(made, folder, **limits):
+    """A world whose policy has these limits of a round."""
+    old = 'max_bytes_per_round = "64MiB"'
+    lines = [
+        f"{key} = {value}" for key, value in {"max_bytes_per_round": '"64MiB"', **limits}.items()
+    ]
+    return World(made, folder, made.policy(*made.jobs.values(), replace={old: "\n".join(lines)}))
+
+
+def size_of(made):
+    return sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
+
+
+def without_extractor(made):
+    """A policy that does not let the extractor leave."""
+    replace = {'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'}
+    return made.policy(made.jobs["simple"], replace=replace)
+
+
+def resume(world, received):
+    """The coordinator says what it has of the broken upload, and takes what comes from then on."""
+    reply = pb.StandingReply(received=received)
+    world.client.standing_reply = lambda _: reply
+    world.settle()
+    world.client.stop_after = None
+
+
+def bodies(world):
+    return [frame.WhichOneof("body") for frame in world.client.frames]
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
@@ -146,27 +177,19 @@ def test_3_a_weight_counts_training_records(world):
 
 
 def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
-    deny = made.policy(
-        made.jobs["simple"],
-        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
-    )
-    world = World(made, tmp_path, deny)
+    world = World(made, tmp_path, without_extractor(made))
     with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
         world.give()
     world.nothing_left()
     denied = stored(world.path)[-1]
     assert (denied["type"], denied["job"], denied["round"]) == ("policy.deny", "simple", 0)
-    assert denied["policy"] == deny.digest
+    assert denied["policy"] == world.policy.digest
     assert any("extractor/extractor.conv1.weight" in reason for reason in denied["reasons"])
     assert world.audited().ok
 
 
 def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
-    deny = made.policy(
-        made.jobs["simple"],
-        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
-    )
-    world = World(made, tmp_path, deny)
+    world = World(made, tmp_path, without_extractor(made))
     for round_ in (0, 0, 0, 1, 1, 0):
         with pytest.raises(DeniedError):
             world.give(round_=round_)
@@ -180,9 +203,8 @@ def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
     monkeypatch.setattr(egress, "norms", lambda *values: asked.append(1) or real(*values))
     limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
     for number, replaced in enumerate(({}, limit)):
-        World(
-            made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)
-        ).give()
+        policy = made.policy(made.jobs["simple"], replace=replaced)
+        World(made, tmp_path / str(number), policy).give()
         assert len(asked) == number
 
 
@@ -216,9 +238,8 @@ def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {2 * size}"}
-    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    size = size_of(made)
+    world = limited(made, tmp_path, max_bytes_per_round=2 * size)
     for _ in range(2):
         world.give()
     with pytest.raises(DeniedError, match=f"{3 * size} bytes this round"):
@@ -229,9 +250,7 @@ def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
 
 
 def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
-    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    world = limited(made, tmp_path, max_bytes_per_round=size_of(made))
     world.client.stop_after = 1
     with pytest.raises(UnreachableError):
         world.give()
@@ -241,10 +260,8 @@ def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
-    policy = made.policy(*made.jobs.values(), replace=limit)
-    world = World(made, tmp_path, policy)
+    size = size_of(made)
+    world = limited(made, tmp_path, max_bytes_per_round=size)
     for round_ in (0, 1):
         world.give(round_=round_)
     for again in range(2):
@@ -253,22 +270,13 @@ def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(ma
                 world.give(round_=round_)
         assert world.client.uploads == (0 if again else 2)
         world.audited()
-        world = World(made, tmp_path, policy)
+        world = World(made, tmp_path, world.policy)
     world.ledger.close()
-
-
-def attempted(made, folder, most):
-    old = 'max_bytes_per_round = "64MiB"'
-    return World(
-        made,
-        folder,
-        made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"}),
-    )
 
 
 def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
     """The coordinator has all but the last chunk each time: few bytes, but no end of attempts."""
-    world = attempted(made, tmp_path, 3)
+    world = limited(made, tmp_path, max_attempts_per_round=3)
     size = sum(item.spec.nbytes for item in world.items())
     world.client.standing_reply = lambda _: pb.StandingReply(received=size // 4096 * 4096)
     for attempt in range(3):
@@ -291,7 +299,7 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
 
 
 def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
-    world = attempted(made, tmp_path, 1)
+    world = limited(made, tmp_path, max_attempts_per_round=1)
     own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
     intend_padded(world.ledger, **own)
     intend_rotated(world.ledger, **own)
@@ -302,7 +310,7 @@ def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
 
 
 def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):
-    world = attempted(made, tmp_path, 1)
+    world = limited(made, tmp_path, max_attempts_per_round=1)
     world.give()
     with pytest.raises(DeniedError, match="1 uploads"):
         world.give()
@@ -407,11 +415,7 @@ def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
     world.give()
-    assert [frame.WhichOneof("body") for frame in world.client.frames] == [
-        "manifest",
-        "chunk",
-        "end",
-    ]
+    assert bodies(world) == ["manifest", "chunk", "end"]
 
 
 # (8) DIGEST is durable.
@@ -440,7 +444,7 @@ def test_8_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeyp
     failing(monkeypatch, "egress.digest")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
-    assert "end" not in [frame.WhichOneof("body") for frame in world.client.frames]
+    assert "end" not in bodies(world)
     assert world.outcome()["status"] == "unknown"
     assert world.audited().undigested
 
@@ -478,7 +482,7 @@ def test_10_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     world.broken(3)
     (settled,) = world.settle()
     assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
-    assert world.client.frames[-1].WhichOneof("body") == "end"
+    assert bodies(world)[-1] == "end"
     assert world.outcome()["status"] == "unknown"
     assert world.audited().undigested == ()
 
@@ -493,23 +497,22 @@ def test_10_a_refusal_is_a_failure_and_is_raised(world):
     assert totals.bytes > 0, "what was refused had left all the same"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"federation": "other"},
-        {"roster": "00" * 32},
-        {"silo": "silo-b"},
-        {"job": "00" * 32},
-        {"round": 1},
-        {"size": 1},
-        {"sha256": "00" * 32},
-        {"ledger_seq": 1},
-        {"ledger_leaf": "00" * 32},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
-    world.receipt_changes = changes
+OTHERS = {
+    "federation": "other",
+    "roster": "00" * 32,
+    "silo": "silo-b",
+    "job": "00" * 32,
+    "round": 1,
+    "size": 1,
+    "sha256": "00" * 32,
+    "ledger_seq": 1,
+    "ledger_leaf": "00" * 32,
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, field):
+    world.receipt_changes = {field: OTHERS[field]}
     with pytest.raises(PeerError, match="does not fit"):
         world.give()
     assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
@@ -593,7 +596,7 @@ def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_a
 def test_a_lost_receipt_is_settled(world, small_chunks, restart):
     payload = world.payload()
     world.broken(10**6, payload)  # all frames left
-    assert world.client.frames[-1].WhichOneof("body") == "end"
+    assert bodies(world)[-1] == "end"
     if restart:
         world.restart()
     world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
@@ -606,12 +609,10 @@ def test_a_lost_receipt_is_settled(world, small_chunks, restart):
     assert world.audited().open_intents == ()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}]
-)
-def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
+@pytest.mark.parametrize("field", ["ledger_seq", "round", "sha256", "job"])
+def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, field):
     world.broken(10**6)
-    world.receipt_changes = changes
+    world.receipt_changes = {field: OTHERS[field]}
     world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
     (settled,) = world.settle()
     assert settled.status == "unknown"
@@ -661,9 +662,7 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     pieces = b"".join(world.wanted(payload))
     world.broken(13, payload)
     offset = 7 * 4096
-    world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, offset)
     world.give(payload)
     first, *middle, last = world.client.frames
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
@@ -685,11 +684,9 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
 def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks):
     size = sum(item.spec.nbytes for item in world.items())
     world.broken(10**6)
-    world.client.standing_reply = lambda _: pb.StandingReply(received=size)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, size)
     world.give()
-    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "end"]
+    assert bodies(world) == ["manifest", "end"]
     assert world.outcome()["status"] == "sent"
     assert world.audited().ok
 
@@ -697,29 +694,21 @@ def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks)
 @pytest.mark.parametrize("received", [1, 4095, 4097, 10**9 * 4096, 2**64 - 1])
 def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_chunks, received):
     world.broken(5)
-    world.client.standing_reply = lambda _: pb.StandingReply(received=received)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, received)
     world.give()
     assert world.client.frames[0].manifest.offset == 0
     assert world.audited().ok
 
 
 def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
+    size = size_of(made)
     offset = 6 * 4096
     for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
-        limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {most}"}
-        world = World(made, tmp_path / str(may), made.policy(*made.jobs.values(), replace=limit))
+        world = limited(made, tmp_path / str(may), max_bytes_per_round=most)
         world.broken(9)
-        world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
-        world.settle()
-        world.client.stop_after = None
-        with (
-            contextlib.nullcontext()
-            if may
-            else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
-        ):
+        resume(world, offset)
+        denied = pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
+        with contextlib.nullcontext() if may else denied:
             world.give()
         assert world.audited().ok
 
