@@ -131,28 +131,11 @@ def key_of(text):
 
 
 def test_keys_and_signatures_are_those_of_go():
-    assert (
-        str(
-            verifier(
-                "PeterNeumann",
-                SignatureKind.ED25519,
-                Ed25519PrivateKey.from_private_bytes(PETER_SEED),
-            )
-        )
-        == PETER_KEY
-    )
-    assert (
-        str(
-            verifier(
-                "EnochRoot", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32))
-            )
-        )
-        == ENOCH_KEY
-    )
-    note = Note(
-        TEXT, (sign(TEXT, "PeterNeumann", Ed25519PrivateKey.from_private_bytes(PETER_SEED)),)
-    )
-    note = note.signed_by(sign(TEXT, "EnochRoot", Ed25519PrivateKey.from_private_bytes(bytes(32))))
+    peter_key, enoch_key = map(Ed25519PrivateKey.from_private_bytes, (PETER_SEED, bytes(32)))
+    assert str(verifier("PeterNeumann", SignatureKind.ED25519, peter_key)) == PETER_KEY
+    assert str(verifier("EnochRoot", SignatureKind.ED25519, enoch_key)) == ENOCH_KEY
+    note = Note(TEXT, (sign(TEXT, "PeterNeumann", peter_key),))
+    note = note.signed_by(sign(TEXT, "EnochRoot", enoch_key))
     assert bytes(note) == SIGNED
     assert parse(SIGNED) == note
     peter, enoch = key_of(PETER_KEY), key_of(ENOCH_KEY)
