@@ -154,19 +154,18 @@ def test_only_a_founder_of_a_complete_roster_signs(made, keys, tmp_path):
         rosters.sign(rosters.new("x", [keys["f1"].entry], 1), keys["f1"])
 
 
-def test_step_1_another_federation(made):
-    with pytest.raises(LocalError, match="of federation 'lung', ours is 'heart'"):
-        rosters.verify(made.roster, made.pins.model_copy(update={"federation": "heart"}))
-
-
-def test_step_2_an_older_version(made):
-    with pytest.raises(LocalError, match="version 5 is older than 6"):
-        rosters.verify(made.roster, made.pins.model_copy(update={"minimum_version": 6}))
-
-
-def test_step_3_another_threshold(made):
-    with pytest.raises(LocalError, match="roster says threshold 2, we pin 1"):
-        rosters.verify(made.roster, made.pins.model_copy(update={"threshold": 1}))
+@pytest.mark.parametrize(
+    ("pinned", "why"),
+    [
+        ({"federation": "heart"}, "of federation 'lung', ours is 'heart'"),
+        ({"minimum_version": 6}, "version 5 is older than 6"),
+        ({"threshold": 1}, "roster says threshold 2, we pin 1"),
+    ],
+    ids=["step 1", "step 2", "step 3"],
+)
+def test_a_roster_that_is_not_the_pinned_one_is_refused(made, pinned, why):
+    with pytest.raises(LocalError, match=why):
+        rosters.verify(made.roster, made.pins.model_copy(update=pinned))
 
 
 def test_step_4_no_coordinator(made):
@@ -176,16 +175,14 @@ def test_step_4_no_coordinator(made):
 
 def test_step_5_a_signature_that_does_not_fit(made, keys):
     # Signatures of the version before, and those of a member who is no founder, or is nobody.
-    changed = rosters.remove(made.roster, "silo-b").model_copy(
-        update={"signatures": made.roster.signatures}
-    )
+    old = {"signatures": made.roster.signatures}
+    changed = rosters.remove(made.roster, "silo-b").model_copy(update=old)
     with pytest.raises(PeerError, match="f1: its signature does not fit roster version 6"):
         rosters.verify(changed, made.pins)
     by_silo = keys["silo-a"].sign(rosters.ROSTER, rosters.payload(made.roster)).hex()
     for signer in ("silo-a", "nobody"):
-        more = made.roster.model_copy(
-            update={"signatures": {**made.roster.signatures, signer: by_silo}}
-        )
+        signatures = {**made.roster.signatures, signer: by_silo}
+        more = made.roster.model_copy(update={"signatures": signatures})
         with pytest.raises(PeerError, match=f"^{signer}: "):
             rosters.verify(more, made.pins)
 
