@@ -1,6 +1,4 @@
-"""Which jobs a coordinator begins with, and what speaks against one: in one process, over
-real TLS.
-"""
+"""Jobs a coordinator begins with, and what speaks against one, in one process over real TLS."""
 
 import asyncio
 import shutil
@@ -112,9 +110,8 @@ def test_a_coordinator_whose_database_is_gone_refuses_to_start_and_removes_nothi
     shutil.copyfile(begin.database, copy)
     remove(begin.database)
     for _ in range(2):  # the first start has made a database, which is no better
-        with pytest.raises(
-            LocalError, match=rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"
-        ):
+        why = rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"
+        with pytest.raises(LocalError, match=why):
             begin(names)
         assert kept.read_bytes() == b"the only copy"
     remove(begin.database)
@@ -126,9 +123,8 @@ def test_a_database_that_is_older_than_the_tensors_is_refused(begin):
     assert begin(names) == ["one"]
     kept = begin.jobs / "one" / "1.a.upload"
     kept.write_bytes(b"the only copy")
-    with pytest.raises(
-        LocalError, match=r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"
-    ):
+    why = r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"
+    with pytest.raises(LocalError, match=why):
         begin(names)
     kept.rename(kept.with_name("0.a.upload"))  # what a crash leaves of round 0 is rubbish
     assert begin(names) == ["one"]
@@ -177,9 +173,8 @@ def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
 
 def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     few = JobLimits(max_job_bytes=286_000)
-    with pytest.raises(
-        LocalError, match=r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"
-    ):
+    said = r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"
+    with pytest.raises(LocalError, match=said):
         begin(names, limits=few)
     code, why, listed = begin(submitting(world.signed["two"]), limits=few, jobs=())
     assert (code, listed) == ("STORAGE", [])

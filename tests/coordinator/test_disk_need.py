@@ -1,6 +1,4 @@
-"""What a job may take on the disk, against what it takes: every upload and fold of a simulated job,
-on files.
-"""
+"""A job's disk bound against what it takes: each upload and fold of a simulated job, on files."""
 
 import dataclasses
 
@@ -57,9 +55,7 @@ def bytes_in(folder):
 
 @pytest.mark.parametrize("method", JOBS)
 def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path, monkeypatch):
-    """The bound is of a worst case, so what is taken must come near it, or the bound would refuse
-    what fits.
-    """
+    """The bound is of a worst case: what is taken must come near it, or it refuses what fits."""
     job, taken = made(method), []
     folder = tmp_path / "job"
     store = JobStore(folder, lambda round_: upload_items(job.up(round_)), {})
@@ -119,10 +115,8 @@ def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
         participation=1.0,
         security=SecurityTable(secure_aggregation="required"),
     )
-    words, values = (
-        masked_bytes(JobPlan(job).round(0)),
-        sum(item.spec.elements for item in upload_items(job.up(0))),
-    )
+    words = masked_bytes(JobPlan(job).round(0))
+    values = sum(item.spec.elements for item in upload_items(job.up(0)))
     assert 4 * values < words < 9 * values  # a word of 4 or 8 bytes each, and canaries
     assert 4 * words + 8 * values < room(job).uploads < 4 * words + 8 * values + 20_000
 
@@ -176,10 +170,8 @@ def test_the_words_of_sums_that_come_down_are_counted():
         )
         for tags in (False, True)
     ]
-    (untagged, tagged), values = (
-        map(room, jobs),
-        sum(item.spec.elements for item in upload_items(jobs[0].up(0))),
-    )
+    untagged, tagged = map(room, jobs)
+    values = sum(item.spec.elements for item in upload_items(jobs[0].up(0)))
     assert (tagged.uploads, tagged.versions) == (untagged.uploads, 0)
     words = (
         tagged.published - untagged.published
@@ -191,8 +183,6 @@ def test_a_job_over_the_limit_is_refused_with_numbers():
     job = made("fedavg")
     total = room(job).total
     assert check_room(job, None) == check_room(job, total) == room(job)
-    with pytest.raises(
-        LocalError,
-        match=r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it",
-    ):
+    why = r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it"
+    with pytest.raises(LocalError, match=why):
         check_room(job, total - 1)

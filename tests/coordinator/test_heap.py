@@ -1,7 +1,4 @@
-"""One heap for all threads, and a trim that gives back.
-
-In a process of its own, since heaps stay.
-"""
+"""One heap for all threads, and a trim that frees, in its own process since heaps stay."""
 
 import subprocess
 import sys

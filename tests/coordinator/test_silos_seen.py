@@ -1,7 +1,4 @@
-"""Who counts as there: only silos that this process of the coordinator has heard of.
-
-Real TLS, a clock of our own.
-"""
+"""Only silos that this coordinator process heard of count as there: real TLS, a fake clock."""
 
 import asyncio
 from collections import Counter

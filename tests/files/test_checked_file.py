@@ -54,9 +54,8 @@ def test_a_bit_that_a_disk_changed_is_found_wherever_it_is(tmp_path):
     path = tmp_path / "group.key"
     for data in flipped(checked_file.to_bytes(b"secret")):
         path.write_bytes(data)
-        with pytest.raises(
-            LocalError, match=r"group\.key: is not as it was written: the disk changed it"
-        ) as caught:
+        why = r"group\.key: is not as it was written: the disk changed it"
+        with pytest.raises(LocalError, match=why) as caught:
             checked_file.read_bytes(path)
         assert "secret" not in str(caught.value)
 

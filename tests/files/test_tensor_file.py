@@ -63,15 +63,13 @@ def test_a_bit_that_a_disk_changed_is_found_wherever_it_is(path):
     for at in range(len(data)):
         for bit in range(8):
             data[at] ^= 1 << bit
-            with pytest.raises(
-                LocalError, match=r"^here: (is not as it was written|not a file of tensors)"
-            ):
+            why = r"^here: (is not as it was written|not a file of tensors)"
+            with pytest.raises(LocalError, match=why):
                 tensor_file.from_bytes(bytes(data), "here")
             data[at] ^= 1 << bit
     path.write_bytes(data[:-1] + b"\xff")
-    with pytest.raises(
-        LocalError, match=r"some\.safetensors: is not as it was written: the disk changed it"
-    ):
+    why = r"some\.safetensors: is not as it was written: the disk changed it"
+    with pytest.raises(LocalError, match=why):
         tensor_file.read(path)
 
 

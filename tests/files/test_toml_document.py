@@ -1,6 +1,4 @@
-"""Small TOML files that take the parser minutes, gigabytes or a traceback are refused before they
-are parsed.
-"""
+"""Small TOML files that cost the parser minutes, gigabytes or a traceback are refused first."""
 
 import tomllib
 

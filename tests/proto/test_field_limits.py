@@ -113,16 +113,14 @@ def test_entries_that_are_too_long_are_refused():
     deliveries = pb.SecureDelivery(
         shares=pb.DeliveredShares(deliveries=[pb.Delivery(proof=[b""] * 1000)])
     )
-    with pytest.raises(
-        DecodeError, match="a field of 2000 bytes in field 5, at most 900 it can have"
-    ):
+    why = "a field of 2000 bytes in field 5, at most 900 it can have"
+    with pytest.raises(DecodeError, match=why):
         read_told(deliveries.SerializeToString(), 4)
     headers = tensor.Frame(
         manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)])
     )
-    with pytest.raises(
-        DecodeError, match="a field of 5003 bytes in field 1, at most 4096 it can have"
-    ):
+    why = "a field of 5003 bytes in field 1, at most 4096 it can have"
+    with pytest.raises(DecodeError, match=why):
         decode(headers.SerializeToString())
 
 
@@ -185,9 +183,7 @@ for kind in sys.argv[1:]:
 
 
 def in_letters():
-    """A manifest of rows whose letters have empty hashes: most of 4 MiB, no field of it beyond 4
-    KiB.
-    """
+    """A manifest of rows with empty hashes in letters: most of 4 MiB, no field beyond 4 KiB."""
     summand = pb.RowSummand(letter=pb.Letter(proof=[b""] * 2000))
     return tensor.Frame(
         manifest=tensor.Manifest(rows=[pb.MixedRow(summands=[summand] * 200)] * 5)
@@ -212,10 +208,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def grown():
-    """KiB by which a process grew for each of the cases, one after another.
-
-    Fewer where one was not refused.
-    """
+    """KiB that a process grew by for each case in turn; fewer numbers where one passed."""
     sent = {
         case: (kind, empties(body, field, MAX_MESSAGE_BYTES // 2 - 8))
         for case, (kind, body, field) in CASES.items()

@@ -33,10 +33,7 @@ WAY = ["reach", "handshake", "health"]
 
 @pytest.fixture
 def federation(tmp_path, made, monkeypatch):
-    """A federation of the test's own: it breaks it.
-
-    Before a first start a split that leaves both sides some.
-    """
+    """A federation that the test may break; its split leaves both sides some records."""
     monkeypatch.setattr("staddle.silo.check.secrets", SimpleNamespace(token_bytes=bytes))
     shutil.copytree(made.files.folder, tmp_path / "local")
     files = local_federation.LocalFederation(tmp_path / "local", SILOS, made.files.founder)
@@ -46,9 +43,7 @@ def federation(tmp_path, made, monkeypatch):
 
 @pytest.fixture
 def look(federation):
-    """The findings by name: those that are not ok, but for the way to a coordinator that does not
-    run.
-    """
+    """The findings by name that are not ok, but for the way to a coordinator that is not there."""
 
     def call(*jobs):
         report = check(federation.silo_config("silo-a"), jobs)
@@ -243,10 +238,8 @@ def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, mad
         "epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0"
     )
     assert "this silo would accept" in found["job"].text
-    keys, folder = (
-        load_keys(federation.keys("silo-a")),
-        federation.state("silo-a") / "privacy" / "data",
-    )
+    keys = load_keys(federation.keys("silo-a"))
+    folder = federation.state("silo-a") / "privacy" / "data"
     with Budget.open(folder, "data", "local", "silo-a", keys.log, known=False) as budget:
         budget.set_limit("8.0", "0.00001", "ab" * 32)
         budget.reserve(

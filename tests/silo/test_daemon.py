@@ -34,10 +34,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def serve(config, monkeypatch):
-    """Start the daemon with an agent that ends at once.
-
-    The records on the disk when it could begin to send.
-    """
+    """The records on the disk when the daemon's agent, which ends at once, could begin to send."""
     seen, budgets = [], []
 
     class Agent:
@@ -88,10 +85,8 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
     config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))
     assert serve()[-1]["type"] == "policy.change"
     config.policy.write_text(text + "#" * (MAX_FILE + 1 - len(text)))
-    with pytest.raises(
-        LocalError,
-        match=f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger",
-    ):
+    why = f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"
+    with pytest.raises(LocalError, match=why):
         serve()
     assert [record["type"] for record in stored(config.directory / "ledger")] == [
         "start",
@@ -124,14 +119,12 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
         write_privacy_head(ledger, "data", head, epsilon="1.0", delta="0.00001", limit="8.0")
-    with pytest.raises(
-        LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"
-    ):
+    why = r"data: was rolled back or altered: .*restore the newest copy"
+    with pytest.raises(LocalError, match=why):
         serve()
     shutil.rmtree(config.directory / "privacy")
-    with pytest.raises(
-        LocalError, match="gone, and with it what was spent on data set 'data'; restore it"
-    ):
+    why = "gone, and with it what was spent on data set 'data'; restore it"
+    with pytest.raises(LocalError, match=why):
         serve()
     assert len(serve.budgets) == 1
 
@@ -139,9 +132,7 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
 def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_under_its_own(
     config, serve
 ):
-    """A new name has a budget of its own, and whether the records are the same, nobody but their
-    owner knows.
-    """
+    """A new name has a budget of its own; only their owner knows if the records are the same."""
     keys, text, told = load_keys(config.keys), config.policy.read_text(), []
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/old", 3, bytes(32))

@@ -1,6 +1,4 @@
-"""What a silo keeps on its disk, file by file: one flipped bit, a cut or an empty file is found
-before it is used.
-"""
+"""Each file of a silo: one flipped bit, a cut or an empty file is found before it is used."""
 
 import asyncio
 import shutil
@@ -171,9 +169,7 @@ def damaged_outbox(made, world, job):
 
 
 def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_path):
-    """A coordinator that counts other rounds now would have the same state's values in a second
-    sum.
-    """
+    """A coordinator that counts rounds anew would have one state's values in a second sum."""
     folder = JobFolder(tmp_path)
     folder.accept(b"{}")
     folder.save_round(2, 1, STATE, GIVEN)
@@ -249,9 +245,7 @@ def test_a_budget_of_a_silo_that_was_killed_is_found_changed_to_its_last_record(
 
 
 def check_log(folder, tmp_path, reopen):
-    """Each damage of a segment in a copy, as kill -9 leaves it, is refused when the log is
-    opened.
-    """
+    """Each damage of a segment, as kill -9 leaves it, is refused when the log is opened."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     reopen(copy)

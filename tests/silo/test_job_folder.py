@@ -14,21 +14,14 @@ from staddle.silo.parts.contributions import Contributions
 
 
 def state(value=0.0):
-    parts = {
-        "extractor": {"w": torch.full((2, 3), value), "running": torch.tensor(3)},
-        "classifier": {},
-    }
-    return SiloState({k: v for k, v in parts.items() if v}, {"momentum": torch.full((1,), value)})
+    extractor = {"w": torch.full((2, 3), value), "running": torch.tensor(3)}
+    return SiloState({"extractor": extractor}, {"momentum": torch.full((1,), value)})
 
 
 def payload(value=0.0):
-    return {
-        "model": {
-            "a.w": torch.full((2,), value),
-            "@weight": torch.tensor(1.0, dtype=torch.float64),
-        },
-        "counts": {"n": torch.tensor(4)},
-    }
+    weight = torch.tensor(1.0, dtype=torch.float64)
+    model = {"a.w": torch.full((2,), value), "@weight": weight}
+    return {"model": model, "counts": {"n": torch.tensor(4)}}
 
 
 def same(first, second):
@@ -52,6 +45,19 @@ def folder(tmp_path):
 
 def files(folder):
     return sorted(p.name for p in folder.path.iterdir())
+
+
+def names(*, state=(), outbox=(), counted=True):
+    """The files of a job's folder after these rounds."""
+    found = ["counted", "job.json"] if counted else ["job.json"]
+    found += [f"outbox-{number}.safetensors" for number in outbox]
+    return found + [f"state-{number}.safetensors" for number in state]
+
+
+def train(folder, round_, counted=None, value=0.0):
+    """A round that leaves these values, and how many rounds counted before it."""
+    given = Contributions(payload(value))
+    folder.save_round(round_, round_ if counted is None else counted, state(value), given)
 
 
 # The job.
@@ -102,14 +108,10 @@ def test_a_job_that_was_never_accepted_is_none(tmp_path):
 def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(folder):
     counted = 0
     for round_ in (0, 1, 5, 11):
-        folder.save_round(round_, counted, state(round_), Contributions(payload(round_)))
-        began = [f"state-{counted}.safetensors", "counted"] if counted else []
-        written = [
-            "job.json",
-            f"outbox-{round_ + 1}.safetensors",
-            f"state-{round_ + 1}.safetensors",
-        ]
-        assert files(folder) == sorted(written + began)
+        train(folder, round_, counted, round_)
+        began = [counted] if counted else []
+        wanted = names(state=[*began, round_ + 1], outbox=[round_ + 1], counted=bool(began))
+        assert files(folder) == sorted(wanted)
         counted = folder.rounds_done
         kept = folder.state(counted)
         assert counted == round_ + 1
@@ -119,98 +121,77 @@ def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(fo
 
 
 def test_a_round_that_did_not_count_leaves_no_trace(folder):
-    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
-    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))  # lost on the way
+    train(folder, 0, value=1.0)
+    train(folder, 1, value=2.0)  # lost on the way
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(4, 1, state(5.0), Contributions(payload(5.0)))  # lost as well
+    train(folder, 4, 1, 5.0)  # lost as well
     assert folder.rounds_done == 5
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(6, 5, state(7.0), Contributions(payload(7.0)))  # but it did count
-    states = ["state-5.safetensors", "state-7.safetensors"]
-    assert files(folder) == ["counted", "job.json", "outbox-7.safetensors", *states]
+    train(folder, 6, 5, 7.0)  # but it did count
+    assert files(folder) == names(state=(5, 7), outbox=(7,))
     same(folder.state(5).parts, state(5.0).parts)
 
 
 def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
-    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
+    train(folder, 0, value=1.0)
     assert folder.state(0) is None
-    folder.save_round(2, 0, state(3.0), Contributions(payload(3.0)))
-    assert files(folder) == ["job.json", "outbox-3.safetensors", "state-3.safetensors"]
+    train(folder, 2, 0, 3.0)
+    assert files(folder) == names(state=(3,), outbox=(3,), counted=False)
 
 
 def test_a_state_that_was_put_back_is_noticed(folder):
-    folder.save_round(2, 0, state(), Contributions(payload()))
-    with pytest.raises(
-        LocalError, match=r"counts our round 3, .* here is 2: an old state was restored"
-    ):
+    train(folder, 2, 0)
+    why = r"counts our round 3, .* here is 2: an old state was restored"
+    with pytest.raises(LocalError, match=why):
         folder.state(4)
 
 
 def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
     for round_ in (0, 1, 2):
-        folder.save_round(round_, round_, state(), Contributions(payload()))
+        train(folder, round_)
     assert folder.state(2) is not None
     for counted in (1, 0):  # 0 would begin anew, from the initial state
-        with pytest.raises(
-            LocalError,
-            match=rf"counts our rounds up to {counted - 1}, but it counted them up to 1 ",
-        ):
+        why = rf"counts our rounds up to {counted - 1}, but it counted them up to 1 "
+        with pytest.raises(LocalError, match=why):
             folder.state(counted)
     (folder.path / "state-2.safetensors").unlink()
-    with pytest.raises(
-        LocalError, match=r"state-2\.safetensors: missing; .* it counted a later one before"
-    ):
+    why = r"state-2\.safetensors: missing; .* it counted a later one before"
+    with pytest.raises(LocalError, match=why):
         folder.state(2)
 
 
-def test_what_was_counted_is_a_number(folder):
-    folder.save_round(1, 1, state(), Contributions(payload()))
-    (folder.path / "counted").write_text("many")
-    with pytest.raises(LocalError, match=r"counted: not valid JSON.* restore it from a backup"):
-        folder.state(1)
-
-
 def test_only_the_last_round_has_an_outbox(folder):
-    folder.save_round(3, 3, state(), Contributions(payload()))
-    assert [folder.outbox(n) is not None for n in range(6)] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
-    folder.save_round(4, 4, state(), Contributions(payload()))
+    train(folder, 3)
+    assert [n for n in range(6) if folder.outbox(n) is not None] == [3]
+    train(folder, 4)
     assert folder.outbox(3) is None
 
 
 def test_a_crash_between_outbox_and_state_costs_a_training_and_no_state(folder):
-    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
+    train(folder, 0, value=1.0)
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))
+    train(folder, 1, value=2.0)
     (folder.path / "state-2.safetensors").unlink()  # as if the crash came before it
     for name in ("state-1.safetensors", "outbox-1.safetensors"):
         (folder.path / name).write_bytes(before[name])
     assert folder.outbox(1) is None
     assert folder.rounds_done == 1
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(1, 1, state(3.0), Contributions(payload(3.0)))
-    states = ["state-1.safetensors", "state-2.safetensors"]
-    assert files(folder) == ["counted", "job.json", "outbox-2.safetensors", *states]
+    train(folder, 1, value=3.0)
+    assert files(folder) == names(state=(1, 2), outbox=(2,))
     same(folder.outbox(1).tensors, payload(3.0))
 
 
 def test_a_crash_before_the_old_files_go_leaves_the_new_round(folder):
-    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
+    train(folder, 0, value=1.0)
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))
+    train(folder, 1, value=2.0)
     for name, data in before.items():
         (folder.path / name).write_bytes(data)
     assert folder.rounds_done == 2
     same(folder.outbox(1).tensors, payload(2.0))
-    folder.save_round(2, 2, state(), Contributions(payload()))
-    states = ["state-2.safetensors", "state-3.safetensors"]
-    assert files(folder) == ["counted", "job.json", "outbox-3.safetensors", *states]
+    train(folder, 2)
+    assert files(folder) == names(state=(2, 3), outbox=(3,))
 
 
 def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
@@ -222,15 +203,14 @@ def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
         real(path, data, *mode)
 
     monkeypatch.setitem(folder.save_round.__globals__, "write_atomic", noting)
-    folder.save_round(0, 0, state(), Contributions(payload()))
+    train(folder, 0)
     assert written == ["outbox-1.safetensors", "state-1.safetensors"]
 
 
 def test_rounds_are_counted_as_numbers(folder):
-    folder.save_round(9, 9, state(), Contributions(payload()))
-    (folder.path / "state-9.safetensors").write_bytes(
-        (folder.path / "state-10.safetensors").read_bytes()
-    )
+    train(folder, 9)
+    newest = (folder.path / "state-10.safetensors").read_bytes()
+    (folder.path / "state-9.safetensors").write_bytes(newest)
     assert folder.rounds_done == 10
 
 
@@ -240,24 +220,41 @@ def test_what_others_put_into_the_folder_is_no_state(folder):
     assert folder.rounds_done == 0
 
 
-def test_a_broken_state_is_named(folder):
-    (folder.path / "state-1.safetensors").write_bytes(b"xx")
-    with pytest.raises(LocalError, match=r"state-1\.safetensors"):
-        folder.state(1)
-
-
-def test_a_broken_outbox_is_named(folder):
-    folder.save_round(0, 0, state(), Contributions(payload()))
-    (folder.path / "outbox-1.safetensors").write_bytes(b"xx")
-    with pytest.raises(LocalError, match=r"outbox-1\.safetensors"):
-        folder.outbox(0)
+@pytest.mark.parametrize(
+    ("name", "data", "read", "why"),
+    [
+        ("state-1.safetensors", "xx", lambda f: f.state(1), r"state-1\.safetensors"),
+        ("outbox-1.safetensors", "xx", lambda f: f.outbox(0), r"outbox-1\.safetensors"),
+        (
+            "counted",
+            "many",
+            lambda f: f.state(1),
+            r"counted: not valid JSON.* restore it from a backup",
+        ),
+        ("report.json", "[]", lambda f: f.report(), r"report\.json"),
+        ("report.json", "nonsense", lambda f: f.report(), r"report\.json"),
+        ("report.json", '{"rounds":[],"rounds":[]}', lambda f: f.report(), r"report\.json"),
+        ("report.json", "{}", lambda f: f.add_round(report(0), {}), r"report\.json"),
+        (
+            "report.json",
+            '{"rounds":[{}],"final":null}',
+            lambda f: f.add_round(report(0), {}),
+            r"report\.json",
+        ),
+    ],
+)
+def test_a_broken_file_is_named(folder, name, data, read, why):
+    train(folder, 0)
+    (folder.path / name).write_text(data)
+    with pytest.raises(LocalError, match=why):
+        read(folder)
 
 
 def test_the_outbox_keeps_what_its_tensors_were_computed_from(folder):
     taints = {"model": {"a.w": paid(3, 5), "@weight": paid(3)}, "counts": {"n": PUBLIC}}
     folder.save_round(0, 0, state(), Contributions(payload(), taints))
     assert folder.outbox(0).taints == taints
-    folder.save_round(1, 1, state(), Contributions(payload()))
+    train(folder, 1)
     assert folder.outbox(1).taints == {}
 
 
@@ -271,7 +268,7 @@ def test_the_last_model_is_kept_beside_the_state(folder):
 
 
 def test_what_is_kept_is_readable_by_its_owner_alone(folder):
-    folder.save_round(0, 0, state(), Contributions(payload()))
+    train(folder, 0)
     folder.save_model(state())
     folder.add_round(report(0), {})
     for path in folder.path.iterdir():
@@ -287,14 +284,8 @@ def test_rounds_add_up_in_the_report(folder):
         folder.add_round(report(round_), facts)
     found = folder.report()
     assert [entry["round"] for entry in found["rounds"]] == [0, 2, 3]
-    assert found["rounds"][0] == {
-        "round": 0,
-        "samples": 30,
-        "tested": 10,
-        "correct_delivered": 3,
-        "correct_trained": 4,
-        "loss": 0.5,
-    }
+    counts = {"samples": 30, "tested": 10, "correct_delivered": 3, "correct_trained": 4}
+    assert found["rounds"][0] == {"round": 0, **counts, "loss": 0.5}
     assert (found["silo"], found["classes"], found["final"]) == ("a", [3, 4], None)
 
 
@@ -310,20 +301,6 @@ def test_the_final_evaluation_keeps_the_rounds(folder):
     found = folder.report()
     assert (len(found["rounds"]), found["final"]["round"], found["final"]["loss"]) == (1, 4, None)
     json.loads((folder.path / "report.json").read_text())
-
-
-@pytest.mark.parametrize("text", ["[]", "nonsense", '{"rounds":[],"rounds":[]}'])
-def test_what_is_no_report_is_named(folder, text):
-    (folder.path / "report.json").write_text(text)
-    with pytest.raises(LocalError, match=r"report\.json"):
-        folder.report()
-
-
-@pytest.mark.parametrize("text", ["{}", '{"rounds":[{}],"final":null}'])
-def test_an_incomplete_report_is_named(folder, text):
-    (folder.path / "report.json").write_text(text)
-    with pytest.raises(LocalError, match=r"report\.json"):
-        folder.add_round(report(0), {})
 
 
 # The secret of the split.

@@ -1,6 +1,7 @@
 """Ledgers for tests: one key, one federation, and the folder's files by name."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.errors import LocalError
 from staddle.security.faults import Code
+from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import (
     MOST_WHY,
@@ -63,6 +65,36 @@ def public(silo="silo-a"):
 
 def open_ledger(folder, silo="silo-a", key=KEY):
     return Ledger.open(Path(folder), silo, FEDERATION, key)
+
+
+FRAME = ("v", "seq", "prev", "nonce", "time", "mono_us")
+
+
+def body(record):
+    """What the record says, without the fields that chain it."""
+    return {key: value for key, value in record.items() if key not in FRAME}
+
+
+def raw(folder, *records):
+    """Append records past the writer's rules, with a right chain: only the verifier can object."""
+    with open_log(folder) as log:
+        for record in records:
+            log.append(record)
+
+
+def found_with(folder, wrong):
+    """What the verifier finds of a ledger with each list of wrong records behind it, by its key.
+
+    There must be one problem, in the words of the key.
+    """
+    before = copied(folder)
+    for said, records in wrong.items():
+        put_back(folder, before)
+        raw(folder, *records)
+        found = audit.verify(folder)
+        assert len(found.problems) == 1, (said, found.problems)
+        assert re.search(said, found.problems[0]), (said, found.problems)
+        yield said
 
 
 def open_log(folder, **options):

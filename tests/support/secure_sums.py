@@ -4,14 +4,16 @@ in one process.
 
 import hashlib
 import random
+from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.fixedpoint import Group
-from staddle.security.identity.domains import framed
+from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, framed
 from staddle.security.identity.signers import Signers
+from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator, gram_pieces, masked_sum
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
@@ -56,6 +58,25 @@ def names(n):
 def signers(silos):
     public = {silo: key_of(silo).public_key().public_bytes_raw() for silo in silos}
     return Signers(key_of("coordinator").public_key().public_bytes_raw(), public)
+
+
+def signed_dealing(dealing, ctx, portions=None, by=None, **changes):
+    """A dealing with changes, or over other portions, that its dealer signed anew."""
+    if portions is not None:
+        changes["root"] = Tree(portion.leaf() for portion in portions).root()
+    dealing = replace(dealing, **changes, signature=b"")
+    sign = signer(by or dealing.dealer)
+    return replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
+
+
+def signed_bundle(bundle, ctx, **changes):
+    """A bundle of keys with changes that its silo signed."""
+    bundle = replace(bundle, **changes, signature=b"")
+    return replace(bundle, signature=signer(bundle.silo)(SECAGG_KEYS, bundle.payload(ctx)))
+
+
+def with_portion(portions, holder, **changes):
+    return tuple(replace(each, **changes) if each.holder == holder else each for each in portions)
 
 
 def group(name="model", elements=20, **fields):

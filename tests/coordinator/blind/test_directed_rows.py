@@ -1,6 +1,4 @@
-"""Rows for single silos as a coordinator keeps them: files of words, and lists of which rounds wait
-for whom.
-"""
+"""Rows for single silos at a coordinator: files of words, and which rounds wait for whom."""
 
 import hashlib
 import json
@@ -184,10 +182,7 @@ def test_an_open_sum_leaves_the_words_of_rows_in_which_somebody_is_mixed(tmp_pat
 
 
 def test_of_members_a_row_each_waits_and_no_more():
-    """Three of each, as of every file that a round replaces.
-
-    Rows for who is away pile up over all rounds.
-    """
+    """Three files of each, as of all that a round replaces; rows for absent silos pile up."""
     document = made_job()._written()
     members = {"name": "pfedsim", "options": {"rho": "0.0"}, "version": None}
     security = {**document["security"], "mix": "directed"}

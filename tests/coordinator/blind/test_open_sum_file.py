@@ -45,10 +45,8 @@ def test_a_file_that_something_else_wrote_is_none(file, change):
 def test_words_that_the_disk_changed_do_not_go_down(file, at):
     kept_sum("model", file, len(WORDS)).check()
     file.write_bytes(flipped(file.read_bytes(), at))
-    with pytest.raises(
-        LocalError,
-        match=r"0\.model\.words: its words are not those of the open sum: the disk changed",
-    ):
+    why = r"0\.model\.words: its words are not those of the open sum: the disk changed"
+    with pytest.raises(LocalError, match=why):
         kept_sum("model", file, len(WORDS)).check()
 
 

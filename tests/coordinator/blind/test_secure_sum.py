@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from safetensors import safe_open
-from support.secure_sums import Drawn, frame, names, signer, signers
+from support.secure_sums import Drawn, frame, names, signed_dealing, signer, signers, with_portion
 
 from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
@@ -26,8 +26,6 @@ from staddle.proto.convert.secagg_received import (
 from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
-from staddle.security.identity.domains import SECAGG_DEALING
-from staddle.security.log.merkle import Tree
 from staddle.security.secagg import masked_sum
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
@@ -101,10 +99,7 @@ class World:
         self.start()
 
     def start(self):
-        """The coordinator's process begins, with what is in the database.
-
-        Nothing else is left of the one before.
-        """
+        """The coordinator's process begins with nothing but the database."""
         self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
         self.summing = SecureSum(self.setting, self, self.kept())
         self.summing.resume()
@@ -383,9 +378,8 @@ def test_parts_whose_words_are_kept_are_folded_from_them(world):
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        LocalError, match=rf"{kept}\.words: its words are not those of the open sum"
-    ):
+    why = rf"{kept}\.words: its words are not those of the open sum"
+    with pytest.raises(LocalError, match=why):
         OpenedSums(world.store, lambda: 3, BOUNDS).collect(PARTS[0], world.silos, None)
 
 
@@ -522,10 +516,7 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
 
 
 def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
-    """In any stage before survivors sign, for silos that began anew.
-
-    While enough are left it goes on with them.
-    """
+    """Before survivors sign, for silos that began anew; with enough left it goes on without."""
     for number, stage in enumerate(("SendKeys", "SendShares", "UploadWords")):
         (tmp_path / stage).mkdir()
         world = World(tmp_path / stage, n=7)
@@ -719,21 +710,15 @@ def rubbish(world, dealer, victim):
     def hear(silo, effect):
         if silo != dealer or not isinstance(effect, s.SendShares):
             return effect
-        portions = tuple(
-            dataclasses.replace(p, sealed=bytes(len(p.sealed))) if p.holder == victim else p
-            for p in effect.portions
-        )
+        sealed = next(p.sealed for p in effect.portions if p.holder == victim)
+        portions = with_portion(effect.portions, victim, sealed=bytes(len(sealed)))
         return resigned(world, dealer, effect.dealing, portions)
 
     return hear
 
 
 def resigned(world, dealer, dealing, portions):
-    unsigned = dataclasses.replace(
-        dealing, root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    signature = signer(dealer)(SECAGG_DEALING, unsigned.payload(world.states[dealer].ctx))
-    signed = dataclasses.replace(unsigned, signature=signature)
+    signed = signed_dealing(dealing, world.states[dealer].ctx, portions)
     world.states[dealer] = dataclasses.replace(world.states[dealer], dealing=signed)
     return s.SendShares(signed, portions)
 
@@ -858,9 +843,7 @@ class Once(Terms):
 
 @pytest.mark.parametrize("kind", [Terms, Once])
 def test_one_batch_is_summed_again_without_a_dealer_whose_shares_do_not_join(tmp_path, kind):
-    """Over the very survivors where the round is summed once, and else over the batch without the
-    dealer.
-    """
+    """Over the very survivors where it is summed once, else over the batch without the dealer."""
     world = World(tmp_path, n=5)
     batched(world, kind, (tuple(world.silos),))
     dealer, bound = world.silos[1], kind is Once
@@ -895,9 +878,7 @@ def test_evidence_of_earlier_rounds_is_told_and_holds(tmp_path):
 @pytest.mark.parametrize("kind", [Terms, Once])
 @pytest.mark.parametrize(("fault", "whole"), [(rubbish, True), (rubbish, False), (unjoined, False)])
 def test_a_round_of_batches_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault, whole):
-    """Without its whole batch, too. Where a round is summed once, the very survivors repeat a sum
-    that was signed.
-    """
+    """Also without its whole batch; a signed sum that is summed once keeps its survivors."""
     world = World(tmp_path, n=8)
     first, other = world.silos[:4], world.silos[4:]
     batched(world, kind, (first, other))

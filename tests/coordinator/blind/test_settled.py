@@ -36,9 +36,7 @@ def opened_without(dead):
 
 
 def opened_after(dead):
-    """Nine silos, of whom seven would have to sign: the attempt ends, and another is opened without
-    the batch.
-    """
+    """Of nine silos seven must sign: this attempt ends, another opens without the batch."""
     silos = names(9)
     first = run(silos, batched(silos), drops={dead: "UploadWords"})
     assert first.state.stage == "ended"
@@ -53,9 +51,7 @@ DEAD = names(1)[0]
 
 
 def enter(memory, silos, kept):
-    """The dead silo's memory of entering a later round, from the state before the one in which it
-    died.
-    """
+    """The dead silo enters a later round, from the state before the one in which it died."""
     notes, shown = brought(kept)
     spec = specify(LATER, silos, 0)
     memory = memory.shown(shown, DEAD, signers(silos))
@@ -66,9 +62,8 @@ def enter(memory, silos, kept):
 def test_a_silo_that_was_away_enters_a_later_round(closed):
     silos, states, memory = closed(DEAD)
     assert [pending.round for pending in memory.pending] == [3]
-    with pytest.raises(
-        RefusedError, match="may still show, and brings abandon notes of 0 silos"
-    ) as caught:
+    why = "may still show, and brings abandon notes of 0 silos"
+    with pytest.raises(RefusedError, match=why) as caught:
         enter(memory, silos, [])
     # an honest coordinator may have none
     assert (caught.value.peer, caught.value.code) == ("", "ABANDON")

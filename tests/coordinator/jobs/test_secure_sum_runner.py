@@ -68,9 +68,7 @@ def gathering(tmp_path, name, round_=0, proofs=()):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
-    """Else it would wait for signatures that they do not give, or let a sum be that they would
-    repeat.
-    """
+    """Else it waits for signatures that silos do not give, or ends a sum they would repeat."""
     job, runner = gathering(tmp_path, name)
     setting = runner.summing._setting
     terms = Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)

@@ -741,10 +741,7 @@ def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
 
 
 def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
-    """Three signed and died before it was open.
-
-    The round goes on without their batch, and they from where it led.
-    """
+    """Three signed and died; the round goes on without their batch, and they from its result."""
     state, _ = batched()
     why = "TOO_FEW: stage 'reveal' closed with 3 silos"
     state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
@@ -835,9 +832,7 @@ def test_each_cell_of_the_table(stage, kind):
 
 
 class World:
-    """A coordinator's shell around one job, with every claim of the module checked at every
-    step.
-    """
+    """A coordinator's shell around one job, with every claim of the module checked each step."""
 
     def __init__(self, state):
         self.first = self.state = state

@@ -26,11 +26,9 @@ ROLES = {
     "silo-a": Role.SILO,
 }
 TLS13 = [b"TLSv1.3"]
-SERVICE, HEALTH, OPERATIONS = (
-    "/staddle.v1.Federation/",
-    "/grpc.health.v1.Health/",
-    "/staddle.v1.Operations/",
-)
+SERVICE = "/staddle.v1.Federation/"
+HEALTH = "/grpc.health.v1.Health/"
+OPERATIONS = "/staddle.v1.Operations/"
 
 
 @pytest.fixture(scope="module")

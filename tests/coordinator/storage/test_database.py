@@ -30,6 +30,7 @@ from staddle.security.secagg.evidence import Unopened
 SILOS = ("b", "a", "c")
 NEW = ("blind", "attempt", "fruitless", "keyed", "least")  # fields of a state that came later
 GIVEN = Submission(1, "a", "1.a.upload", 2**40, "ab" * 32, 2**53 - 1, "cd" * 32, b"\0sig")
+WORDS = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32)
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def add(database, *states, signed=b"{}", method=None):
             database.add_job(signed, state, method or {})
 
 
+def submit(database, *submissions, **options):
+    """Uploads of job j, in one transaction."""
+    with database.transaction():
+        for each in submissions:
+            database.add_submission("j", each, **options)
+
+
+def save(database, state):
+    with database.transaction():
+        database.save_state(state)
+
+
 def again(database, path):
     database.close()
     return Database(path)
@@ -61,14 +74,10 @@ def again(database, path):
 
 def test_jobs_come_back_in_the_order_in_which_they_were_added(database, path):
     add(database, job("z"), job("a"), job("m"))
-    with database.transaction():
-        database.save_state(replace(job("a"), stage="ended"))
+    save(database, replace(job("a"), stage="ended"))
     found = again(database, path).jobs()
-    assert [(kept.state.job, kept.state.stage) for kept in found] == [
-        ("z", "queued"),
-        ("a", "ended"),
-        ("m", "queued"),
-    ]
+    kept = [(kept.state.job, kept.state.stage) for kept in found]
+    assert kept == [("z", "queued"), ("a", "ended"), ("m", "queued")]
 
 
 def test_every_state_of_a_job_comes_back_as_it_was(database, path):
@@ -82,8 +91,7 @@ def test_every_state_of_a_job_comes_back_as_it_was(database, path):
     ]
     for event in [*events, Folded(0), Drawn(1, ("a", "b")), UploadStored("a", 1, "y")]:
         state, _ = advance(state, event)
-        with database.transaction():
-            database.save_state(state)
+        save(database, state)
         assert database.jobs()[0].state == state
     assert again(database, path).jobs()[0].state == state
 
@@ -119,8 +127,7 @@ def test_a_closed_round_changes_files_method_and_metrics_together(database, path
 
 def test_a_receipt_is_found_again(database, path):
     add(database, job())
-    with database.transaction():
-        database.add_submission("j", GIVEN)
+    submit(database, GIVEN)
     database = again(database, path)
     assert database.submission("j", 1, "a") == GIVEN
     assert database.submission("j", 1, "b") is None
@@ -140,16 +147,14 @@ def test_the_digests_of_versions_come_back_and_what_is_given_again_takes_its_pla
         database.drop_submissions("j", 1, ("a",))
     assert database.submission("j", 1, "a") is None
     assert database.submission("j", 1, "b") is not None
-    with database.transaction():
-        database.add_submission("j", GIVEN)
+    submit(database, GIVEN)
 
 
 def test_a_submission_counts_once(database):
     add(database, job())
-    with database.transaction():
-        database.add_submission("j", GIVEN)
-    with pytest.raises(LocalError, match="UNIQUE"), database.transaction():
-        database.add_submission("j", replace(GIVEN, sha256="00" * 32))
+    submit(database, GIVEN)
+    with pytest.raises(LocalError, match="UNIQUE"):
+        submit(database, replace(GIVEN, sha256="00" * 32))
     assert database.submission("j", 1, "a") == GIVEN
 
 
@@ -196,16 +201,11 @@ with database.transaction():
 
 def test_a_full_disk_is_an_error_of_ours_and_the_rows_stay(database, path):
     add(database, job())
-    database._connection.execute(
-        f"PRAGMA max_page_count = {database._connection.execute('PRAGMA page_count').fetchone()[0]}"
-    )
-    with (
-        pytest.raises(
-            LocalError, match=r"coordinator\.sqlite: database or disk is full; make room"
-        ),
-        database.transaction(),
-    ):
-        database.save_state(replace(job(), reason="x" * 100_000))
+    (pages,) = database._connection.execute("PRAGMA page_count").fetchone()
+    database._connection.execute(f"PRAGMA max_page_count = {pages}")
+    why = r"coordinator\.sqlite: database or disk is full; make room"
+    with pytest.raises(LocalError, match=why):
+        save(database, replace(job(), reason="x" * 100_000))
     assert database.jobs()[0].state == job()
 
 
@@ -285,11 +285,9 @@ OPEN = replace(
 
 def test_an_upload_counts_as_given_by_its_row_while_its_round_is_open(database, path):
     add(database, OPEN, replace(OPEN, job="other"))
-    with database.transaction():
-        database.add_submission("j", replace(GIVEN, round=0, silo="b"))
+    submit(database, replace(GIVEN, round=0, silo="b"))
     for place, silo in enumerate(("a", "b"), 1):
-        with database.transaction():
-            database.add_submission("j", replace(GIVEN, silo=silo))
+        submit(database, replace(GIVEN, silo=silo))
         expected = replace(OPEN, given=dict.fromkeys(("a", "b")[:place], GIVEN.sha256))
         assert database.states() == [expected, replace(OPEN, job="other")]
         assert list(database.states()[0].given) == ["a", "b"][:place]
@@ -299,28 +297,24 @@ def test_an_upload_counts_as_given_by_its_row_while_its_round_is_open(database, 
     assert reading.states()[0] == expected
     reading.close()
     folding = replace(expected, stage="folding")
-    with database.transaction():
-        database.save_state(folding)
+    save(database, folding)
     assert database.states()[0] == folding
     failed = replace(OPEN, stage="finishing", cohort=(), outcome="failed")
-    with database.transaction():
-        database.save_state(failed)
+    save(database, failed)
     assert database.states()[0] == failed
     database.close()
 
 
 def test_nobody_gives_alone_to_a_sum_whatever_was_uploaded(database):
     add(database, replace(OPEN, blind=True))
-    with database.transaction():
-        database.add_submission("j", GIVEN)
+    submit(database, GIVEN)
     assert database.states() == [replace(OPEN, blind=True)]
 
 
 def test_a_database_whose_states_have_all_that_was_given_is_taken_over(database, path):
     state = replace(OPEN, given={"a": GIVEN.sha256})
     add(database, state)
-    with database.transaction():
-        database.add_submission("j", GIVEN)
+    submit(database, GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
         old.execute("DROP TABLE misdealings")
@@ -350,25 +344,18 @@ def test_evidence_is_kept_by_job_and_dealer_and_the_first_stays(database, path):
 def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     """Its states lack the fields that came since, its submissions are of no part."""
     add(database, job())
-    with database.transaction():
-        database.add_submission("j", GIVEN)
+    submit(database, GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
-        for table, last in (
-            ("misdealings", 4),
-            ("contributions", 3),
-            ("hidden", 3),
-            ("mixed", 3),
-            ("secure", 2),
-        ):
+        lasts = {"misdealings": 4, "contributions": 3, "hidden": 3, "mixed": 3, "secure": 2}
+        for table, last in lasts.items():
             if version <= last:
                 old.execute(f"DROP TABLE {table}")
         if version < 4:
             old.execute("CREATE TABLE before AS SELECT * FROM submissions")
             old.execute("DROP TABLE submissions")
-            old.execute(
-                SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)")
-            )
+            without = SUBMISSIONS.replace("  part TEXT NOT NULL", "  --")
+            old.execute(without.replace("silo, part)", "silo)"))
             columns = "job, round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt"
             old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
             old.execute("DROP TABLE before")
@@ -386,10 +373,8 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     assert found.submission("j", 1, "a") == GIVEN
     with found.transaction():
         found.add_submission("j", replace(GIVEN, part="rows"))
-    assert (found.submission("j", 1, "a"), found.submission("j", 1, "a", "rows").part) == (
-        GIVEN,
-        "rows",
-    )
+    assert found.submission("j", 1, "a") == GIVEN
+    assert found.submission("j", 1, "a", "rows").part == "rows"
     found.close()
     with sqlite3.connect(path) as new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -398,7 +383,7 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
 def test_uploads_of_parts_and_the_words_on_them_come_back(database, path):
     state = replace(job(), blind=True)
     add(database, state, replace(job("other"), blind=True))
-    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32)
+    words = WORDS
     vectors = StoredHidden(1, "rows", "a", b"\3" * 32, "1.a.rows.rotated", 40, b"\4" * 32)
     older = replace(words, round=0, file="0.a.extractor.padded", signed=b"word")
     with database.transaction():
@@ -410,13 +395,9 @@ def test_uploads_of_parts_and_the_words_on_them_come_back(database, path):
     found = {kept.state.job: kept.hidden for kept in database.jobs()}
     assert found == {"j": (older, replace(words, signed=b"\0signed"), vectors), "other": (words,)}
     assert database.signed("j", 1, "extractor", "a") == b"\0signed"
-    for place in (
-        ("j", 1, "rows", "a"),
-        ("other", 1, "extractor", "a"),
-        ("j", 2, "extractor", "a"),
-    ):
+    for place in (("j", 1, "rows"), ("other", 1, "extractor"), ("j", 2, "extractor")):
         with pytest.raises(LocalError, match=r"no upload of part .* that 'a' signed; restore"):
-            database.signed(*place)
+            database.signed(*place, "a")
     with database.transaction():
         database.drop_hidden("j", [older.file, vectors.file])
     found = {kept.state.job: [each.file for each in kept.hidden] for kept in database.jobs()}
@@ -425,19 +406,16 @@ def test_uploads_of_parts_and_the_words_on_them_come_back(database, path):
 
 def test_an_upload_of_a_part_takes_nobodys_place_by_itself(database):
     add(database, replace(job(), blind=True))
-    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 8, b"\2" * 32)
     with database.transaction():
-        database.add_hidden("j", words)
+        database.add_hidden("j", WORDS)
     with pytest.raises(LocalError, match="UNIQUE"), database.transaction():
-        database.add_hidden("j", replace(words, context=b"\5" * 32))
+        database.add_hidden("j", replace(WORDS, context=b"\5" * 32))
 
 
 def test_what_rows_were_made_of_is_kept_by_part_and_recipient(database, path):
     add(database, replace(job(), blind=True))
-    first, second = (
-        RowMemory(last="9f" * 32, newest={"a": 4}),
-        RowMemory(last="8e" * 32, newest={"a": 5, "c": 1}),
-    )
+    first = RowMemory(last="9f" * 32, newest={"a": 4})
+    second = RowMemory(last="8e" * 32, newest={"a": 5, "c": 1})
     with database.transaction():
         database.save_memories("j", {("extractor", "b"): first, ("extractor", "c"): first})
         database.save_memories("j", {("extractor", "b"): second})
@@ -447,9 +425,7 @@ def test_what_rows_were_made_of_is_kept_by_part_and_recipient(database, path):
 
 def test_a_part_has_a_submission_of_its_own(database):
     add(database, job())
-    with database.transaction():
-        database.add_submission("j", GIVEN)
-        database.add_submission("j", replace(GIVEN, part="extractor", size=8))
+    submit(database, GIVEN, replace(GIVEN, part="extractor", size=8))
     assert database.submission("j", 1, "a") == GIVEN
     assert database.submission("j", 1, "a", "extractor").size == 8
     assert database.submission("j", 1, "a", "rows") is None
@@ -480,9 +456,6 @@ def filled(path):
     """A database with rows in all of its tables."""
     database = Database(path)
     add(database, replace(job(), blind=True), job("other"), method={"w": torch.ones(3)})
-    words = StoredHidden(
-        1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32, b"word"
-    )
     with database.transaction():
         for number in (1, 2):
             database.add_submission("j", replace(GIVEN, round=number))
@@ -491,28 +464,17 @@ def filled(path):
         database.save_head("a", StoredHead("08" * 32, b"a later note"))
         database.add_secure("j", 1, ReplayEntry(0, "failed", "", b'{"code":"x","silo":"a"}'))
         database.add_contribution("j", "a", "09" * 32, b"contributed")
-        database.add_hidden("j", words)
-        database.save_memories(
-            "j", {("extractor", "b"): RowMemory(last="9f" * 32, newest={"a": 4})}
-        )
-        database.close_round(
-            "j", 0, ("a",), {"tested": 5}, {"w": torch.ones(2)}, {("result", "m", ""): "0.m"}
-        )
+        database.add_hidden("j", replace(WORDS, signed=b"word"))
+        memory = RowMemory(last="9f" * 32, newest={"a": 4})
+        database.save_memories("j", {("extractor", "b"): memory})
+        files = {("result", "m", ""): "0.m"}
+        database.close_round("j", 0, ("a",), {"tested": 5}, {"w": torch.ones(2)}, files)
         database.save_state(replace(job(), blind=True, stage="round", round=1))
     database.close()
 
 
-TABLES = (
-    "jobs",
-    "rounds",
-    "submissions",
-    "heads",
-    "files",
-    "secure",
-    "contributions",
-    "hidden",
-    "mixed",
-)
+TABLES = ("jobs", "rounds", "submissions", "heads", "files")
+TABLES += ("secure", "contributions", "hidden", "mixed")
 
 
 def changes():
@@ -523,16 +485,10 @@ def changes():
             for table in TABLES:
                 yield table, f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})"
                 for _, name, kind, *_ in made.execute(f"PRAGMA table_info({table})"):
-                    other = {"INTEGER": f"{name} + 10", "TEXT": f"{name} || ' '", "BLOB": "x'00'"}[
-                        kind
-                    ]
-                    yield (
-                        table,
-                        (
-                            f"UPDATE {table} SET {name} = {other} WHERE rowid = (SELECT min(rowid)"
-                            f" FROM {table})"
-                        ),
-                    )
+                    more = {"INTEGER": "{} + 10", "TEXT": "{} || ' '", "BLOB": "x'00'"}
+                    other = more[kind].format(name)
+                    row = f"WHERE rowid = (SELECT min(rowid) FROM {table})"
+                    yield table, f"UPDATE {table} SET {name} = {other} {row}"
 
 
 @pytest.mark.parametrize(
@@ -549,10 +505,8 @@ def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, 
             Database(path).jobs()
         return
     for how in ({}, {"read_only": True}):
-        with pytest.raises(
-            LocalError,
-            match=f"coordinator.sqlite: table {table} is not as it was written: the disk",
-        ):
+        why = f"coordinator.sqlite: table {table} is not as it was written: the disk"
+        with pytest.raises(LocalError, match=why):
             Database(path, **how)
 
 

@@ -1,6 +1,4 @@
-"""The head at the end of an upload: it grew from the one that is held, and ends with the upload's
-record.
-"""
+"""The head at an upload's end: it grew from the held one, and ends with the upload's record."""
 
 import pytest
 from support.ledgers import KEY, OTHER_KEY

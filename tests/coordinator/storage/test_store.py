@@ -63,6 +63,11 @@ def store_version(fold, part, silo):
     fold.store(Part(part, Kind.BACKBONE, Mix(), ()), silo, None)
 
 
+def store_versions(part, *silos):
+    """The act of a fold that keeps these silos' versions of a part."""
+    return lambda fold: [store_version(fold, part, silo) for silo in silos]
+
+
 def put(fold, part, silo, tensors):
     fold.put_mail(Post(part, silo, {}, 0.5), tensors)
 
@@ -99,9 +104,11 @@ def test_a_new_spool_starts_empty(tmp_path):
     assert Spool(tmp_path / "x.part", "silo-a").finished().read_bytes() == b""
 
 
-def full_disk(tmp_path):
-    (tmp_path / "x.part").symlink_to("/dev/full")  # every write there says: no space left
-    return Spool(tmp_path / "x.part", "silo-a")
+def full_disk(monkeypatch):
+    def failing(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", failing)
 
 
 def storage(action, *args):
@@ -111,25 +118,17 @@ def storage(action, *args):
     assert "No space left" in caught.value.why
 
 
-def test_a_full_disk_refuses_a_chunk(tmp_path):
-    spool = full_disk(tmp_path)
-    storage(spool.write, bytes(1024 * 1024))
-    spool.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_refuses_even_a_few_bytes_and_the_spool_can_be_discarded(tmp_path):
-    spool = full_disk(tmp_path)
-    storage(spool.write, b"few")
+@pytest.mark.parametrize("data", [bytes(1024 * 1024), b"few"], ids=["a chunk", "a few bytes"])
+def test_a_full_disk_refuses_what_comes_and_the_spool_can_be_discarded(tmp_path, data):
+    (tmp_path / "x.part").symlink_to("/dev/full")  # every write there says: no space left
+    spool = Spool(tmp_path / "x.part", "silo-a")
+    storage(spool.write, data)
     spool.discard()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_sync_is_a_refusal(tmp_path, monkeypatch):
-    def failing(fd):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store.os, "fsync", failing)
+    full_disk(monkeypatch)
     storage(spooled(tmp_path / "x.part", values()).finished)
 
 
@@ -163,6 +162,13 @@ def test_a_finite_upload_passes(tmp_path):
     uploaded(tmp_path, values()).check_values("silo-a")
 
 
+def check_refused(upload, code, named):
+    with pytest.raises(RefusedError) as caught:
+        upload.check_values("silo-a")
+    assert (caught.value.code, caught.value.peer) == (code, "silo-a")
+    assert f"tensor {named}" in caught.value.why
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(
     ("place", "named"), [(1, "model/w"), (3, "model/odd"), (4, "model/@weight")]
@@ -170,20 +176,14 @@ def test_a_finite_upload_passes(tmp_path):
 def test_a_value_that_is_not_finite_is_refused_and_its_tensor_named(tmp_path, bad, place, named):
     tensors = values()
     tensors[place].reshape(-1)[-1] = bad
-    with pytest.raises(RefusedError) as caught:
-        uploaded(tmp_path, tensors).check_values("silo-a")
-    assert (caught.value.code, caught.value.peer) == ("NOT_FINITE", "silo-a")
-    assert f"tensor {named} " in caught.value.why
+    check_refused(uploaded(tmp_path, tensors), "NOT_FINITE", f"{named} ")
 
 
 @pytest.mark.parametrize("weight", [-1.0, -1e-310, 2.0**53 + 2, 1.7e308])
 def test_a_weight_that_no_silo_has_is_refused(tmp_path, weight):
     tensors = values()
     tensors[4].fill_(weight)
-    with pytest.raises(RefusedError) as caught:
-        uploaded(tmp_path, tensors).check_values("silo-a")
-    assert (caught.value.code, caught.value.peer) == ("WEIGHT", "silo-a")
-    assert "tensor model/@weight" in caught.value.why
+    check_refused(uploaded(tmp_path, tensors), "WEIGHT", "model/@weight")
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.0, 1e-310, 0.5, 2.0**53])
@@ -210,10 +210,7 @@ def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(
     SpooledUpload(path, items).check_values("silo-a")
     tensors[place].view(-1)[-1] = value
     path = spooled(tmp_path / "bad.part", tensors).finished()
-    with pytest.raises(RefusedError) as caught:
-        SpooledUpload(path, items).check_values("silo-a")
-    assert (caught.value.code, caught.value.peer) == ("BOUNDS", "silo-a")
-    assert f"tensor {named} holds a value" in caught.value.why
+    check_refused(SpooledUpload(path, items), "BOUNDS", f"{named} holds a value")
 
 
 # A job's files.
@@ -309,7 +306,7 @@ def test_what_a_silo_gave_in_the_open_round_is_checked_and_its_silo_named(tmp_pa
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_version_that_the_disk_changed_is_not_mixed(tmp_path, job, damage, restarted):
     job.give(tmp_path, 0, "a")
-    job.close(0, lambda fold: store_version(fold, "model", "a"))
+    job.close(0, store_versions("model", "a"))
     damage(job.folder / "0.a.upload")
     if restarted:
         job.restart()
@@ -320,7 +317,7 @@ def test_a_version_that_the_disk_changed_is_not_mixed(tmp_path, job, damage, res
 
 def test_a_version_is_looked_at_once_a_round(tmp_path, job):
     job.give(tmp_path, 0, "a")
-    job.close(0, lambda fold: store_version(fold, "model", "a"))
+    job.close(0, store_versions("model", "a"))
     job.store.version("model", "a", "w")
     flip(job.folder / "0.a.upload")
     job.store.version("model", "a", "w")
@@ -332,11 +329,8 @@ def test_a_version_is_looked_at_once_a_round(tmp_path, job):
 @DAMAGE
 def test_a_file_is_compared_with_the_digest_that_is_known_of_it(tmp_path, job, damage):
     (tmp_path / "part").write_bytes(bytes(range(64)))
-    digests = {
-        job.store.keep_as("0.a.theta.padded", tmp_path / "part"): (
-            sha256(bytes(range(64))).hexdigest()
-        )
-    }
+    name = job.store.keep_as("0.a.theta.padded", tmp_path / "part")
+    digests = {name: sha256(bytes(range(64))).hexdigest()}
     job.store.check_files(digests)
     job.close(0, lambda fold: fold.changes.update({("version", "theta", "a"): "0.a.theta.padded"}))
     damage(job.folder / "0.a.theta.padded")
@@ -359,16 +353,15 @@ def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
 def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_path, job):
     for silo in "ab":
         job.give(tmp_path, 0, silo)
-    job.close(
-        0,
-        lambda fold: (
-            fold.publish("model", {"w": torch.ones(2)}),
-            store_version(fold, "model", "a"),
-        ),
-    )
+
+    def act(fold):
+        fold.publish("model", {"w": torch.ones(2)})
+        store_version(fold, "model", "a")
+
+    job.close(0, act)
     assert job.names == ["0.a.upload", "0.model.safetensors"]
     job.give(tmp_path, 1, "a", 1)
-    job.close(1, lambda fold: store_version(fold, "model", "a"))
+    job.close(1, store_versions("model", "a"))
     assert bits(job.store.version("model", "a", "w")) == bits(values(1)[1])
     job.publish(2, 1.0)
     # the old model may be read yet
@@ -388,15 +381,9 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
         store_version(fold, "model", "a")
         fold.clear_mail("c")
         put(fold, "model", "b", {"w": torch.zeros(2)})
-        assert (
-            fold.has("model", "a"),
-            fold.mail("model", "b"),
-            fold.latest("model")["w"].tolist(),
-        ) == (
-            False,
-            None,
-            [1, 1],
-        )
+        assert not fold.has("model", "a")
+        assert fold.mail("model", "b") is None
+        assert fold.latest("model")["w"].tolist() == [1, 1]
         assert fold.mail("model", "c")["w"].tolist() == [1, 1]
 
     first = job.fold(2, act)
@@ -405,17 +392,15 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
     assert job.store.mail("model", "c") is not None
     job.close(2, act)
     assert job.store.has("model", "a")
-    assert (job.store.mail("model", "c"), job.store.mail("model", "b")["w"].tolist()) == (
-        None,
-        [0, 0],
-    )
+    assert job.store.mail("model", "c") is None
+    assert job.store.mail("model", "b")["w"].tolist() == [0, 0]
     assert job.store.latest("model")["w"].tolist() == [0, 0]
 
 
 def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tmp_path, job):
     job.publish(0, 1.0)
     job.give(tmp_path, 1, "a")
-    job.close(1, lambda fold: store_version(fold, "model", "a"))
+    job.close(1, store_versions("model", "a"))
     for silo in "abc":
         job.give(tmp_path, 2, silo, 2)
     job.fold(2, lambda fold: fold.publish("model", {"w": torch.zeros(2)}))  # died before its commit
@@ -429,11 +414,8 @@ def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tm
 
 def test_the_archive_gives_back_what_was_published(job):
     assert job.store.latest("model") is None
-    sent = {
-        "extractor.w": torch.randn(4, 3).T,
-        "@weight": torch.tensor(2.0, dtype=torch.float64),
-        "e": torch.empty(0),
-    }
+    weight = torch.tensor(2.0, dtype=torch.float64)
+    sent = {"extractor.w": torch.randn(4, 3).T, "@weight": weight, "e": torch.empty(0)}
     job.close(0, lambda fold: fold.publish("model", sent))
     found = job.store.latest("model")
     assert {k: (v.dtype, tuple(v.shape), bits(v)) for k, v in found.items()} == {
@@ -534,18 +516,16 @@ def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(job, 
 
 
 def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
+    places = [("theta", "a"), ("head", "a"), ("theta", "b")]
+
     def act(fold):
-        for number, (part, silo) in enumerate([("theta", "a"), ("head", "a"), ("theta", "b")]):
+        for number, (part, silo) in enumerate(places):
             put(fold, part, silo, {"w": torch.full((2,), float(number))})
 
     job.close(0, act)
-    found = {
-        place: job.store.mail(*place)["w"][0].item()
-        for place in [("theta", "a"), ("head", "a"), ("theta", "b")]
-    }
-    assert list(found.values()) == [0, 1, 2]
+    assert [job.store.mail(*place)["w"][0].item() for place in places] == [0, 1, 2]
     job.close(1, lambda fold: fold.clear_mail("a"))
-    assert [job.store.mail(part, silo) is None for part, silo in found] == [True, True, False]
+    assert [job.store.mail(*place) is None for place in places] == [True, True, False]
 
 
 def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, job):
@@ -554,12 +534,8 @@ def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, j
     job.close(
         0, lambda fold: (store_version(fold, "model", "a"), store_version(fold, "counts", "b"))
     )
-    assert [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"] == [
-        True,
-        False,
-        False,
-        True,
-    ]
+    has = [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"]
+    assert has == [True, False, False, True]
     for place, name in ((1, "w"), (2, "none"), (3, "odd"), (4, "@weight")):
         assert bits(job.store.version("model", "a", name)) == bits(values(0)[place])
 
@@ -605,10 +581,8 @@ def test_tensors_of_rounds_after_the_one_in_which_the_job_stands_are_not_rubbish
         (folder / name).touch()
     check_folder(folder, 3)
     check_folder(folder, 99)
-    with pytest.raises(
-        LocalError,
-        match=r"holds 3\.silo-a\.upload, but by coordinator.sqlite the job stands in round 2",
-    ):
+    why = r"holds 3\.silo-a\.upload, but by coordinator.sqlite the job stands in round 2"
+    with pytest.raises(LocalError, match=why):
         check_folder(folder, 2)
 
 
@@ -632,12 +606,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_the_result_keeps_the_state_bit_by_bit_with_the_names_of_its_rows(folder):
     whole = torch.randn(4, 3)
     # of one memory
-    state = {
-        "memberships": whole[:3],
-        "rest": whole[2:].T,
-        "again": whole[1:],
-        "n": torch.tensor(7),
-    }
+    state = {"memberships": whole[:3], "rest": whole[2:].T, "again": whole[1:]}
+    state["n"] = torch.tensor(7)
     JobStore(folder, lambda _: ITEMS, {}).keep_result(state, ("b", "a"))
     path = folder / "result.safetensors"
     assert path.stat().st_mode & 0o077 == 0
@@ -657,10 +627,8 @@ def test_a_method_that_knows_nothing_leaves_no_result(folder):
 def test_a_result_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
     job = JobStore(folder, lambda _: ITEMS, {})
     job.keep_result({"n": torch.tensor(1)}, ("a",))
-    monkeypatch.setattr(
-        store.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-    )
-    with pytest.raises(OSError, match="full"):
+    full_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
         job.keep_result({"n": torch.tensor(2)}, ("a",))
     assert int(safetensors.torch.load_file(folder / "result.safetensors")["n"]) == 1
 
@@ -696,7 +664,8 @@ def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_a
         hidden(job, tmp_path, 0, silo, "rows", "rotated")
     changes, done = mixing(0, *"abc", rows={"d": b"{}", "e": None})(job)
     assert done == {"d": True, "e": False}
-    job.store.commit(0, changes, {}, {"0.a.theta.padded", "0.b.theta.padded"})
+    mixed = {"0.a.theta.padded", "0.b.theta.padded"}
+    job.store.commit(0, changes, {}, mixed)
     versions = [f"0.{silo}.theta.padded" for silo in "abc"]
     assert job.names == [*versions, "0.theta.d.rows"]
     assert (job.store.put_aside("theta", "d"), job.store.put_aside("theta", "e")) == (b"{}", None)
@@ -705,9 +674,7 @@ def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_a
         hidden(job, tmp_path, 1, silo)
     changes, _ = mixing(1, *"abc")(job)
     for round_ in (1, 2):  # the replaced one may still be read once
-        job.store.commit(
-            round_, changes if round_ == 1 else {}, {}, {"0.a.theta.padded", "0.b.theta.padded"}
-        )
+        job.store.commit(round_, changes if round_ == 1 else {}, {}, mixed)
     newer = [f"1.{silo}.theta.padded" for silo in "abc"]
     assert job.names == [*versions[:2], "0.theta.d.rows", *newer]
     changes, _ = mixing(3, cleared="d")(job)
@@ -722,16 +689,11 @@ def test_a_restart_keeps_padded_words_that_are_still_to_be_mixed(tmp_path, job):
     changes, _ = mixing(0, "a", rows={"d": b"{}"})(job)
     hidden(job, tmp_path, 1, "c")
     hidden(job, tmp_path, 1, "d")
-    store = JobStore(
-        job.folder, lambda _: ITEMS, {place: name for place, name in changes.items() if name}
-    )
+    places = {place: name for place, name in changes.items() if name}
+    store = JobStore(job.folder, lambda _: ITEMS, places)
     store.clean(["1.c.theta.padded"], {"0.b.theta.padded"})
-    assert job.names == [
-        "0.a.theta.padded",
-        "0.b.theta.padded",
-        "0.theta.d.rows",
-        "1.c.theta.padded",
-    ]
+    padded = ["0.a.theta.padded", "0.b.theta.padded"]
+    assert job.names == [*padded, "0.theta.d.rows", "1.c.theta.padded"]
 
 
 def test_what_was_given_in_a_round_without_a_fold_goes(tmp_path, job):

@@ -1,6 +1,4 @@
-"""The secure sum's messages cross protobuf unchanged, in the sizes that are told, and a whole sum
-with them.
-"""
+"""A secure sum's messages, and a whole sum with them, cross protobuf unchanged, in their sizes."""
 
 import re
 
@@ -80,10 +78,8 @@ def test_what_is_told_crosses_unchanged(value):
 
 @given(askeds)
 def test_what_is_asked_crosses_unchanged(value):
-    assert (
-        poll_from_wire("a", pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString()))
-        == value
-    )
+    crossed = pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString())
+    assert poll_from_wire("a", crossed) == value
 
 
 def test_nothing_crosses_as_nothing():
@@ -97,13 +93,10 @@ def test_a_silo_may_have_given_up_two_attempts():
 
 
 def test_every_code_crosses_as_itself_and_there_is_no_other():
-    assert {
-        carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code for code in Code
-    } == set(Code)
-    assert set(pb.SecureCode.keys()) == {
-        "SECURE_CODE_UNSPECIFIED",
-        *(f"SECURE_CODE_{code}" for code in Code),
-    }
+    for code in Code:
+        assert carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code == code
+    known = {f"SECURE_CODE_{code}" for code in Code}
+    assert set(pb.SecureCode.keys()) == {"SECURE_CODE_UNSPECIFIED", *known}
 
 
 ATTEMPT_HERE = Attempt("j1", bytes(32), 3, 0, bytes(32))
@@ -121,38 +114,24 @@ def table(module):
 
 
 def bound(formula, n, g, d=0, m=None):
-    return eval(
-        formula,
-        {
-            "n": n,
-            "g": g,
-            "d": d,
-            "m": n if m is None else m,
-            "p": (n - 1).bit_length(),
-            "t": 2 * n // 3 + 1,
-        },
-    )
+    of = {"n": n, "g": g, "d": d, "m": n if m is None else m}
+    return eval(formula, {**of, "p": (n - 1).bit_length(), "t": 2 * n // 3 + 1})
+
+
+def check_sizes(module, to_wire, longest):
+    """The longest message of each body has the sizes that the module's docstring names."""
+    found = {n: {body: to_wire(m).ByteSize() for body, m in longest(n).items()} for n in NS}
+    wanted = {body: sizes for body, (_, sizes) in table(module).items()}
+    assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == wanted
 
 
 def test_the_longest_that_a_silo_gives():
-    found = {
-        n: {body: secagg_upload_to_wire(m).ByteSize() for body, m in longest_given(n).items()}
-        for n in NS
-    }
-    assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
-        body: sizes for body, (_, sizes) in table(secagg_sent).items()
-    }
+    check_sizes(secagg_sent, secagg_upload_to_wire, longest_given)
     assert f"at most {poll_to_wire(ASKED).ByteSize()}." in secagg_sent.__doc__
 
 
 def test_the_longest_that_a_silo_is_told():
-    found = {
-        n: {body: secagg_delivery_to_wire(m).ByteSize() for body, m in longest_told(n).items()}
-        for n in NS
-    }
-    assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
-        body: sizes for body, (_, sizes) in table(secagg_received).items()
-    }
+    check_sizes(secagg_received, secagg_delivery_to_wire, longest_told)
 
 
 @pytest.mark.parametrize("n", [2, 3, *NS])
@@ -173,64 +152,47 @@ def test_the_limits_that_the_docstrings_name():
     assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
     assert secagg_upload_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
     assert secagg_upload_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
-    fixed = ("complaint", "header", "survival", "abandon", "end")
-    assert all(
-        secagg_upload_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES
-        for body in fixed
-    )
+    for body in ("complaint", "header", "survival", "abandon", "end"):
+        longest = longest_given(100)[body]
+        assert secagg_upload_to_wire(longest).ByteSize() <= MAX_CONTROL_BYTES
 
 
 def test_the_longest_specification_with_all_notes_fits():
     most = 2**53 - 1
-    last = Group(
-        name="x" * 128, elements=2**40, clip_exponent=-64, scale_exponent=126, weights="public"
-    )
-    private = {
-        "ring": 64,
-        "weights": "private",
-        "weight_least": most,
-        "weight_most": most,
-        "rows": 2**40,
-    }
     sized = {"elements": 2**40, "clip_exponent": -64, "scale_exponent": 126}
-    groups = [Group(name=f"{i:0128}", **sized, **private) for i in range(MOST_GROUPS - 1)]
-    numbers = dict.fromkeys(
-        ["round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders"], most
-    )
-    words = dict.fromkeys(["federation", "job", "purpose", "recipient"], "w" * 64)
-    digests = dict.fromkeys(
-        ["roster", "job_digest", "model_digest", "schema_digest", "key_parts"], "a" * 64
-    )
-    cohort = [f"{i:064}" for i in range(MOST_SILOS)]
+    last = Group(name="x" * 128, **sized, weights="public")
+    weights = {"weights": "private", "weight_least": most, "weight_most": most}
+    private = {**sized, **weights, "ring": 64, "rows": 2**40}
+    groups = [Group(name=f"{i:0128}", **private) for i in range(MOST_GROUPS - 1)]
+    numbers = ("round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders")
+    digests = ("roster", "job_digest", "model_digest", "schema_digest", "key_parts")
     rest = {
+        **dict.fromkeys(numbers, most),
+        **dict.fromkeys(("federation", "job", "purpose", "recipient"), "w" * 64),
+        **dict.fromkeys(digests, "a" * 64),
+        "cohort": [f"{i:064}" for i in range(MOST_SILOS)],
         "counts": [most] * MOST_SILOS,
         "prg": 2,
         "tagged": False,
         "chunk_bytes": 1 << 22,
         "exchange": "sum",
     }
-    spec = RoundSpec(cohort=cohort, groups=[*groups, last], **numbers, **words, **digests, **rest)
+    spec = RoundSpec(groups=[*groups, last], **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = secagg_delivery_to_wire(message).ByteSize()
-    assert (
-        size
-        <= bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES)
-        <= MAX_MESSAGE_BYTES
-    )
+    limit = bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES)
+    assert size <= limit <= MAX_MESSAGE_BYTES
     assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
     with pytest.raises(ValueError, match="4096"):
-        RoundSpec(
-            cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest
-        )
+        RoundSpec(groups=[*groups, last, last], **rest)
 
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
     proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
-    message = secagg_delivery_to_wire(
-        SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs))
-    )
+    told = SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs))
+    message = secagg_delivery_to_wire(told)
     kept = len(message.spec.proofs)
     size = sum(proof.ByteSize() for proof in message.spec.proofs)
     assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
@@ -248,10 +210,7 @@ def test_a_proof_among_the_most_silos_fits():
 
 
 class Wired(Run):
-    """A run whose every message between silo and coordinator crosses as bytes.
-
-    ``crossed`` counts them by body.
-    """
+    """A run whose messages cross as bytes; ``crossed`` counts them by body."""
 
     def __init__(self, *args, **fields):
         self.crossed = {}
@@ -268,10 +227,8 @@ class Wired(Run):
         super().deliver(to, event)
 
     def attempt(self):
-        spec = self.spec
-        return Attempt(
-            spec.job, bytes.fromhex(spec.job_digest), spec.round, spec.attempt, spec.context()
-        )
+        spec, digest = self.spec, bytes.fromhex(self.spec.job_digest)
+        return Attempt(spec.job, digest, spec.round, spec.attempt, spec.context())
 
     def up(self, event):
         match event:
@@ -279,20 +236,17 @@ class Wired(Run):
                 body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
                 return c.KeysUploaded(body.bundle, body.keys)
             case c.ComplaintUploaded(complaint):
-                return c.ComplaintUploaded(
-                    self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint
-                )
+                body = self.given_by(complaint.silo, s.SendComplaint(complaint))
+                return c.ComplaintUploaded(body.complaint)
             case c.SharesUploaded(dealing, portions):
                 body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
                 return c.SharesUploaded(body.dealing, body.portions)
             case c.WordsUploaded(header, length, sha256):
-                return c.WordsUploaded(
-                    self.given_by(header.silo, s.SendHeader(header)).header, length, sha256
-                )
+                body = self.given_by(header.silo, s.SendHeader(header))
+                return c.WordsUploaded(body.header, length, sha256)
             case c.SurvivalUploaded(survival):
-                return c.SurvivalUploaded(
-                    self.given_by(survival.silo, s.SendSurvival(survival)).survival
-                )
+                body = self.given_by(survival.silo, s.SendSurvival(survival))
+                return c.SurvivalUploaded(body.survival)
             case c.RevealUploaded(reveal):
                 return c.RevealUploaded(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
             case c.AbandonUploaded(note):
@@ -320,14 +274,8 @@ STAGES = ["SendKeys", "SendShares", "UploadWords", "SendHeader", "SendSurvival",
 def seen(run):
     """All that came of a run."""
     opened = run.opened and [(each.total.tolist(), each.weight.tolist()) for each in run.opened]
-    return (
-        opened,
-        run.state,
-        run.uploads,
-        run.ends,
-        run.memories,
-        [effect for _, effect in run.sent],
-    )
+    sent = [effect for _, effect in run.sent]
+    return opened, run.state, run.uploads, run.ends, run.memories, sent
 
 
 @settings(max_examples=25, deadline=None)
@@ -345,20 +293,12 @@ def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
     ]
     assert seen(runs[0]) == seen(runs[1])
     if not drops:
-        everyone = [
-            "SignedSpec",
-            "SendKeys",
-            "KeysReceived",
-            "SendShares",
-            "SharesReceived",
-            "SendHeader",
-            "SurvivorsReceived",
-        ]
-        assert {runs[1].crossed[name] for name in everyone} == {n}
-        enough = [
-            runs[1].crossed[name]
-            for name in ("SendSurvival", "NotesReceived", "SendReveal", "ResultReceived")
-        ]
+        crossed = runs[1].crossed
+        keys = ("SignedSpec", "SendKeys", "KeysReceived", "SendShares", "SharesReceived")
+        for name in (*keys, "SendHeader", "SurvivorsReceived"):
+            assert crossed[name] == n
+        signing = ("SendSurvival", "NotesReceived", "SendReveal", "ResultReceived")
+        enough = [crossed[name] for name in signing]
         assert min(enough) >= runs[1].spec.threshold
         assert runs[1].opened[0].total[0] == sum(range(1, n + 1)) / 16
 

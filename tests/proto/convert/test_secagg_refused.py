@@ -1,6 +1,4 @@
-"""Anything in the place of a secure sum's message is refused, by who sent it, with the code of its
-step.
-"""
+"""Anything in place of a secure sum's message is refused, with sender and its step's code."""
 
 from dataclasses import replace
 
@@ -280,9 +278,7 @@ TO_WIRE = {
 
 
 def taken_or_refused(kind, data):
-    """DecodeError, RefusedError with a code and whom it blames, or a message of which nothing was
-    lost.
-    """
+    """DecodeError, RefusedError with code and sender, or a message of which nothing was lost."""
     try:
         message = kind.FromString(data)
         made, refused = READ[kind](message), None

@@ -1,6 +1,4 @@
-"""Which sums come down in words, and of which round: as silo and coordinator know it from the job
-alone.
-"""
+"""Which sums come down in words, and of which round, as both sides know from the job alone."""
 
 import pytest
 
@@ -101,10 +99,8 @@ def test_what_silos_alone_read_is_what_comes_down_in_words(name):
     options, security, participation = JOBS[name]
     quiet = {key: value for key, value in security.items() if key != "tags"} | {"audience": "silos"}
     if name == "fedsimsup":
-        with pytest.raises(
-            LocalError,
-            match=r"security\.audience does nothing: no sum comes down to silos as it was",
-        ):
+        why = r"security\.audience does nothing: no sum comes down to silos as it was"
+        with pytest.raises(LocalError, match=why):
             made(name, options, quiet, participation)
         return
     job = made(name, options, quiet, participation)
@@ -162,7 +158,6 @@ def test_to_go_without_tags_that_are_there_and_an_audience_without_a_sum_are_ref
 
 
 def test_to_go_without_tags_in_the_clear_is_refused():
-    with pytest.raises(
-        ValueError, match='tags = False does nothing with secure_aggregation = "off"'
-    ):
+    why = 'tags = False does nothing with secure_aggregation = "off"'
+    with pytest.raises(ValueError, match=why):
         made("fedavg", {}, {"tags": False})

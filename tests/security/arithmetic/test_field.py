@@ -58,9 +58,8 @@ def test_a_product_of_the_largest_numbers_over_the_widest_vectors_is_exact():
 
 def test_a_product_over_more_numbers_than_stay_exact_is_refused():
     wide = np.zeros((1, field.LONGEST + 1), "<u8")
-    with pytest.raises(
-        LocalError, match=r"a product over 524289 numbers, at most 524288 stay exact"
-    ):
+    why = r"a product over 524289 numbers, at most 524288 stay exact"
+    with pytest.raises(LocalError, match=why):
         field.product(wide, wide.T)
 
 

@@ -51,9 +51,8 @@ def test_sums_at_the_bounds_do_not_wrap(ring, silos):
 
 def test_a_ring_that_is_too_small_is_said():
     assert scale_exponent(32, 10, 27, "equal") == 0
-    with pytest.raises(
-        LocalError, match="ring 32 cannot hold a sum over 10 silos of numbers up to 2\\^28"
-    ):
+    why = "ring 32 cannot hold a sum over 10 silos of numbers up to 2\\^28"
+    with pytest.raises(LocalError, match=why):
         scale_exponent(32, 10, 28, "equal")
     with pytest.raises(LocalError, match="cannot hold"):
         scale_exponent(32, 2**31, -64, "equal")
@@ -65,10 +64,8 @@ finite = st.floats(-8, 8, width=32)
 @settings(deadline=None)
 @given(st.data())
 def test_opened_sums_are_within_the_bound(data):
-    ring, weights = (
-        data.draw(st.sampled_from([32, 64])),
-        data.draw(st.sampled_from(["public", "private", "equal"])),
-    )
+    ring = data.draw(st.sampled_from([32, 64]))
+    weights = data.draw(st.sampled_from(["public", "private", "equal"]))
     silos = data.draw(st.integers(2, 20))
     fields = {"weight_most": 50, "weight_least": 5} if weights == "private" else {}
     g = group(3, silos, ring=ring, weights=weights, **fields)
@@ -122,12 +119,8 @@ def test_what_does_not_fit_is_named_before_anything_leaves():
     at_the_clip = np.array([8, -8, 0.0])
     assert fixedpoint.check_values(g, at_the_clip) == 0
     over = np.array([np.nextafter(8, 9), -9, 0.0])
-    with pytest.raises(
-        LocalError,
-        match=(
-            "'g': its largest magnitude is 9, above its clip 8; have the job signed with a larger"
-        ),
-    ):
+    why = "'g': its largest magnitude is 9, above its clip 8; have the job signed with a larger"
+    with pytest.raises(LocalError, match=why):
         fixedpoint.check_values(g, over)
     assert fixedpoint.check_values(g, over, saturate=True) == 2
     with pytest.raises(LocalError, match="above its clip"):

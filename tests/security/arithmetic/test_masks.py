@@ -80,11 +80,7 @@ def test_any_piece_is_aes_of_its_counter_blocks(group, far, off, n):
 
 
 def test_no_block_stands_for_two_places():
-    """What the cipher was given, by decrypting: other groups, segments and places are other blocks,
-    and none is GCM's.
-
-    GCM itself takes the block of zeros for its hash, and that with the number 1 for its tag.
-    """
+    """By decrypting: other groups, segments and places are other blocks, and none is GCM's."""
     edge = masks.SEGMENT
     places = [
         (group, at)

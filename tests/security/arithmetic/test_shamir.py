@@ -14,9 +14,7 @@ SECRET = bytes(range(32))
 
 
 def slow_join(points, prime):
-    """Lagrange at 0 over the rationals' own formula, each term reduced at the end: nothing shared
-    with the code.
-    """
+    """Lagrange at 0 over the rationals' own formula, reduced at the end; it shares no code."""
     total = Fraction(0)
     for x, y in points.items():
         term = Fraction(y)
@@ -80,9 +78,7 @@ def test_agrees_with_the_slow_oracle(data):
 
 @pytest.mark.parametrize(("prime", "t"), [(5, 2), (5, 3), (7, 3)])
 def test_fewer_shares_than_t_tell_nothing(prime, t):
-    """Over all polynomials of a tiny field: what t - 1 holders see has the same counts for each
-    secret.
-    """
+    """Over all polynomials of a tiny field, t - 1 holders see the same counts for each secret."""
 
     class Listed:
         def __init__(self, numbers):

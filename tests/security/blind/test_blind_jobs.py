@@ -1,6 +1,4 @@
-"""Whole jobs that mix and compare, blind and in the clear: each exchange and each tensor within a
-bound.
-"""
+"""Whole jobs that mix and compare, blind and plain: each exchange and tensor within a bound."""
 
 import hashlib
 
@@ -125,10 +123,7 @@ class Compared(Quantised):
 
 
 def furthest(one, other):
-    """The largest difference between two simulations' models.
-
-    Their metrics agree in what training does not touch.
-    """
+    """The largest difference between two simulations' models."""
     for before, after in zip(one.metrics, other.metrics, strict=True):
         assert after["tested"] == before["tested"]
     pairs = [
@@ -178,10 +173,8 @@ def test_a_whole_job_is_within_its_bound_of_the_one_in_the_clear(shards, run):
         if run == "fedaims"
         else None
     )
-    found, plain = (
-        simulate(blind, shards, exchanges=watched),
-        simulate(clear, shards, exchanges=same),
-    )
+    found = simulate(blind, shards, exchanges=watched)
+    plain = simulate(clear, shards, exchanges=same)
     assert (len(watched.rows), len(watched.grams)) == (rows, grams)
     off = furthest(plain, found)
     assert 0 < off <= bound
@@ -253,9 +246,7 @@ def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_near
 
 
 def test_who_may_have_no_row_keeps_its_own_model(shards):
-    """Terms that no row of five others meets: pFedSim is then training alone from the phase change
-    on.
-    """
+    """Terms that no row of five others meets: pFedSim trains alone from the phase change on."""
     job, clear = jobs(shards, "pfedsim", {"rho": 0}, rounds=3)
     exchanges = Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=6))
     found = simulate(job, shards, exchanges=exchanges)

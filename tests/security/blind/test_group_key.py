@@ -35,6 +35,19 @@ def contributions(over=None, *, seed=0, tamper=lambda *made: made):
     return made
 
 
+OTHER_EPOCHS = (
+    {"number": 8},
+    {"roster": "bb" * 32},
+    {"federation": "liver"},
+    {"job": "cc" * 32},
+)
+
+
+def with_given(made, given, silo=FOUR[1]):
+    """All that was made, but for what one silo gave."""
+    return {**made, silo: (given, *made[silo][1:])}
+
+
 def relayed(made, silo):
     return [
         g.Relayed(given, sealing.letters(pieces)[silo])
@@ -49,9 +62,9 @@ def key(made, silo, over=None, brought=None):
     return g.make_key(over, silo, SEEDS[silo], given, secret, brought, signers(FOUR))
 
 
-def refused(call):
+def refused(call, *arguments, **fields):
     with pytest.raises(RefusedError) as caught:
-        call()
+        call(*arguments, **fields)
     return caught.value.peer, caught.value.code, caught.value.why
 
 
@@ -64,18 +77,16 @@ def test_all_silos_make_one_key_and_the_coordinator_could_check_all(n):
     found = set()
     for silo, (given, secret, _) in made.items():
         brought = relayed(made, silo)
-        found.add(
-            g.make_key(over, silo, SEEDS[silo], given, secret, brought[::-1], signers(names(n)))
-        )
+        own = (silo, SEEDS[silo], given, secret)
+        found.add(g.make_key(over, *own, brought[::-1], signers(names(n))))
     assert len(found) == 1
     assert len(found.pop()) == 32
 
 
 def test_the_key_is_that_of_the_docstring():
     made = contributions()
-    fields = [
-        field for given, _, _ in made.values() for field in (given.sealing.encoded(), given.prekey)
-    ]
+    given = [given for given, _, _ in made.values()]
+    fields = [field for each in given for field in (each.sealing.encoded(), each.prekey)]
     everything = hashlib.sha256(framed(b"staddle/group/all/1", *fields)).digest()
     secrets = b"".join(secret for _, secret, _ in made.values())
     digests = (bytes.fromhex("aa" * 32), bytes.fromhex("bb" * 32))
@@ -101,10 +112,8 @@ def test_a_letter_is_that_of_the_docstring():
     pair = (b"silo-00", b"silo-01")
     info = framed(GROUP_SEAL, *pair, given.sealing.ephemeral, public)
     opening = ChaCha20Poly1305(HKDF(SHA256(), 32, over.context(), info).derive(agreed))
-    assert (
-        opening.decrypt(bytes(12), pieces[0].sealed, framed(GROUP_SEAL, over.context(), *pair))
-        == secret
-    )
+    bound = framed(GROUP_SEAL, over.context(), *pair)
+    assert opening.decrypt(bytes(12), pieces[0].sealed, bound) == secret
 
 
 def test_each_contribution_and_each_binding_changes_the_key():
@@ -113,12 +122,7 @@ def test_each_contribution_and_each_binding_changes_the_key():
     for silo in FOUR[1:]:
         other = {**made, silo: contributions(seed=1)[silo]}
         assert key(other, FOUR[0]) != base
-    for over in (
-        epoch(number=8),
-        epoch(roster="bb" * 32),
-        epoch(federation="liver"),
-        epoch(job="cc" * 32),
-    ):
+    for over in (epoch(**changes) for changes in OTHER_EPOCHS):
         again = contributions(over)  # the same secrets, for another epoch
         assert again[FOUR[0]][1] == made[FOUR[0]][1]
         assert key(again, FOUR[0], over) != base
@@ -134,7 +138,7 @@ def test_1_a_missing_doubled_or_strange_contribution_is_the_coordinators():
         ([*brought, *strange], "has some of silo-04"),
         ([*brought, *relayed(made, FOUR[1])[:1]], "has some of silo-00"),  # our own, brought back
     ):
-        peer, code, why = refused(lambda wrong=wrong: key(made, FOUR[0], brought=wrong))
+        peer, code, why = refused(key, made, FOUR[0], brought=wrong)
         assert (peer, code) == ("coordinator", "KEYS")
         assert text in why
 
@@ -142,31 +146,20 @@ def test_1_a_missing_doubled_or_strange_contribution_is_the_coordinators():
 def test_2_a_prekey_that_was_changed_or_is_none_is_blamed_on_who_passed_it_on():
     made = contributions()
     first = relayed(made, FOUR[0])[0]
-    others = {
-        **made,
-        FOUR[1]: (replace(first.contribution, prekey=public_key(bytes(32))), *made[FOUR[1]][1:]),
-    }
-    low = {
-        **made,
-        FOUR[1]: (
-            signed_again(first.contribution, made[FOUR[1]][2], bytes(32)),
-            *made[FOUR[1]][1:],
-        ),
-    }
+    others = with_given(made, replace(first.contribution, prekey=public_key(bytes(32))))
+    low = with_given(made, signed_again(first.contribution, made[FOUR[1]][2], bytes(32)))
     for wrong, text in ((others, "does not fit what it gives"), (low, "low order")):
-        peer, code, why = refused(lambda wrong=wrong: key(wrong, FOUR[0]))
+        peer, code, why = refused(key, wrong, FOUR[0])
         assert (peer, code) == ("coordinator", "KEYS")
         assert text in why
 
 
 def test_another_prekey_makes_another_key():
-    """So a silo that signed two, one for each half, breaks what it is in, and no seed opens at a
-    stranger.
-    """
+    """A silo that signed two, one for each half, breaks its job; no seed opens at a stranger."""
     made = contributions()
     other = signed_again(made[FOUR[1]][0], made[FOUR[1]][2], public_key(bytes(32)))
     assert other.prekey != made[FOUR[1]][0].prekey
-    assert key({**made, FOUR[1]: (other, *made[FOUR[1]][1:])}, FOUR[0]) != key(made, FOUR[0])
+    assert key(with_given(made, other), FOUR[0]) != key(made, FOUR[0])
 
 
 @pytest.mark.parametrize("field", ["ephemeral", "commitment", "root"])
@@ -175,52 +168,34 @@ def test_2_a_contribution_that_was_changed_is_blamed_on_who_passed_it_on(field):
     first, *rest = relayed(made, FOUR[0])
     changed = replace(first.contribution.sealing, **{field: bytes(31) + b"\x01"})
     wrong = g.Relayed(replace(first.contribution, sealing=changed), first.letter)
-    peer, code, why = refused(lambda: key(made, FOUR[0], brought=[wrong, *rest]))
+    peer, code, why = refused(key, made, FOUR[0], brought=[wrong, *rest])
     assert (peer, code) == ("coordinator", "KEYS")
     assert "passed on from 'silo-01'" in why
-    assert refused(
-        lambda: g.check_contribution(epoch(), wrong.contribution, made[FOUR[1]][2], signers(FOUR))
-    )[:2] == (
-        FOUR[1],
-        "KEYS",
-    )
+    checked = (epoch(), wrong.contribution, made[FOUR[1]][2], signers(FOUR))
+    assert refused(g.check_contribution, *checked)[:2] == (FOUR[1], "KEYS")
 
 
 def test_2_a_contribution_to_another_epoch_does_not_pass():
-    for over in (
-        epoch(number=8),
-        epoch(roster="bb" * 32),
-        epoch(federation="liver"),
-        epoch(job="cc" * 32),
-    ):
-        made, old = contributions(over), contributions()
-        assert refused(
-            lambda made=made, old=old, over=over: key(made, FOUR[0], over, relayed(old, FOUR[0]))
-        )[:2] == (
-            "coordinator",
-            "KEYS",
-        )
+    old = contributions()
+    for over in (epoch(**changes) for changes in OTHER_EPOCHS):
+        found = refused(key, contributions(over), FOUR[0], over, relayed(old, FOUR[0]))
+        assert found[:2] == ("coordinator", "KEYS")
 
 
 def test_3_letters_that_were_changed_or_are_for_another_silo():
     made = contributions()
     first, *rest = relayed(made, FOUR[0])
-    sealed = first.letter.sealed
+    sealed, theirs = first.letter.sealed, sealing.letters(made[FOUR[1]][2])[FOUR[2]]
     flipped = bytes([sealed.sealed[0] ^ 1]) + sealed.sealed[1:]
     for letter in (
         replace(first.letter, sealed=replace(sealed, sealed=flipped)),
         replace(first.letter, proof=first.letter.proof[::-1]),
         replace(first.letter, proof=()),
-        sealing.letters(made[FOUR[1]][2])[FOUR[2]],
-        replace(
-            sealing.letters(made[FOUR[1]][2])[FOUR[2]], sealed=replace(sealed, recipient=FOUR[0])
-        ),
+        theirs,
+        replace(theirs, sealed=replace(sealed, recipient=FOUR[0])),
     ):
         wrong = [g.Relayed(first.contribution, letter), *rest]
-        assert refused(lambda wrong=wrong: key(made, FOUR[0], brought=wrong))[:2] == (
-            "coordinator",
-            "SHARES",
-        )
+        assert refused(key, made, FOUR[0], brought=wrong)[:2] == ("coordinator", "SHARES")
 
 
 def signed_again(given, pieces, prekey=None, **fields):
@@ -236,22 +211,18 @@ def test_3_what_does_not_open_or_fit_is_its_senders():
     given, secret, pieces = made[FOUR[1]]
     garbage = (sealing.SealedSecret(FOUR[0], bytes(48)), *pieces[1:])
     short = (sealing.SealedSecret(FOUR[0], bytes(3)), *pieces[1:])
-    other, others = g.contribute(
-        epoch(), FOUR[1], bytes(32), bytes(31) + b"\x07", bytes(32), signer(FOUR[1])
-    )
+    draws = (bytes(32), bytes(31) + b"\x07", bytes(32))
+    other, others = g.contribute(epoch(), FOUR[1], *draws, signer(FOUR[1]))
     assert other.sealing.commitment != given.sealing.commitment
+    false = signed_again(other, others, commitment=given.sealing.commitment)
     for contribution, sealed, text in (
         (signed_again(given, garbage), garbage, "does not open"),
         (signed_again(given, short), short, "does not open"),
-        (
-            signed_again(other, others, commitment=given.sealing.commitment),
-            others,
-            "does not fit its commitment",
-        ),
+        (false, others, "does not fit its commitment"),
         (signed_again(given, pieces, ephemeral=bytes(32)), pieces, "low order"),
     ):
         wrong = {**made, FOUR[1]: (contribution, secret, sealed)}
-        peer, _, why = refused(lambda wrong=wrong: key(wrong, FOUR[0]))
+        peer, _, why = refused(key, wrong, FOUR[0])
         assert peer == FOUR[1]
         assert text in why
 
@@ -261,10 +232,7 @@ def test_a_letter_for_nobody_is_the_coordinators():
     letter = sealing.letters(pieces)[FOUR[1]]
     for among in (FOUR[2:], ()):
         call = (epoch().context(), GROUP_SEAL, given.sealing, letter, among, SEEDS[FOUR[1]])
-        assert refused(lambda call=call: sealing.open_letter(*call))[:2] == (
-            "coordinator",
-            "SHARES",
-        )
+        assert refused(sealing.open_letter, *call)[:2] == ("coordinator", "SHARES")
 
 
 def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
@@ -274,10 +242,9 @@ def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
         signed = signed_again(given, pieces)
         wrong = replace(signed.sealing, **{field: bytes(31)})
         payload = g._payload(epoch(), wrong, given.prekey)
-        wrong = g.KeyContribution(
-            wrong, given.prekey, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload)
-        )
-        peer, _, why = refused(lambda w=wrong: key({**made, FOUR[1]: (w, secret, pieces)}, FOUR[0]))
+        signature = signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload)
+        wrong = g.KeyContribution(wrong, given.prekey, signature)
+        peer, _, why = refused(key, {**made, FOUR[1]: (wrong, secret, pieces)}, FOUR[0])
         assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
 
 
@@ -296,73 +263,55 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
         (signed_again(given, late), late),
         (signed_again(given, pieces, ephemeral=bytes(31)), pieces),
     ):
-        wrong = refused(
-            lambda c=contribution, s=sealed: g.check_contribution(over, c, s, signers(FOUR))
-        )
+        wrong = refused(g.check_contribution, over, contribution, sealed, signers(FOUR))
         assert wrong[:2] == (FOUR[1], "SHARES")
     for contribution in (
         signed_again(given, pieces, prekey=bytes(31)),
         signed_again(given, pieces, prekey=bytes(32)),  # of low order: nobody could seal to it
         replace(given, prekey=public_key(bytes(32))),
     ):
-        wrong = refused(lambda c=contribution: g.check_contribution(over, c, pieces, signers(FOUR)))
+        wrong = refused(g.check_contribution, over, contribution, pieces, signers(FOUR))
         assert wrong[:2] == (FOUR[1], "KEYS")
-    stranger = contributions(epoch(names(5)))[names(5)[4]]
-    assert refused(lambda: g.check_contribution(over, stranger[0], stranger[2], signers(names(5))))[
-        :2
-    ] == (
-        "silo-04",
-        "KEYS",
-    )
+    given, _, pieces = contributions(epoch(names(5)))[names(5)[4]]
+    found = refused(g.check_contribution, over, given, pieces, signers(names(5)))
+    assert found[:2] == ("silo-04", "KEYS")
 
 
 def test_wrong_calls_are_told():
-    draw = Drawn(0)
+    draw, made = Drawn(0), contributions()
+    no_pieces = (*contributions(seed=1)[FOUR[0]][:1], bytes(32), ())
+
+    def contribute(silo, over=None, size=32):
+        return g.contribute(over or epoch(), silo, draw(size), draw(32), draw(32), signer(silo))
+
     for call in (
-        lambda: g.contribute(epoch(), "nobody", draw(32), draw(32), draw(32), signer("nobody")),
-        lambda: g.contribute(epoch(), FOUR[0], draw(31), draw(32), draw(32), signer(FOUR[0])),
-        lambda: key(
-            {**contributions(), FOUR[0]: (*contributions(seed=1)[FOUR[0]][:1], bytes(32), ())},
-            FOUR[0],
-        ),
-        lambda: key({**contributions(), FOUR[0]: contributions()[FOUR[1]]}, FOUR[0]),
-        lambda: g.contribute(
-            epoch(FOUR[:1]), FOUR[0], draw(32), draw(32), draw(32), signer(FOUR[0])
-        ),
+        lambda: contribute("nobody"),
+        lambda: contribute(FOUR[0], size=31),
+        lambda: key({**made, FOUR[0]: no_pieces}, FOUR[0]),
+        lambda: key({**made, FOUR[0]: made[FOUR[1]]}, FOUR[0]),
+        lambda: contribute(FOUR[0], epoch(FOUR[:1])),
     ):
         with pytest.raises(LocalError):
             call()
 
 
 def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
-    entries = [
-        keys.create_keys(tmp_path / name, name, role, "org")
-        for name, role in (
-            ("founder", keys.Role.FOUNDER),
-            ("hub", keys.Role.COORDINATOR),
-            ("silo-a", keys.Role.SILO),
-            ("silo-b", keys.Role.SILO),
-            ("silo-c", keys.Role.SILO),
-        )
-    ]
+    roles = {"founder": keys.Role.FOUNDER, "hub": keys.Role.COORDINATOR}
+    roles |= dict.fromkeys(("silo-a", "silo-b", "silo-c"), keys.Role.SILO)
+    entries = [keys.create_keys(tmp_path / name, name, roles[name], "org") for name in roles]
     made = roster.new("lung", entries[:1], 1)
     for entry in entries[1:]:
         made = roster.add(made, entry)
     of, job = ("silo-b", "silo-a"), "bb" * 32
     over = g.Epoch.of(made, of, job)
     assert over.exchange_keys == {e.id: bytes.fromhex(e.exchange_key) for e in entries[2:4]}
-    assert (over.number, over.federation, over.roster, over.job) == (
-        0,
-        "lung",
-        roster.digest(made),
-        job,
-    )
+    assert over.number == 0
+    assert over.federation == "lung"
+    assert over.roster == roster.digest(made)
+    assert over.job == job
     later = roster.remove(made, "silo-c")
-    contexts = {
-        g.Epoch.of(*args).context()
-        for args in ((made, of, job), (made, of, "cc" * 32), (later, of, job))
-    }
-    assert len(contexts) == 3
+    epochs = ((made, of, job), (made, of, "cc" * 32), (later, of, job))
+    assert len({g.Epoch.of(*each).context() for each in epochs}) == 3
     for silos in (("silo-a", "silo-c"), ("silo-a", "hub"), ("silo-a", "nobody")):
         with pytest.raises(LocalError, match=f"the job has {silos[1]}, of which roster version"):
             g.Epoch.of(later, silos, job)
@@ -370,8 +319,7 @@ def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
 
 def test_printing_and_what_is_relayed_show_no_secret():
     for given, secret, pieces in contributions().values():
-        sent = (
-            given.sealing.encoded() + given.signature + b"".join(piece.sealed for piece in pieces)
-        )
+        sealed = b"".join(piece.sealed for piece in pieces)
+        sent = given.sealing.encoded() + given.signature + sealed
         assert secret not in sent
         assert len({piece.sealed for piece in pieces}) == 3

@@ -1,6 +1,4 @@
-"""Rows and inner products as blind silos compute them: the bits of the pure core, and how far off
-the plain ones.
-"""
+"""Blind silos' rows and inner products: the pure core's bits, and their error to plain ones."""
 
 from dataclasses import replace
 
@@ -106,16 +104,12 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
 def test_a_row_is_within_its_bound_of_the_plain_one(raw, clip, seed, dtype):
     part = mix_part(dtype)
     read, weights = values(part, seed=seed, scale=2.0**clip / 16), dict(zip(FIVE, raw, strict=True))
-    blind, plain = (
-        rows_of(part, read, clip=clip).row(part, "a", weights, read),
-        PLAIN.mix(part, "a", weights, read),
-    )
+    blind = rows_of(part, read, clip=clip).row(part, "a", weights, read)
+    plain = PLAIN.mix(part, "a", weights, read)
     own = mix_group("extractor", 17, clip)
     for spec in part.tensors:
-        assert (blind[spec.name].dtype, blind[spec.name].shape) == (
-            plain[spec.name].dtype,
-            plain[spec.name].shape,
-        )
+        assert blind[spec.name].dtype == plain[spec.name].dtype
+        assert blind[spec.name].shape == plain[spec.name].shape
         off = float((blind[spec.name].double() - plain[spec.name].double()).abs().max())
         rounding = float(plain[spec.name].abs().max()) * (FLOAT32 if dtype == "float32" else 0)
         folding = len(FIVE) * 2.0 ** (clip - 52)  # of the plain one, in float64
@@ -133,9 +127,8 @@ def test_the_largest_values_do_not_wrap():
 
 def test_values_beyond_the_clip_are_refused_when_they_are_given():
     part = mix_part()
-    with pytest.raises(
-        LocalError, match=r"group 'extractor': its largest magnitude is .* above its clip 8"
-    ):
+    why = r"group 'extractor': its largest magnitude is .* above its clip 8"
+    with pytest.raises(LocalError, match=why):
         rows_of(part, values(part, scale=100.0))
 
 
@@ -244,9 +237,7 @@ def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map
 
 
 def test_the_cosines_of_sketches_are_off_as_the_docs_say():
-    """Of 25 silos' vectors at random: the root of the mean square is √((1 + c²) / k), and none is
-    off by six times.
-    """
+    """Of 25 random vectors: the root mean square is √((1 + c²) / k), and none is off six times."""
     silos, size = tuple(f"s{n}" for n in range(25)), 256
     part = Part("rows", Kind.SKETCH, Gram(size), (TensorSpec("rows", "float64", (1, 20_000)),))
     read = values(part, silos)
@@ -254,10 +245,8 @@ def test_the_cosines_of_sketches_are_off_as_the_docs_say():
     # cosines of about a half
     unit = {silo: v / v.norm() for silo in silos for v in [read(silo, "rows") + common]}
     rows = torch.cat(list(unit.values()))
-    exact, found = (
-        rows @ rows.T,
-        compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0],
-    )
+    exact = rows @ rows.T
+    found = compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0]
     away = ((found - exact) / ((1 + exact.square()) / size).sqrt())[
         ~torch.eye(25, dtype=torch.bool)
     ]
@@ -275,10 +264,8 @@ def test_vectors_that_inner_products_tell_are_refused():
 
 
 def test_the_metrics_of_a_round_turn_the_rotation_to_the_next():
-    rows, counts = (
-        gram_part(),
-        Part("m", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),)),
-    )
+    rows = gram_part()
+    counts = Part("m", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),))
     read = values(rows)
     exchanges = Quantised(Bounds(), group_key=KEY, job=DIGEST)
     for round_ in range(3):
@@ -291,10 +278,8 @@ def test_quantised_mixes_what_it_collected():
     part = mix_part()
     read, exchanges = values(part), Quantised(Bounds(clip_exponent=4), terms=Terms(min_cohort=4))
     assert exchanges.collect(part, FIVE, read) == {}
-    found, slow = (
-        exchanges.mix(part, "c", EVEN, read),
-        rows_of(part, read, clip=4).row(part, "c", EVEN, read),
-    )
+    found = exchanges.mix(part, "c", EVEN, read)
+    slow = rows_of(part, read, clip=4).row(part, "c", EVEN, read)
     assert all(torch.equal(found[name], value) for name, value in slow.items())
     assert exchanges.mix(part, "d", UNEVEN, read) is None  # by terms of four
     assert rows_of(part, read).row(part, "d", UNEVEN, read) is not None

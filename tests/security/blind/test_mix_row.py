@@ -35,10 +35,8 @@ def row(weights, recipient=FOUR[0], numbers=None, on=None, silos=FOUR):
 
 
 def admit(made, silo=FOUR[0], memory=None, terms=None, on=None, silos=FOUR):
-    document, signature = (
-        made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0],
-        made[1],
-    )
+    document = made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0]
+    signature = made[1]
     here = Mixing(len(silos)).signers
     return m.admit(
         on or line(), silo, document, signature, memory or m.RowMemory(), terms or Terms(), here
@@ -213,10 +211,7 @@ OLD, NEW = SEVEN[1:4], SEVEN[4:]  # of six others: who is mixed again, and who g
 )
 @pytest.mark.parametrize("own", [0, 50])
 def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, own):
-    """Old ones and new ones each.
-
-    What the recipient weighs itself is no cover, nor is it counted against a row.
-    """
+    """Old and new ones each. The recipient's own weight is no cover, nor counted against a row."""
     _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
     made = row([own * sum(weights), *weights], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
     assert said in asked(made, memory)
@@ -242,9 +237,7 @@ def test_7_enough_of_those_who_gave_anew_are_honest():
 
 
 def test_7_rows_never_have_two_equations_in_few_new_unknowns():
-    """Over random offers, each admitted row brings min_cohort uploads that are in no row
-    before it.
-    """
+    """Each admitted row of random offers brings min_cohort uploads that no row before it has."""
     random, memory, seen, admitted = np.random.default_rng(0), m.RowMemory(), set(), 0
     newest = dict.fromkeys(SIX, 0)
     for _ in range(200):
@@ -318,9 +311,7 @@ def test_one_upload_a_round_is_signed():
 
 @given(st.binary(max_size=200) | st.integers(0, 10**6))
 def test_1_hostile_bytes_are_refused(hostile):
-    """Bytes of any kind, or a row of which one byte was changed, under the coordinator's own
-    signature.
-    """
+    """Any bytes, or a row with one byte changed, under the coordinator's own signature."""
     document = bytearray(row(THIRD)[0].payload())
     if isinstance(hostile, int):
         at, to = hostile % len(document), hostile // len(document) % 256

@@ -37,20 +37,15 @@ TERMS = Terms(min_cohort=3)
 
 
 class Sum:
-    """One that was opened, without masks, and what is said of each of its groups.
-
-    ``opened`` is what silos read: what was summed before pads.
-    """
+    """An opened sum without masks and the claim of each group; ``opened`` is from before pads."""
 
     def __init__(self, survivors=SILOS, own=FRAME):
         self.survivors, self.own = survivors, own
         self.spec, plain = specify(own, SILOS, 0), specify(FRAME, SILOS, 0)
-        ctx, accumulator, clear, sent = (
-            self.spec.context(),
-            Accumulator(self.spec),
-            Accumulator(plain),
-            {},
-        )
+        ctx = self.spec.context()
+        accumulator = Accumulator(self.spec)
+        clear = Accumulator(plain)
+        sent = {}
         for number, silo in enumerate(survivors):
             contributions = [contribution(each, number) for each in own.groups]
             check_group_values(self.spec, contributions)
@@ -72,10 +67,8 @@ class Sum:
 
     def claim(self, index=0, **changes):
         payload = self.spec.payload()
-        signature, tag = (
-            signer("coordinator")(SECAGG_SPEC, payload),
-            tag_of(self.tags, index, len(GROUPS)),
-        )
+        signature = signer("coordinator")(SECAGG_SPEC, payload)
+        tag = tag_of(self.tags, index, len(GROUPS))
         return Claim(
             **{
                 "document": payload,
@@ -102,12 +95,10 @@ def made(request):
 
 
 def same(found, wanted):
-    assert (found.elements, found.ring, found.exponent, found.unit) == (
-        wanted.elements,
-        wanted.ring,
-        wanted.exponent,
-        wanted.unit,
-    )
+    assert found.elements == wanted.elements
+    assert found.ring == wanted.ring
+    assert found.exponent == wanted.exponent
+    assert found.unit == wanted.unit
     assert found.weight.tolist() == wanted.weight.tolist()
     assert found.total.tolist() == wanted.total.tolist()
     assert found.mean().tolist() == wanted.mean().tolist()

@@ -50,9 +50,7 @@ def digest(method, round_, changed=""):
     ("method", "part"), [("fedssa", "header"), ("fedaims", "backbone"), ("fedavg", "model")]
 )
 def test_a_model_that_comes_down_to_all_is_part_of_the_digest(method, part):
-    """A coordinator that hands silos different ones gets no sum of them: FedSSA's header is no part
-    that is summed.
-    """
+    """Else a coordinator may hand silos different ones: FedSSA's header is no part of a sum."""
     assert digest(method, 2) != digest(method, 2, part)
 
 
@@ -61,10 +59,7 @@ def test_the_same_values_are_not_summed_a_second_time():
 
 
 def test_where_holders_are_counted_a_header_that_stays_the_same_ends_no_job():
-    """Of classes that too few hold nothing comes.
-
-    All of its sums are over all silos, so none is left out of one.
-    """
+    """Classes that too few hold come down empty; sums are over all silos, so none is left out."""
     assert digest("fedssa", 2) != digest("fedssa", 3)
 
 
@@ -101,11 +96,9 @@ def test_a_round_is_planned_once(monkeypatch):
     first = plan.round(2)
     asked.clear()
     assert plan.round(2) is first
-    assert (first.sums_down, first.published, first.groups[0]) == (
-        first.sums_down,
-        ("model",),
-        first.sums,
-    )
+    assert first.sums_down == first.sums_down
+    assert first.published == ("model",)
+    assert first.groups[0] == first.sums
     again = len(asked)
     assert first.sums_down[0].round == 1
     assert len(asked) == again

@@ -215,10 +215,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_whatever_is_handed_down_when_nothing_that_may_come_is_erased(steps):
-    """Each silo seals to what it has heard.
-
-    The coordinator tells the newest upload of one silo to another, or not.
-    """
+    """Each silo seals to what it heard; the coordinator tells newest uploads to others, or not."""
     given_ = dict.fromkeys(SILOS, 0)  # newest generation of each
     # (generation of each other silo, own generation beside it)
     uploads = {silo: [] for silo in SILOS}

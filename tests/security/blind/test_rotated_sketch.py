@@ -43,9 +43,7 @@ def test_vectors_of_several_pieces():
 
 
 def test_the_error_is_what_the_docstring_says():
-    """Over 900 keys: the mean is exact, and the variance at most the bound (and not far
-    below it).
-    """
+    """Over 900 keys the mean is exact, and the variance at most the bound and not far below it."""
     size, tries, random = 16, 900, np.random.default_rng(0)
     vectors = np.linalg.qr(random.normal(size=(400, 2)))[0].T
     made = [

@@ -105,10 +105,7 @@ def test_vectors():
 
 
 def test_vectors_on_a_processor_without_vector_instructions():
-    """NumPy picks its loops by what the processor has.
-
-    Here it may take none of them but the slowest.
-    """
+    """NumPy picks its loops by what the processor has; this run may take only the slowest."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # noqa: PLC0415
 
     had = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
@@ -173,9 +170,7 @@ def largest_gap(samples, cdf):
 
 
 def test_q_is_haar():
-    """In three dimensions each entry of a Haar matrix is uniform in [-1, 1] (Archimedes), and det
-    is ±1 alike.
-    """
+    """Each entry of a Haar 3 × 3 is uniform in [-1, 1] (Archimedes), and det is ±1 alike."""
     found = np.array([r.rotate(np.eye(3), key) for key in keys(3000)])
     for i in range(3):
         for j in range(3):
@@ -308,10 +303,8 @@ def test_wrong_calls_are_told():
 
 @pytest.mark.parametrize("d", [1, 2, 84, 700])
 def test_vectors_under_keys_of_their_own_have_the_bits_of_one_after_the_other(d):
-    vectors, keys = (
-        np.random.default_rng(d).normal(size=(3, d)),
-        [bytes([d % 256, i]) * 16 for i in range(3)],
-    )
+    vectors = np.random.default_rng(d).normal(size=(3, d))
+    keys = [bytes([d % 256, i]) * 16 for i in range(3)]
     one_by_one = [r.rotate(vectors[i : i + 1], keys[i]) for i in range(3)]
     assert (r.rotate_each(vectors, keys) == np.concatenate(one_by_one)).all()
     # Q of one is a sign
@@ -319,9 +312,7 @@ def test_vectors_under_keys_of_their_own_have_the_bits_of_one_after_the_other(d)
 
 
 def test_numbers_made_ahead_are_those_of_each_stream():
-    """Also where a stream needs more words than are made at first, as about one of a
-    hundred does.
-    """
+    """Also where a stream needs more words than are made first, as one in a hundred does."""
     made = list(r._reflecting([KEY, bytes(32)], 700))
     assert [len(numbers) for numbers in made] == list(range(1, 701))
     short = 0

@@ -1,6 +1,4 @@
-"""Pads over sums that silos alone read: the coordinator adds them up, and what it opens is
-noise.
-"""
+"""Pads over sums that silos alone read: the coordinator adds them up, and opens noise."""
 
 import hmac
 
@@ -109,9 +107,8 @@ def test_the_key_of_a_pad_is_known():
 
 
 def test_words_that_silos_alone_read_never_leave_without_their_pads():
-    with pytest.raises(
-        LocalError, match=r"pads of groups \[\], and \[0, 1\] are not for the coordinator's eyes"
-    ):
+    why = r"pads of groups \[\], and \[0, 1\] are not for the coordinator's eyes"
+    with pytest.raises(LocalError, match=why):
         opened(pads=lambda *_: {})
 
 

@@ -1,6 +1,4 @@
-"""Sums as fixed-point numbers beside sums in the clear: within the stated bound, for every method,
-all job long.
-"""
+"""Fixed-point sums beside plain ones: within the bound, for every method, all job long."""
 
 import numpy as np
 import pytest
@@ -59,10 +57,7 @@ def contributions(part, weights, seed=0, scale=1.0):
 
 
 def agree(quantised, part, members, read):
-    """Both folds, compared tensor by tensor against the bound.
-
-    The largest difference as a part of it.
-    """
+    """The largest difference of both folds, tensor by tensor, as a part of the bound."""
     plain = PLAIN.collect(part, members, read)
     spec, opened = quantised.opened(part, members, read)
     own = spec.groups[0]

@@ -1,6 +1,4 @@
-"""A data set's budget: what was spent never falls and never exceeds its limit, whatever crashes,
-restarts or races.
-"""
+"""A data set's budget never forgets and never exceeds its limit, in crashes, restarts and races."""
 
 import math
 import os
@@ -98,10 +96,8 @@ def test_a_job_has_a_target_of_its_own_at_its_own_delta(tmp_path):
         reserve(budget, job=OTHER)
         reserve(budget, ceiling=Ceiling("1.8", "0.00001"))
         over = MechanismSteps(sigma="1.1", q="0.02", steps=100)
-        with pytest.raises(
-            ExhaustedError,
-            match=r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8",
-        ):
+        why = r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8"
+        with pytest.raises(ExhaustedError, match=why):
             reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.0000000001"))
         reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.00001"))
 
@@ -113,9 +109,8 @@ def test_all_that_a_job_is_to_spend_must_fit_beside_what_others_have(tmp_path):
         reserve(budget, steps=MechanismSteps(sigma="1.1", q="0.02", steps=300))
         budget.check_room("lung-3", JOB, planned)  # of which it has spent some itself
         size = budget.head().size
-        with pytest.raises(
-            ExhaustedError, match=r"all of job 'mri' would bring .* over the policy's limit of 3"
-        ):
+        why = r"all of job 'mri' would bring .* over the policy's limit of 3"
+        with pytest.raises(ExhaustedError, match=why):
             budget.check_room("mri", OTHER, [*planned, *planned, *planned])
         assert budget.head().size == size
 
@@ -202,9 +197,8 @@ def test_a_budget_that_is_gone_is_never_a_new_one(tmp_path):
     shutil.rmtree(tmp_path / "a")
     for make in (lambda: None, (tmp_path / "a").mkdir):
         make()
-        with pytest.raises(
-            LocalError, match="gone, and with it what was spent on data set 'cxr'; restore"
-        ):
+        why = "gone, and with it what was spent on data set 'cxr'; restore"
+        with pytest.raises(LocalError, match=why):
             opened(tmp_path / "a", known=True)
 
 
@@ -314,9 +308,7 @@ def test_after_a_fault_nothing_is_reserved(tmp_path, monkeypatch):
 )
 @given(data=st.data())
 def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp_path, data):
-    """Against a list of what was taken: spent is never below it, never falls but by a commit, never
-    over the limit.
-    """
+    """Against a list of what was taken: never below it, over the limit, or falling uncommitted."""
     place = tmp_path / uuid.uuid4().hex
     budget, waiting, used, total = opened(place, limit="1.5"), [], 0, 0
     for _ in range(data.draw(st.integers(1, 12))):

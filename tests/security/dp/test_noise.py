@@ -1,6 +1,4 @@
-"""The random numbers of private training: their distribution, their independence, and where they
-come from.
-"""
+"""Random numbers of private training: distribution, independence, and source."""
 
 import numpy as np
 import pytest
@@ -26,9 +24,7 @@ def test_uniforms_are_the_upper_53_bits_of_the_keystream():
 
 @pytest.mark.parametrize("count", [1, 3, 20_000])
 def test_a_number_of_noise_is_four_normals_by_two(count):
-    """Box and Muller by hand, of the uniforms in order: of each piece of 8,192 numbers first all
-    radii.
-    """
+    """Box and Muller by hand: of each piece of 8,192 numbers first all radii."""
     made, uniforms = fixed().normal(count), fixed()
     for at in range(0, count, 8192):
         size = min(8192, count - at)

@@ -75,9 +75,8 @@ def test_what_is_released_beside_the_steps_may_cost_too_much():
 
 
 def test_a_target_below_what_the_accountant_can_tell():
-    with pytest.raises(
-        LocalError, match=r"even sigma = 100000.000 costs 0\.00[0-9]+; raise epsilon, or take fewer"
-    ):
+    why = r"even sigma = 100000.000 costs 0\.00[0-9]+; raise epsilon, or take fewer"
+    with pytest.raises(LocalError, match=why):
         least_sigma(spends(others=()), "0.005", DELTA)
     # the noise on all records is the largest
     with pytest.raises(LocalError, match=r"even sigma = 5000.000 costs"):

@@ -1,6 +1,4 @@
-"""A tighter accountant in a process of its own, against dp-accounting as an oracle, and under
-limits that end it.
-"""
+"""A tighter accountant in its own process: dp-accounting as oracle, and limits that end it."""
 
 import math
 import subprocess

@@ -1,7 +1,4 @@
-"""Costs against hand-worked numbers, a numerical integral and another library.
-
-Every error is on the safe side.
-"""
+"""Costs against hand-worked numbers, an integral and another library; errors on the safe side."""
 
 import math
 from decimal import Decimal
@@ -33,9 +30,7 @@ def oracle(accountant, sigma, q, steps):
 
 
 def whole(rho):
-    """What was spent at the orders that are whole numbers: at others dp-accounting stops its series
-    early.
-    """
+    """Only whole orders: at others dp-accounting stops its series early."""
     return np.where([float(order).is_integer() for order in a.ORDERS], rho, np.inf)
 
 

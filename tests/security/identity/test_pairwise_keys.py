@@ -96,10 +96,8 @@ def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
         b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the"
         b" future, sunscreen would be it."
     )
-    nonce, more = (
-        bytes.fromhex("070000004041424344454647"),
-        bytes.fromhex("50515253c0c1c2c3c4c5c6c7"),
-    )
+    nonce = bytes.fromhex("070000004041424344454647")
+    more = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
     sealed = bytes.fromhex(
         "d31a8d34648e60db7b86afbc53ef7ec2a4aded51296e08fea9e2b5a736ee62d63dbea45e8ca9671282fafb69da92728b"
         "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc"

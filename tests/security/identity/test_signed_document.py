@@ -64,9 +64,8 @@ def test_step_2_stranger_and_wrong_role(fed):
 def test_step_3_another_roster(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     later = rosters.remove(fed.roster, "s")
-    with pytest.raises(
-        PeerError, match=r"op: signed under roster .* \(version 5\); bring both to one roster"
-    ):
+    why = r"op: signed under roster .* \(version 5\); bring both to one roster"
+    with pytest.raises(PeerError, match=why):
         verify_document(signed, later, Role.OPERATOR, domains.JOB)
     # and the digest cannot be put right afterwards
     with pytest.raises(PeerError, match="does not fit"):

@@ -1,6 +1,4 @@
-"""The quick check of a line against the slow one that it stands for: it may be stricter, never
-laxer.
-"""
+"""A line's quick check against the slow one it stands for: perhaps stricter, never laxer."""
 
 import json
 
@@ -32,10 +30,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 def slowly(line):
-    """The record by way of JSON, canonical spelling, frame and models.
-
-    None where one of them refuses it.
-    """
+    """The record by JSON, canonical spelling, frame and models; None where one refuses it."""
     chain = Chain()
     try:
         parsed = json.loads(line)
@@ -47,9 +42,7 @@ def slowly(line):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """One of each record, intents without tensors, without a secure sum, and with the same tensors
-    as before.
-    """
+    """One of each record; intents also without tensors or a sum, and with the same tensors."""
     folder = tmp_path_factory.mktemp("ledger")
     full(folder)
     summed(folder)

@@ -1,6 +1,4 @@
-"""The coordinator's own ledger: durable where it must be, one chain over restarts, heads for silos
-to hold.
-"""
+"""The coordinator's ledger: durable, one chain over restarts, heads that silos hold."""
 
 import pytest
 from support.ledgers import (

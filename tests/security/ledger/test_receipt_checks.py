@@ -1,7 +1,4 @@
-"""Receipts that the coordinator signed, in the writer's own ledger.
-
-Test_verify_roster.py has more wrong ones.
-"""
+"""The coordinator's receipts in the writer's own ledger (more wrong: test_verify_roster.py)."""
 
 import pytest
 from support.ledgers import FEDERATION, HASH, open_ledger, write_outcome, write_start
@@ -48,10 +45,7 @@ def world(keys, tmp_path):
             write_start(self.ledger, "staddle", rosters.digest(roster), HASH)
 
         def give(self, number, signer="coordinator", status="sent", **changes):
-            """One message; a receipt that its coordinator signs, with these fields changed.
-
-            Its seq.
-            """
+            """One message and its receipt with these fields changed; its seq."""
             ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
@@ -89,12 +83,10 @@ def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
     give(world.ledger, round_number=3, status="failed")
     give(world.ledger, round_number=4, status="cut")
     found = world.check(world.new, world.old)
-    assert (found.good, found.without, found.unchecked, found.problems) == (
-        {first, second},
-        1,
-        0,
-        [],
-    )
+    assert found.good == {first, second}
+    assert found.without == 1
+    assert found.unchecked == 0
+    assert found.problems == []
     assert found.told == "2 receipts hold; 1 messages that were sent have none"
     found = world.check(world.new)
     assert (found.good, found.without, found.unchecked, found.problems) == ({second}, 1, 1, [])

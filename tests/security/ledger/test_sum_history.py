@@ -1,6 +1,4 @@
-"""What sums over several sets of silos tell together: the pure function, beside one that tries
-every combination.
-"""
+"""What sums over several sets of silos tell together, beside a search of all combinations."""
 
 from itertools import combinations, product
 
@@ -95,9 +93,7 @@ def test_the_largest_bound_among_many_silos_takes_seconds():
 
 
 def slow(sets, new, least):
-    """Every combination by small whole numbers of at most four sets: the fewest silos that the new
-    one adds.
-    """
+    """All combinations of up to four sets by small integers: the fewest silos the new one adds."""
     silos = sorted(frozenset().union(*sets, new))
     rows = np.array([[silo in each for silo in silos] for each in (*sets, new)], int)
     vectors = [np.array(c) @ rows for c in product(range(-3, 4), repeat=len(rows))]

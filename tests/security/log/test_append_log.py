@@ -96,9 +96,8 @@ def test_records_of_another_log_key_are_refused(path):
     (path / "checkpoint").unlink()
     with AppendLog.open(path.with_name("other"), signer(key=OTHER_KEY)) as log:
         (path / "checkpoint").write_bytes(bytes(log.checkpoint()))
-    with pytest.raises(
-        LocalError, match="seq 0, behind its checkpoint, was not written with this log key"
-    ):
+    why = "seq 0, behind its checkpoint, was not written with this log key"
+    with pytest.raises(LocalError, match=why):
         AppendLog.open(path, signer(key=OTHER_KEY))
 
 
@@ -165,11 +164,9 @@ def test_torn_tail_at_every_byte_offset(path, monkeypatch):
         assert TreeHead.parse(head.stored(path).text).size == 3
         log.close()
         recovery = records(path)[2]
-        assert (recovery["type"], recovery["dropped_bytes"], recovery["last_good_seq"]) == (
-            "recovery",
-            cut - len(last),
-            1,
-        )
+        assert recovery["type"] == "recovery"
+        assert recovery["dropped_bytes"] == cut - len(last)
+        assert recovery["last_good_seq"] == 1
         assert aside.read_bytes() == whole[len(last) : cut]
         assert first(path).read_bytes().startswith(last)
 
@@ -213,10 +210,7 @@ def test_a_tail_longer_than_any_record_is_no_torn_record(path):
 
 
 def tampered(lines):
-    """Every single edit, deletion, insertion and swap.
-
-    All but those at the end, which need a known head.
-    """
+    """Every single edit, deletion, insertion and swap but at the end, which needs a known head."""
     for i in range(len(lines) - 1):
         changed = lines[i].replace(b'"n":', b'"m":')
         yield [*lines[:i], changed, *lines[i + 1 :]]
@@ -235,9 +229,8 @@ def test_any_edit_deletion_insertion_or_reordering_is_refused(path):
     lines = first(path).read_bytes().splitlines()
     for changed in tampered(lines):
         first(path).write_bytes(b"".join(line + b"\n" for line in changed))
-        with pytest.raises(
-            LocalError, match=r"seg-00000001.jsonl: line \d.*keep the folder as evidence"
-        ):
+        why = r"seg-00000001.jsonl: line \d.*keep the folder as evidence"
+        with pytest.raises(LocalError, match=why):
             open_log(path)
         with pytest.raises(LocalError):
             list(Reading(path))

@@ -37,11 +37,9 @@ ROOTS = [
     "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
     "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
 ]
-N01, N23, N45 = (
-    ROOTS[2],
-    "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
-    "0ebc5d3437fbe2db",
-)
+N01 = ROOTS[2]
+N23 = "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e"
+N45 = "0ebc5d3437fbe2db"
 N45 += "158b9f126a1d118e308181031d0a949f8dededebc558ef6a"
 N67 = "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0"
 N47 = "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4"
@@ -236,9 +234,7 @@ STRICTER = "1 to 1, roots 72652032 and 72652032, proof of 0"
 
 
 def spelt(arguments, sound):
-    """A vector in one line: numbers in decimal, hashes in hex, those of a proof behind one
-    another.
-    """
+    """A vector in one line: decimal numbers, hex hashes, those of a proof one after another."""
     words = [str(each) if isinstance(each, int) else each.hex() for each in arguments[:-1]]
     return " ".join(
         [*words, ",".join(each.hex() for each in arguments[-1]), "sound" if sound else "refused"]

@@ -131,28 +131,11 @@ def key_of(text):
 
 
 def test_keys_and_signatures_are_those_of_go():
-    assert (
-        str(
-            verifier(
-                "PeterNeumann",
-                SignatureKind.ED25519,
-                Ed25519PrivateKey.from_private_bytes(PETER_SEED),
-            )
-        )
-        == PETER_KEY
-    )
-    assert (
-        str(
-            verifier(
-                "EnochRoot", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32))
-            )
-        )
-        == ENOCH_KEY
-    )
-    note = Note(
-        TEXT, (sign(TEXT, "PeterNeumann", Ed25519PrivateKey.from_private_bytes(PETER_SEED)),)
-    )
-    note = note.signed_by(sign(TEXT, "EnochRoot", Ed25519PrivateKey.from_private_bytes(bytes(32))))
+    peter_key, enoch_key = map(Ed25519PrivateKey.from_private_bytes, (PETER_SEED, bytes(32)))
+    assert str(verifier("PeterNeumann", SignatureKind.ED25519, peter_key)) == PETER_KEY
+    assert str(verifier("EnochRoot", SignatureKind.ED25519, enoch_key)) == ENOCH_KEY
+    note = Note(TEXT, (sign(TEXT, "PeterNeumann", peter_key),))
+    note = note.signed_by(sign(TEXT, "EnochRoot", enoch_key))
     assert bytes(note) == SIGNED
     assert parse(SIGNED) == note
     peter, enoch = key_of(PETER_KEY), key_of(ENOCH_KEY)
@@ -230,10 +213,8 @@ def test_cosignatures_cover_time_and_text():
 
 
 def test_one_kind_of_signature_never_passes_for_the_other():
-    plain, timed = (
-        verifier("w", SignatureKind.ED25519, KEY),
-        verifier("w", SignatureKind.COSIGNATURE, KEY),
-    )
+    plain = verifier("w", SignatureKind.ED25519, KEY)
+    timed = verifier("w", SignatureKind.COSIGNATURE, KEY)
     assert plain.key_id != timed.key_id
     with pytest.raises(ProofError, match="none of the keys"):
         verify(Note(TEXT, (sign(TEXT, "w", KEY),)), [timed])

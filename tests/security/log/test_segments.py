@@ -282,9 +282,8 @@ def test_records_without_a_checkpoint_are_refused_and_an_empty_ledger_is_not(fol
     filled(folder, 1)
     (folder / "checkpoint").unlink()
     assert "checkpoint: is missing" in problem(folder)
-    with pytest.raises(
-        LocalError, match="it has 1 records and no checkpoint, which is signed before the first"
-    ):
+    why = "it has 1 records and no checkpoint, which is signed before the first"
+    with pytest.raises(LocalError, match=why):
         open_ledger(folder)
     segment(folder, 1).write_bytes(b'{"torn')
     with pytest.raises(LocalError, match="it has 0 records and no checkpoint"):

@@ -1,7 +1,4 @@
-"""What a disk or a kill may do to a ledger at each of its system calls.
-
-Nothing promised is ever lost.
-"""
+"""A disk fault or a kill at each system call of a ledger: nothing promised is ever lost."""
 
 import errno
 import os
@@ -28,10 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def scenario(folder, promise):
-    """Open, write records over three segments with checkpoints between, close.
-
-    ``promise`` is told what is durable.
-    """
+    """Open, write three segments with checkpoints, close; ``promise`` hears what is durable."""
     with open_log(folder) as log:
         for n in range(RECORDS):
             promise(log.append({"type": "note", "n": n}).seq + 1)
@@ -50,10 +44,7 @@ def count(folder, monkeypatch):
 
 
 def holds(folder, promised):
-    """It opens again and has all that was promised, in order; whatever else it has is whole.
-
-    And it goes on.
-    """
+    """It opens again with all that was promised, in order and whole, and goes on."""
     with open_log(folder) as log:
         log.append({"type": "after"})
     lines = [line.record for line in Reading(folder)]
@@ -87,9 +78,8 @@ def test_after_a_fault_nothing_is_taken_even_when_the_disk_is_well_again(folder,
     log = open_log(folder)
     with monkeypatch.context() as patch:
         Calls(patch, 1, failing(errno.ENOSPC))
-        with pytest.raises(
-            LocalError, match="a write failed: No space left on device; make room, then restart"
-        ):
+        why = "a write failed: No space left on device; make room, then restart"
+        with pytest.raises(LocalError, match=why):
             log.append({"type": "note", "n": 0})
     for call in (lambda: log.append({"type": "note", "n": 0}), log.checkpoint):
         with pytest.raises(LocalError, match="takes no more records"):
@@ -102,9 +92,8 @@ def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch)
     log.append({"type": "note", "n": 0})
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: failing(errno.EIO)("replace", None, (), {}))
-        with pytest.raises(
-            LocalError, match=r"a write failed: .*Input/output error; check the disk, then restart"
-        ):
+        why = r"a write failed: .*Input/output error; check the disk, then restart"
+        with pytest.raises(LocalError, match=why):
             log.checkpoint()
     with pytest.raises(LocalError, match="takes no more records"):
         log.append({"type": "note", "n": 1})
@@ -125,9 +114,7 @@ def test_kill_9_at_any_call_loses_nothing_that_was_promised(tmp_path, folder, mo
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
 def test_kill_9_at_any_call_of_a_recovery_loses_nothing_either(tmp_path, folder, monkeypatch, how):
-    """The torn tail is said in a record exactly once, with at least its bytes, wherever the repair
-    broke off.
-    """
+    """The torn tail is recorded once, with at least its bytes, wherever the repair broke off."""
     with open_log(folder) as log:
         log.append({"type": "note", "n": 0})
     with segments(folder)[-1].open("ab") as file:

@@ -178,9 +178,8 @@ def test_3_it_must_be_a_checkpoint_of_this_log():
     with pytest.raises(ProofError, match="checkpoint has not the lines"):
         verify(Note("hello\n", (sign("hello\n", ORIGIN, KEY),)), LOG)
     other = replace(AT_4, origin=origin("lung", "hospital-b"))
-    with pytest.raises(
-        ProofError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
-    ):
+    why = r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
+    with pytest.raises(ProofError, match=why):
         verify(Note(other.text, (sign(other.text, ORIGIN, KEY),)), LOG)
 
 

@@ -53,6 +53,10 @@ GOOD = {
 }
 
 
+def released(**changes):
+    return Release(**{**GOOD, **changes})
+
+
 def policy(text=TEXT):
     return policies.parse(text.encode(), "policy.toml")
 
@@ -62,9 +66,7 @@ def decide(*releases, method="fedavg", recipient="coordinator", readers=("coordi
 
 
 def test_what_the_rule_names_may_leave():
-    decision = decide(
-        Release(**GOOD), Release(**{**GOOD, "name": "@weight", "dtype": "float64", "shape": ()})
-    )
+    decision = decide(released(), released(name="@weight", dtype="float64", shape=()))
     assert (decision.allow, decision.rule, decision.reasons) == (True, "update", ())
 
 
@@ -81,14 +83,12 @@ def test_what_the_rule_names_may_leave():
     ],
 )
 def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
-    decision = decide(Release(**{**GOOD, **change}))
+    decision = decide(released(**change))
     assert not decision.allow
     assert decision.rule == "update"
     (reason,) = decision.reasons
-    assert re.search(
-        rf"^tensor model/{re.escape(change.get('name', GOOD['name']))}: rule 'update': .*{said}",
-        reason,
-    )
+    name = re.escape(change.get("name", GOOD["name"]))
+    assert re.search(rf"^tensor model/{name}: rule 'update': .*{said}", reason)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
     ],
 )
 def test_step_2_each_dimension_of_the_message_is_denied(call, said):
-    decision = decide(Release(**GOOD), **call)
+    decision = decide(released(), **call)
     assert not decision.allow
     assert re.search(said, decision.reasons[0])
 
@@ -112,76 +112,62 @@ def test_step_1_a_message_without_tensors_is_denied():
 
 
 def test_step_3_a_tensor_declared_twice_is_denied():
-    assert decide(Release(**GOOD), Release(**GOOD)).reasons == (
+    assert decide(released(), released()).reasons == (
         "tensor model/features.0.weight is declared twice; declare it once",
     )
 
 
 def test_step_4_bytes_of_the_round_add_up():
-    assert decide(Release(**GOOD), sent=4096 - 120).allow
-    assert decide(Release(**GOOD), sent=4096 - 119).reasons == (
+    assert decide(released(), sent=4096 - 120).allow
+    assert decide(released(), sent=4096 - 119).reasons == (
         "4097 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
     )
 
 
 def test_first_rule_alone_decides_though_a_later_one_would_allow():
-    tensor = Release(**{**GOOD, "name": "head.bias", "dtype": "float64", "shape": (2,)})
+    tensor = released(name="head.bias", dtype="float64", shape=(2,))
     assert not decide(tensor).allow
     assert decide(tensor, method="fedsim").allow  # where the later one is the first
 
 
 def test_all_reasons_are_listed_and_one_bad_tensor_denies_the_message():
     bad = Release("model", "backbone", "head.w", "int64", (1000,), "masked")
-    decision = decide(Release(**GOOD), bad, recipient="x", readers=("y",))
+    decision = decide(released(), bad, recipient="x", readers=("y",))
     assert not decision.allow
     assert sum("head.w" in reason for reason in decision.reasons) == 7
     assert sum("features.0.weight" in reason for reason in decision.reasons) == 2
     other = Release("secret", "backbone", "w", "float32", (1,))
-    decision = decide(Release(**GOOD), other)
+    decision = decide(released(), other)
     assert (decision.allow, decision.rule) == (False, "update, default-deny")
 
 
 def test_without_rules_nothing_leaves():
     bare = policy(TEXT[: TEXT.index("[[allow]]")])
-    assert not bare.decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"]).allow
+    assert not bare.decide("fedavg", [released()], "coordinator", ["coordinator"]).allow
 
 
 def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_message():
-    good, head = Release(**GOOD), Release(**{**GOOD, "name": "head.w"})
+    good, head = released(), released(name="head.w")
     secret = Release("secret", "backbone", "w", "float32", (1000,))
     decision = decide(good, head, secret)
     globs = ["features.**", "@weight"]
+    no_glob = (
+        f"tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add one if it"
+        " may leave"
+    )
+    no_rule = (
+        "tensor secret/w: no [[allow]] has method 'fedavg' and part 'secret'; add one if it may"
+        " leave"
+    )
     assert [(v.release, v.rule, v.reasons) for v in decision.tensors] == [
         (good, "update", ()),
-        (
-            head,
-            "update",
-            (
-                (
-                    f"tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add"
-                    " one if it may leave"
-                ),
-            ),
-        ),
-        (
-            secret,
-            "default-deny",
-            (
-                (
-                    "tensor secret/w: no [[allow]] has method 'fedavg' and part 'secret'; add one"
-                    " if it may leave"
-                ),
-            ),
-        ),
+        (head, "update", (no_glob,)),
+        (secret, "default-deny", (no_rule,)),
     ]
     assert decision.whole == (
         "4240 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
     )
-    assert decision.reasons == (
-        *decision.tensors[1].reasons,
-        *decision.tensors[2].reasons,
-        *decision.whole,
-    )
+    assert decision.reasons == (no_glob, no_rule, *decision.whole)
     assert (decision.allow, decision.rule) == (False, "update, default-deny")
 
 
@@ -214,9 +200,8 @@ def test_bad_policy_files_name_key_value_and_fix(old, new, said):
 @pytest.mark.parametrize(("attempts", "may"), [(0, True), (2, True), (3, False), (10**6, False)])
 def test_a_round_has_so_many_attempts(attempts, may):
     limited = policy(TEXT.replace('"4KiB"\n', '"4KiB"\nmax_attempts_per_round = 3\n'))
-    decision = limited.decide(
-        "fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], 0, attempts
-    )
+    to = ("coordinator", ["coordinator"])
+    decision = limited.decide("fedavg", [released()], *to, 0, attempts)
     assert decision.allow == may
     said = f"{attempts} uploads of this round were begun, max_attempts_per_round = 3; "
     assert may or [reason.startswith(said) for reason in decision.whole] == [True]
@@ -237,19 +222,14 @@ def test_a_round_has_so_many_attempts(attempts, may):
 def test_step_6_a_part_is_no_longer_than_its_rule_lets_it_be(norms, may):
     bounded = policy(TEXT.replace("max_elements = 500", "max_elements = 500\nmax_norm = 2.5"))
     metric = Release("metric", "metric", "n", "float64", ())
-    found = bounded.decide(
-        "fedavg", [Release(**GOOD), metric], "coordinator", ["coordinator"], norms=norms
-    )
+    to = ("coordinator", ["coordinator"])
+    found = bounded.decide("fedavg", [released(), metric], *to, norms=norms)
     assert found.allow is may, found.reasons
     if not may:
         (reason,) = found.whole
         assert reason.startswith("part 'model': rule 'update': its norm is ")
         assert "over max_norm = 2.5; raise it" in reason
-    assert (
-        policy()
-        .decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], norms=norms)
-        .allow
-    )
+    assert policy().decide("fedavg", [released()], *to, norms=norms).allow
 
 
 def test_step_7_nothing_is_in_the_clear_where_sums_have_to_be_blind():
@@ -270,53 +250,44 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     assert policy().terms == Terms() == Terms(min_cohort=3, min_honest=2, colluders=1)
     found = policy().file.secure_aggregation
     assert (found.required, found.public_counts) == (False, False)
-    own = (
-        "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\npublic_counts"
-        " = true\n"
-    )
-    assert policy(TEXT + own).terms == Terms(min_cohort=6, min_honest=4, colluders=0)
-    assert policy(TEXT + own).file.secure_aggregation.public_counts
-    assert policy(TEXT + own).file.secure_aggregation.min_holders is None  # as min_cohort
-    assert policy(TEXT + own + "min_holders = 4\n").file.secure_aggregation.min_holders == 4
-    # min_honest and assumed_colluders
-    assert policy(TEXT + own).file.secure_aggregation.least_difference == 4
-    assert policy(TEXT + own + "min_difference = 1\n").file.secure_aggregation.least_difference == 1
+    table = "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\n"
+    own = policy(f"{TEXT}{table}public_counts = true\n")
+    assert own.terms == Terms(min_cohort=6, min_honest=4, colluders=0)
+    assert own.file.secure_aggregation.public_counts
+    assert own.file.secure_aggregation.min_holders is None  # as min_cohort
+    assert own.file.secure_aggregation.least_difference == 4  # min_honest and assumed_colluders
+    more = policy(f"{TEXT}{table}min_holders = 4\nmin_difference = 1\n").file.secure_aggregation
+    assert (more.min_holders, more.least_difference) == (4, 1)
+
+
+BAD = {
+    "required": ("1", '"yes"'),
+    "min_cohort": ("1", "3.0"),
+    "min_honest": ("0", "true"),
+    "min_holders": ("1", "3.0"),
+    "min_difference": ("0", "9"),
+    "assumed_colluders": ("-1",),
+    "public_counts": ("0",),
+    "colluders": ("1",),
+}
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "required = 1",
-        'required = "yes"',
-        "min_cohort = 1",
-        "min_cohort = 3.0",
-        "min_honest = 0",
-        "min_honest = true",
-        "min_holders = 1",
-        "min_holders = 3.0",
-        "min_difference = 0",
-        "min_difference = 9",
-        "assumed_colluders = -1",
-        "public_counts = 0",
-        "colluders = 1",
-    ],
+    ("key", "value"), [(key, v) for key, values in BAD.items() for v in values]
 )
-def test_bad_values_of_that_table_are_named(line):
-    with pytest.raises(
-        LocalError, match=rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"
-    ):
-        policy(TEXT + f"[secure_aggregation]\n{line}\n")
+def test_bad_values_of_that_table_are_named(key, value):
+    with pytest.raises(LocalError, match=rf"^policy.toml: .*secure_aggregation\.{key}"):
+        policy(TEXT + f"[secure_aggregation]\n{key} = {value}\n")
 
 
 def test_a_rule_for_masked_tensors_names_their_form_types_and_reader():
-    masked = TEXT.replace(
-        'readers = ["coordinator", "silo-b"]', f'readers = ["{SUM_READER}"]\nforms = ["masked"]'
-    )
+    readers = f'readers = ["{SUM_READER}"]\nforms = ["masked"]'
+    masked = TEXT.replace('readers = ["coordinator", "silo-b"]', readers)
     masked = masked.replace('dtypes = ["float32", "float64"]', 'dtypes = ["uint32", "uint64"]')
     release = Release(**{**GOOD, "dtype": "uint64", "form": MASKED})
     assert policy(masked).decide("fedavg", [release], "coordinator", [SUM_READER]).allow
     for other, readers in (
-        (Release(**GOOD), ["coordinator"]),
+        (released(), ["coordinator"]),
         (release, ["coordinator"]),
         (release, ["sum", "x"]),
     ):
@@ -341,7 +312,7 @@ def test_sizes_and_digest(tmp_path):
 
 
 def test_release_defaults_to_private_and_knows_its_size():
-    release = Release(**GOOD)
+    release = released()
     assert (release.taint, release.ledger_ids, release.form) == ("private", (), "plain")
     assert (release.elements, release.nbytes) == (30, 120)
     with pytest.raises(LocalError, match="dtype 'complex64' cannot cross"):
@@ -351,9 +322,8 @@ def test_release_defaults_to_private_and_knows_its_size():
 def test_words_are_those_of_the_exchanges():
     exchange = pytest.importorskip("staddle.algorithms.exchange.parts")
     assert [kind.name.lower() for kind in exchange.Kind] == list(KindName.__args__)
-    assert {
-        name: dtype.itemsize for name, dtype in exchange.DTYPES.items()
-    }.items() <= ITEM_BYTES.items()
+    sizes = {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}
+    assert sizes.items() <= ITEM_BYTES.items()
 
 
 # Data sets.
@@ -365,7 +335,7 @@ epsilon = 8.0
 delta = 1e-5
 """
 DP = Release(**GOOD, taint="dp", ledger_ids=(3,))
-PRIVATE, PUBLIC = Release(**GOOD), Release(**GOOD, taint="public")
+PRIVATE, PUBLIC = released(), Release(**GOOD, taint="public")
 
 
 def governed(more="required = true\n", dataset="cxr-2024"):
@@ -428,10 +398,8 @@ def test_a_data_set_has_its_table_by_name():
 
 @pytest.mark.parametrize("dataset", ["data", "cxr-2023", "", "CXR-2024"])
 def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_others(dataset):
-    with pytest.raises(
-        LocalError,
-        match=r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike",
-    ):
+    why = r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike"
+    with pytest.raises(LocalError, match=why):
         governed(dataset=dataset)
     # nothing is said of any
     assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None

@@ -1,6 +1,4 @@
-"""Vectors that are compared by shares, beside a secure sum: both machines, what they open, and what
-they refuse.
-"""
+"""Vectors compared by shares, beside a secure sum: both machines, what they open and refuse."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""A coordinator before silos that cheat or vanish: what does not hold is refused, its sender drops
-out or is named.
-"""
+"""A coordinator before silos that cheat or vanish: it refuses them, drops them or names them."""
 
 import hashlib
 from dataclasses import replace
@@ -8,13 +6,22 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from support.secure_sums import Run, attempt, frame, group, names, ones, signer, signers
+from support.secure_sums import (
+    Run,
+    attempt,
+    frame,
+    group,
+    names,
+    ones,
+    signed_dealing,
+    signer,
+    signers,
+)
 
 from staddle.errors import LocalError, RefusedError
 from staddle.security.arithmetic import shamir
 from staddle.security.arithmetic.shamir import SHARE_BYTES
-from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_REVEAL
-from staddle.security.log.merkle import Tree
+from staddle.security.identity.domains import SECAGG_REVEAL
 from staddle.security.secagg import coordinator as machine
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import masked_sum
@@ -143,10 +150,7 @@ def test_shares_that_do_not_hold(change):
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     state, _ = run.before["coordinator", "SharesUploaded"]
     portions = change(run.state.portions[LIAR])
-    dealing = replace(
-        run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    dealing = replace(dealing, signature=signer(LIAR)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    dealing = signed_dealing(run.state.dealings[LIAR], state.ctx, portions)
     state = replace(state, dealings={}, portions={})
     after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.dealings) == (LIAR, "SHARES", {})
@@ -268,9 +272,7 @@ def test_an_unsigned_reveal():
 
 @pytest.mark.parametrize("which", ["own", "mask"])
 def test_a_dealer_of_shares_of_something_else_is_named(which):
-    """Its shares fit their commitments, but join to another seed than it committed to: no sum, and
-    it is named.
-    """
+    """Its shares fit their commitments, but join to another seed: no sum, and it is named."""
     drops = {} if which == "own" else {LIAR: "SendHeader"}
 
     def alter(silo, effect):
@@ -282,8 +284,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
         dealing, portions, _ = deal(
             state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR)
         )
-        honest = replace(dealing, seed=effect.dealing.seed, signature=b"")
-        dealing = replace(honest, signature=signer(LIAR)(SECAGG_DEALING, honest.payload(state.ctx)))
+        dealing = signed_dealing(dealing, state.ctx, seed=effect.dealing.seed)
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing)
         return s.SendShares(dealing, portions)
 
@@ -294,9 +295,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
 
 
 def wrongly_dealt(run, holders):
-    """In the place of what LIAR deals: shares for these that are none of its polynomial, and fit
-    their commitments.
-    """
+    """In place of what LIAR deals: shares that are of none of its polynomials, yet fit."""
 
     def split(secret, threshold, numbers, draw):
         wrong = {FIVE.index(holder) + 1: bytes(33) for holder in holders}
@@ -308,16 +307,8 @@ def wrongly_dealt(run, holders):
         state, event = run.before[LIAR, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in FIVE}
         with patch("staddle.security.secagg.dealing.split", split):
-            dealing, portions, kept = deal(
-                state.ctx,
-                effect.dealing.h_u1,
-                event.keys,
-                LIAR,
-                state.seeds,
-                4,
-                numbers,
-                signer(LIAR),
-            )
+            own = (event.keys, LIAR, state.seeds, 4, numbers, signer(LIAR))
+            dealing, portions, kept = deal(state.ctx, effect.dealing.h_u1, *own)
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing, held={LIAR: kept})
         return s.SendShares(dealing, portions)
 
@@ -345,10 +336,7 @@ def test_where_no_other_shares_come_a_wrong_one_ends_the_sum_and_its_dealer_is_n
 
 
 def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
-    """Values may be anything, and are not seen.
-
-    Words that spoil a canary end the attempt, whoever sent them.
-    """
+    """Values may be anything, unseen; a spoilt canary ends the attempt, whoever sent it."""
     run = Run(attempt(5), ones(FIVE))
     while LIAR not in run.uploads:
         run.deliver(*run.queue.pop(0))
@@ -410,10 +398,7 @@ def test_a_stale_deadline_changes_nothing(run):
 
 
 def test_who_signs_late_may_still_reveal_in_the_place_of_another():
-    """Four of five sign; one of those vanishes before it reveals.
-
-    The fifth signs late and reveals.
-    """
+    """Four of five sign; one vanishes before it reveals; the fifth signs late and reveals."""
     run = Run(attempt(5), ones(FIVE), drops={FIVE[0]: "SendReveal"})
     late = []
     while run.state.stage != "reveal" or run.queue:
@@ -517,10 +502,8 @@ def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, na
     state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
     state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
-    assert (state.stage, [e.code for e in effects if isinstance(e, c.EndAttempt)]) == (
-        "ended",
-        ["TOO_FEW"],
-    )
+    assert state.stage == "ended"
+    assert [e.code for e in effects if isinstance(e, c.EndAttempt)] == ["TOO_FEW"]
 
 
 # Abandoned attempts.

@@ -5,12 +5,20 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from support.secure_sums import Run, attempt, names, ones, signer, signers
+from support.secure_sums import (
+    Run,
+    attempt,
+    names,
+    ones,
+    signed_bundle,
+    signed_dealing,
+    signer,
+    signers,
+    with_portion,
+)
 
 from staddle.errors import RefusedError
-from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator as machine
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as silo_machine
@@ -51,12 +59,7 @@ def rubbish(run, effect, spoil=SPOILS["random bytes"], victims=(VICTIM,)):
     portions = tuple(
         spoil(portion) if portion.holder in victims else portion for portion in effect.portions
     )
-    dealing = replace(
-        effect.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b""
-    )
-    dealing = replace(
-        dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(run.spec.context()))
-    )
+    dealing = signed_dealing(effect.dealing, run.spec.context(), portions)
     run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing)
     return s.SendShares(dealing, portions)
 
@@ -65,11 +68,8 @@ def with_rubbish(spec=None, memories=None, notes=(), seed=0, **how):
     run = Run(spec or attempt(5), ones(FIVE), seed=seed, memories=memories, notes=notes)
 
     def alter(silo, effect):
-        return (
-            rubbish(run, effect, **how)
-            if silo == DEALER and isinstance(effect, s.SendShares)
-            else effect
-        )
+        dealt = silo == DEALER and isinstance(effect, s.SendShares)
+        return rubbish(run, effect, **how) if dealt else effect
 
     run.alter = alter
     return run
@@ -93,19 +93,11 @@ def test_a_dealer_that_seals_rubbish_is_named_and_its_victim_is_not(spoil, seed)
 
 
 def test_the_next_attempt_without_the_dealer_has_the_sum_of_all_others():
-    """n - t + c + 1 = 3 silos give the first attempt up.
-
-    The dealer, dropped at once, is not waited for.
-    """
+    """n - t + c + 1 = 3 silos give the first attempt up; the dropped dealer is not waited for."""
     first = with_rubbish().finish()
     assert first.state.notes_missing == 0
-    second = Run(
-        attempt(5, 1),
-        ones(FIVE),
-        memories=first.memories,
-        notes=tuple(first.state.notes.values()),
-        seed=1,
-    )
+    notes = tuple(first.state.notes.values())
+    second = Run(attempt(5, 1), ones(FIVE), memories=first.memories, notes=notes, seed=1)
     second.deliver("coordinator", c.SiloDropped(DEALER, "MISDEALT"))
     second.finish()
     assert second.state.u3 == REST
@@ -171,10 +163,8 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
 
     run.alter = alter
     run.finish()
-    assert (run.state.u3, run.state.failed) == (
-        tuple(x for x in FIVE if x != VICTIM),
-        {VICTIM: "COMPLAINT"},
-    )
+    assert run.state.u3 == tuple(x for x in FIVE if x != VICTIM)
+    assert run.state.failed == {VICTIM: "COMPLAINT"}
     assert run.opened[0].total[0] == (1 + 2 + 3 + 5) / 16
 
 
@@ -191,9 +181,7 @@ def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
 
 
 def test_a_complaint_opens_one_portion_and_nothing_else():
-    """By trying: of all portions that cross in the attempt one opens with the key that is given
-    away.
-    """
+    """By trying: of all portions of the attempt, one opens with the key that is given away."""
     key, opened = key_for(VICTIM, DEALER), []
     for dealer, portions in HONEST.state.portions.items():
         for portion in portions:
@@ -231,16 +219,11 @@ def test_what_was_sealed_and_does_not_open_proves_it_to_anyone_in_its_job_alone(
     evidence = run.state.proofs[DEALER]
     assert list(run.state.proofs) == [DEALER]
     assert told(evidence, run) == {DEALER}
-    assert (
-        told(evidence, run, job_digest="ee" * 32)
-        == told(evidence, run, federation="heart")
-        == "MISDEALT"
-    )
+    assert told(evidence, run, job_digest="ee" * 32) == "MISDEALT"
+    assert told(evidence, run, federation="heart") == "MISDEALT"
     for other in (attempt(5, 1), attempt(5, round=4), attempt(5, job_digest="ee" * 32)):
-        assert (
-            told(replace(evidence, document=other.payload()), run, job_digest=other.job_digest)
-            == "MISDEALT"
-        )
+        replayed = replace(evidence, document=other.payload())
+        assert told(replayed, run, job_digest=other.job_digest) == "MISDEALT"
     assert told(replace(evidence, document=b"{}"), run) == "MISDEALT"
 
 
@@ -262,8 +245,7 @@ def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
     seed = b"another".ljust(32)
     keys = receiving_keys(seed, MASKED.ctx, VICTIM, FIVE)
     first = HONEST.state.bundles[VICTIM]
-    second = replace(first, receiving=key_root(keys), signature=b"")
-    second = replace(second, signature=signer(VICTIM)(SECAGG_KEYS, second.payload(MASKED.ctx)))
+    second = signed_bundle(first, MASKED.ctx, receiving=key_root(keys))
     second.check(MASKED.ctx, HONEST.signers)
     key = receiving_seed(seed, MASKED.ctx, VICTIM, DEALER)
     portions = HONEST.state.portions[DEALER]
@@ -272,17 +254,11 @@ def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
         open_portion(portion, MASKED.ctx, HONEST.state.bundles[DEALER], key)
     assert told(unopened(key=key), HONEST) == "MISDEALT"
     # Nor with the dealer's portion made out to the second key: the dealer signed the first.
-    swapped = tuple(
-        replace(each, key=public_key(key)) if each is portion else each for each in portions
-    )
+    swapped = with_portion(portions, VICTIM, key=public_key(key))
     assert told(unopened(key=key, portions=swapped), HONEST) == "MISDEALT"
     # A dealing of their own over it is not signed by the dealer.
-    root = Tree(each.leaf() for each in swapped).root()
     for by in (VICTIM, "coordinator"):
-        dealing = replace(HONEST.state.dealings[DEALER], root=root, signature=b"")
-        dealing = replace(
-            dealing, signature=signer(by)(SECAGG_DEALING, dealing.payload(MASKED.ctx))
-        )
+        dealing = signed_dealing(HONEST.state.dealings[DEALER], MASKED.ctx, swapped, by)
         assert told(unopened(key=key, portions=swapped, dealing=dealing), HONEST) == "MISDEALT"
 
 
@@ -298,11 +274,8 @@ FRAMED = {
     "the dealing of another dealer": unopened(dealing=HONEST.state.dealings[FIVE[0]]),
     "the keys of another dealer": unopened(bundle=HONEST.state.bundles[FIVE[0]]),
     "the portion of another holder": unopened(
-        portions=tuple(
-            replace(each, sealed=HONEST.state.portions[DEALER][0].sealed)
-            if each.holder == VICTIM
-            else each
-            for each in HONEST.state.portions[DEALER]
+        portions=with_portion(
+            HONEST.state.portions[DEALER], VICTIM, sealed=HONEST.state.portions[DEALER][0].sealed
         )
     ),
     "portions in another order": unopened(portions=HONEST.state.portions[DEALER][::-1]),
@@ -324,14 +297,8 @@ def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
     state, event = HONEST.before["coordinator", "SharesUploaded"]
     dealer = event.dealing.dealer
     victim = next(silo for silo in FIVE if silo != dealer)
-    wrong = public_key(b"x" * 32)
-    portions = tuple(
-        replace(each, key=wrong) if each.holder == victim else each for each in event.portions
-    )
-    dealing = replace(
-        event.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b""
-    )
-    dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    portions = with_portion(event.portions, victim, key=public_key(b"x" * 32))
+    dealing = signed_dealing(event.dealing, state.ctx, portions)
     after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.failed) == (dealer, "SHARES", {dealer: "SHARES"})
 
@@ -339,13 +306,8 @@ def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
 def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
     state, event = HONEST.before[VICTIM, "SharesReceived"]
     (place,) = (at for at, each in enumerate(event.deliveries) if each.dealing.dealer == DEALER)
-    portions = tuple(
-        replace(each, key=public_key(b"x" * 32)) if each.holder == VICTIM else each
-        for each in HONEST.state.portions[DEALER]
-    )
-    root = Tree(portion.leaf() for portion in portions).root()
-    dealing = replace(HONEST.state.dealings[DEALER], root=root, signature=b"")
-    dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    portions = with_portion(HONEST.state.portions[DEALER], VICTIM, key=public_key(b"x" * 32))
+    dealing = signed_dealing(HONEST.state.dealings[DEALER], state.ctx, portions)
     changed = list(event.deliveries)
     changed[place] = deliver(dealing, portions)[FIVE.index(VICTIM)]
     _, (end,) = silo_machine.advance(state, s.SharesReceived(tuple(changed)))
@@ -358,12 +320,8 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
     contributor, keys = event.bundle.silo, event.keys
 
     def given(changed):
-        bundle = replace(
-            event.bundle, receiving=key_root(changed) if changed else bytes(32), signature=b""
-        )
-        bundle = replace(
-            bundle, signature=signer(contributor)(SECAGG_KEYS, bundle.payload(state.ctx))
-        )
+        root = key_root(changed) if changed else bytes(32)
+        bundle = signed_bundle(event.bundle, state.ctx, receiving=root)
         return c.KeysUploaded(bundle, tuple(changed))
 
     for wrong in (
@@ -378,11 +336,9 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)
-        assert (refused.silo, refused.code, after.failed) == (
-            contributor,
-            "KEYS",
-            {contributor: "KEYS"},
-        )
+        assert refused.silo == contributor
+        assert refused.code == "KEYS"
+        assert after.failed == {contributor: "KEYS"}
     assert contributor in machine.advance(state, given(keys))[0].bundles
 
 
@@ -396,9 +352,7 @@ LOW_ORDER = [number.to_bytes(32, "little") for number in (0, 1, P - 1, P, P + 1,
 
 
 def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
-    """A run whose dealer deals these holders shares of another secret, which fit their
-    commitments.
-    """
+    """A run whose dealer deals these holders shares of another secret, which yet fit."""
     run = Run(spec or attempt(5), ones(FIVE), seed=seed, **fields)
 
     def alter(silo, effect):
@@ -414,12 +368,7 @@ def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
         portions = tuple(
             o if h.holder in holders else h for h, o in zip(honest, other, strict=True)
         )
-        dealing = replace(
-            effect.dealing, root=Tree(p.leaf() for p in portions).root(), signature=b""
-        )
-        dealing = replace(
-            dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx))
-        )
+        dealing = signed_dealing(effect.dealing, state.ctx, portions)
         run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing)
         return s.SendShares(dealing, portions)
 
@@ -443,25 +392,21 @@ def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_w
     assert first.state.u3 == FIVE
     assert not first.effects(c.AskAbandon)
     assert all(memory.is_signed(first.state.ctx) for memory in first.memories.values())
-    second = repeating(first).finish()
+    second = Repeating(first).finish()
     assert second.opened[0].total[0] == (1 + 3 + 4 + 5) / 16
     assert second.state.u3 == REST
 
 
 class Repeating(Run):
-    """An attempt that silos are asked into with evidence.
+    """An attempt that silos are asked into with evidence; ``no`` has the codes of refusals."""
 
-    Who refuses is silent, and in ``no`` with its code.
-    """
-
-    def __init__(self, first, number=1, out=None, evidence=None, spec=None, **fields):
+    def __init__(self, first, number=1, evidence=None, silos=FIVE, **fields):
         self.no, self.evidence = {}, evidence or first.state.evidence
-        spec = spec or attempt(5, number)
-        run = first
-        self.out = {DEALER: "MISDEALT"} if out is None else out
-        super().__init__(spec, ones(FIVE), memories=run.memories, **fields)
+        spec = attempt(len(silos), number)
+        super().__init__(spec, ones(silos), memories=first.memories, **fields)
+        out = {DEALER: "MISDEALT"}
         self.state, effects = machine.begin(
-            spec, self.signers, self.terms, signer("coordinator"), self.out
+            spec, self.signers, self.terms, signer("coordinator"), out
         )
         self.queue, self.sent = [], []
         self.do("coordinator", effects)
@@ -472,16 +417,8 @@ class Repeating(Run):
             return
         memory = self.memories.get(to, Memory())
         try:
-            party = self.party(to)
-            state, effects = silo_machine.begin(
-                party,
-                self.frame,
-                event.document,
-                event.signature,
-                memory,
-                self.notes,
-                self.evidence,
-            )
+            brought = (event.document, event.signature, memory, self.notes, self.evidence)
+            state, effects = silo_machine.begin(self.party(to), self.frame, *brought)
         except RefusedError as error:
             self.no[to] = error.code
             self.silent.add(to)
@@ -490,30 +427,22 @@ class Repeating(Run):
         self.do(to, effects)
 
 
-def repeating(first, **fields):
-    return Repeating(first, **fields)
-
-
 def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
-    """Without one more of them it would show, beside the first one, what that silo gave: nobody
-    signs.
-    """
+    """One silo more would show, beside the first sum, what that silo gave: nobody signs."""
     first = ended_by(misdealt())
-    second = repeating(first, drops={VICTIM: "SendHeader"}, seed=2).finish()
+    second = Repeating(first, drops={VICTIM: "SendHeader"}, seed=2).finish()
     assert second.opened is None
-    spec = attempt(7)
     seven = names(7)
-    assert spec.threshold == 5
+    assert attempt(7).threshold == 5
     first = misdealt_of(seven).finish()
     assert first.state.evidence is not None
     for lost in (seven[0], seven[6]):
-        second = RepeatingSeven(first, lost).finish()
+        second = Repeating(first, silos=seven, drops={lost: "UploadWords"}).finish()
         assert len(second.state.u3) == 5  # enough to open a sum
         assert (second.opened, dict(second.state.survivals)) == (None, {})
         assert {end.code for end in second.ends.values()} >= {"SURVIVORS"}
-    assert RepeatingSeven(first, None).finish().state.u3 == tuple(
-        silo for silo in seven if silo != DEALER
-    )
+    others = tuple(silo for silo in seven if silo != DEALER)
+    assert Repeating(first, silos=seven).finish().state.u3 == others
 
 
 def misdealt_of(silos):
@@ -526,13 +455,9 @@ def misdealt_of(silos):
         state, event = run.before[DEALER, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in silos}
         wrong = replace(state.seeds, own=b"w" * 32)
-        made = deal(
-            state.ctx, effect.dealing.h_u1, event.keys, DEALER, wrong, 5, numbers, signer(DEALER)
-        )
-        dealing = replace(made[0], seed=effect.dealing.seed, signature=b"")
-        dealing = replace(
-            dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx))
-        )
+        own = (event.keys, DEALER, wrong, 5, numbers, signer(DEALER))
+        made = deal(state.ctx, effect.dealing.h_u1, *own)
+        dealing = signed_dealing(made[0], state.ctx, seed=effect.dealing.seed)
         run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing, held={DEALER: made[2]})
         return s.SendShares(dealing, made[1])
 
@@ -540,24 +465,10 @@ def misdealt_of(silos):
     return run
 
 
-class RepeatingSeven(Repeating):
-    """Among seven silos, without ``lost``, which never uploads."""
-
-    def __init__(self, first, lost):
-        self.no, self.evidence, self.out = {}, first.state.evidence, {DEALER: "MISDEALT"}
-        spec = attempt(7, 1)
-        drops = {lost: "UploadWords"} if lost else {}
-        Run.__init__(self, spec, ones(names(7)), memories=first.memories, drops=drops)
-        self.state, effects = machine.begin(
-            spec, self.signers, self.terms, signer("coordinator"), self.out
-        )
-        self.queue, self.sent = [], []
-        self.do("coordinator", effects)
-
-
 def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     first = ended_by(misdealt())
     good = first.state.evidence
+    three = good.fault.shares[:3]
     honest = HONEST.state
     shares = tuple(ShownShare(holder, held_of(HONEST, holder, DEALER, SELF)) for holder in FIVE[:4])
     dealt = honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER]
@@ -566,12 +477,9 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     for wrong in (
         None,
         joining,
-        with_shares(good, good.fault.shares[:3]),
-        with_shares(good, (*good.fault.shares[:3], good.fault.shares[2])),
-        with_shares(
-            good,
-            (*good.fault.shares[:3], replace(good.fault.shares[3], held=good.fault.shares[2].held)),
-        ),
+        with_shares(good, three),
+        with_shares(good, (*three, three[2])),
+        with_shares(good, (*three, replace(good.fault.shares[3], held=three[2].held))),
         replace(good, fault=Unjoined(PAIR, good.fault.shares)),
         replace(good, document=attempt(5, 1).payload()),
         replace(good, portions=good.portions[1:]),
@@ -622,14 +530,12 @@ def test_evidence_is_of_its_attempt_alone():
 def test_a_lost_dealer_of_another_secret_is_out_and_the_survivors_repeat_the_sum():
     first = ended_by(misdealt(kind=PAIR, drops={DEALER: "SendHeader"}))
     assert first.state.u3 == REST
-    second = repeating(first).finish()
+    second = Repeating(first).finish()
     assert (second.state.u3, second.opened[0].total[0]) == (REST, (1 + 3 + 4 + 5) / 16)
 
 
 def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
-    """One share is wrong, t others join: the sum is opened, and what the coordinator saw is proof
-    all the same.
-    """
+    """One share is wrong, t others join: the sum opens, and what the coordinator saw is proof."""
     wrong = FIVE[0]
     seen = []
     for seed in range(6):
@@ -643,10 +549,7 @@ def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
 
 
 def test_a_signed_round_is_repeated_from_the_memory_alone():
-    """A restarted silo has its memory, and evidence is all that it is shown.
-
-    Another specification is refused.
-    """
+    """A restarted silo has its memory and the evidence; another specification is refused."""
     first = ended_by(misdealt())
     memory = first.memories[VICTIM]
     evidence, spec = first.state.evidence, attempt(5, 1)
@@ -661,11 +564,11 @@ def test_a_signed_round_is_repeated_from_the_memory_alone():
 
 def test_a_repetition_may_be_abandoned_and_repeated_and_a_signed_one_may_not():
     first = ended_by(misdealt())
-    second = repeating(first, drops=dict.fromkeys(REST[:2], "SendHeader"), seed=3).finish()
+    second = Repeating(first, drops=dict.fromkeys(REST[:2], "SendHeader"), seed=3).finish()
     assert second.opened is None
     notes = tuple(second.state.notes.values())
     assert second.state.notes_missing == 4 - 4 + 1 + 1 - len(notes) == 0
-    third = repeating(second, evidence=first.state.evidence, number=2, seed=5, notes=notes).finish()
+    third = Repeating(second, evidence=first.state.evidence, number=2, seed=5, notes=notes).finish()
     assert third.state.u3 == REST
     again = Repeating(third, evidence=first.state.evidence, number=3, seed=6).finish()
     # that evidence was of the first
@@ -677,14 +580,10 @@ def test_a_repetition_may_be_abandoned_and_repeated_and_a_signed_one_may_not():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_permuted_and_missing_messages_never_name_an_honest_silo(seed):
-    """A dealer of rubbish, or a liar, among silos that are lost at random: nobody else is ever
-    named.
-    """
+    """Rubbish or a liar, among silos lost at random: nobody else is ever named."""
     draw = random.Random(seed)
-    lost = {
-        silo: draw.choice(["SendKeys", "SendShares", "SendHeader", "SendSurvival", "SendReveal"])
-        for silo in FIVE
-    }
+    steps = ["SendKeys", "SendShares", "SendHeader", "SendSurvival", "SendReveal"]
+    lost = {silo: draw.choice(steps) for silo in FIVE}
     drops = {silo: lost[silo] for silo in draw.sample(REST, draw.randrange(3))}
     kind = draw.choice(["sealed", "own", "pair"])
     if kind == "sealed":

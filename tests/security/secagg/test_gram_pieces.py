@@ -88,9 +88,8 @@ def test_a_dealer_that_seals_rubbish_is_named():
     sealed = p.ChaCha20Poly1305(key(*FOUR[:2])).encrypt(
         p.NONCE, rubbish, p._associated(SPEC.context(), *FOUR[:2])
     )
-    with pytest.raises(
-        RefusedError, match=r"sealed 144 bytes to 'silo-01' that are not a share"
-    ) as refused:
+    why = r"sealed 144 bytes to 'silo-01' that are not a share"
+    with pytest.raises(RefusedError, match=why) as refused:
         p.open_share(SPEC, key(*FOUR[:2]), *FOUR[:2], sealed)
     assert refused.value.peer == FOUR[0]
 

@@ -1,6 +1,4 @@
-"""Messages with anything in the place of anything: the machines end or refuse, and raise
-nothing.
-"""
+"""Messages with anything in place of anything: the machines end or refuse, and never raise."""
 
 from dataclasses import fields, is_dataclass, replace
 

@@ -48,9 +48,7 @@ def tagged(*groups):
 
 
 def test_the_modulus_is_the_largest_prime_below_2_to_64():
-    """Miller-Rabin with the first twelve primes is a proof below 3.3e24 (Sorenson and Webster,
-    2015).
-    """
+    """Miller-Rabin with the first twelve primes proves it below 3.3e24 (Sorenson, Webster 2015)."""
 
     def prime(n):
         d, twos = n - 1, 0
@@ -126,9 +124,7 @@ def test_long_vectors_at_their_limits(ring):
 @pytest.mark.parametrize("largest", [2**31, 2**32, 2**63])
 @pytest.mark.parametrize("signs", ["negative", "positive", "in turn", "half by half", "at random"])
 def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, signs, monkeypatch):
-    """Coefficients and numbers at their limits: floats hold the sums of a page and of its rows
-    without rounding.
-    """
+    """At their limits: floats hold the sums of a page and of its rows without rounding."""
     n, random = linear_tags.SIDE * (linear_tags.SIDE + 2) + 5, np.random.default_rng(3)
     most = largest - (0 if signs == "negative" else 1)
     sign = {
@@ -256,10 +252,8 @@ def test_weighted_sums_of_vectors_of_several_contexts(data):
         for s, v in vectors.items()
     }
     total = [sum(weights[silo] * vectors[silo][k] for silo in FOUR) for k in range(5)]
-    mine, summed = (
-        tagged(np.array(total, "<i8").view("<u8")),
-        [TagPads(s, contexts[s], weights[s]) for s in FOUR],
-    )
+    mine = tagged(np.array(total, "<i8").view("<u8"))
+    summed = [TagPads(s, contexts[s], weights[s]) for s in FOUR]
     combined = combine(sent, 1, weights)
     mine.check_weighted(combined, KEY, summed)
     other = [TagPads(FOUR[0], contexts[FOUR[0]], weights[FOUR[0]] + 1), *summed[1:]]

@@ -166,10 +166,8 @@ def test_the_mean_may_take_the_memory_of_the_words(ring, dtype, rows):
     sums = masked_sum.OpenedGroup(
         elements, ring, 20, 3.0, np.arange(rows) + 2.0, ((0, words[:9]), (9, words[9:elements]))
     )
-    apart, numbers = (
-        sums.mean(dtype),
-        words[:elements].view(fixedpoint.SIGNED[ring]).astype(float) * 2.0**-20,
-    )
+    apart = sums.mean(dtype)
+    numbers = words[:elements].view(fixedpoint.SIGNED[ring]).astype(float) * 2.0**-20
     exact = (
         (numbers.reshape(rows, -1) * (3.0 / (np.arange(rows) + 2.0))[:, None])
         .reshape(-1)
@@ -193,9 +191,7 @@ def test_any_chunk_size_gives_the_same_sum():
 
 
 def test_pieces_give_the_words_of_the_whole():
-    """Also where the whole upload is smaller than a chunk, and no multiple of a word of its other
-    ring.
-    """
+    """Also an upload smaller than a chunk, and no multiple of a word of its other ring."""
     spec = specify(
         frame(groups=(group("a", 21), group("b", 5, ring=64)), chunk_bytes=1 << 20), FOUR, 0
     )
@@ -352,9 +348,7 @@ BOUNDED = {
 
 
 def bounded(kind, value, share=1.0):
-    """A specification, and what each silo gives: ``value`` clips in all elements, by a share of the
-    largest weight.
-    """
+    """A specification and each silo's values: ``value`` clips, by a share of the largest weight."""
     own, most = BOUNDED[kind]
     spec = specify(frame(groups=(own,), counts=tuple((silo, 50) for silo in FOUR)), FOUR, 0)
     weights = (
@@ -389,9 +383,7 @@ def test_a_row_that_no_silo_has_is_within_the_bounds():
 @pytest.mark.parametrize("place", ["first", "last"])
 @pytest.mark.parametrize("kind", BOUNDED)
 def test_a_number_that_no_values_add_up_to_is_refused(kind, place, sign, monkeypatch):
-    """One silo of four gives its clip, and adds 1/1000 of what all may to one number: honest ones
-    give theirs.
-    """
+    """One silo of four gives its clip and 1/1000 of what all may in one number; others theirs."""
     spec, values = bounded(kind, float(sign))
     own, write = spec.groups[0], masked_sum._write_body
     at = 0 if place == "first" else own.elements - 1
@@ -405,9 +397,8 @@ def test_a_number_that_no_values_add_up_to_is_refused(kind, place, sign, monkeyp
             ).astype(into.dtype)
 
     monkeypatch.setattr(masked_sum, "_write_body", altered)
-    with pytest.raises(
-        RefusedError, match="numbers that 4 silos within its clip cannot give; one of them"
-    ) as caught:
+    why = "numbers that 4 silos within its clip cannot give; one of them"
+    with pytest.raises(RefusedError, match=why) as caught:
         opened(spec, values, FOUR)
     assert (caught.value.peer, caught.value.code) == ("coordinator or a silo of the cohort", "SUM")
 
@@ -418,7 +409,6 @@ def test_a_weight_that_no_silo_may_have_is_refused(kind, weight, monkeypatch):
     spec, values = bounded(kind, 0.0, 0.5)
     monkeypatch.setattr(masked_sum, "check_weights", lambda *_: None)
     values[FOUR[0]] = [GroupValues(np.zeros(20), np.full(spec.groups[0].rows, weight - 3 * 450))]
-    with pytest.raises(
-        RefusedError, match=r"has weights from .* that 4 silos within its clip cannot give"
-    ):
+    why = r"has weights from .* that 4 silos within its clip cannot give"
+    with pytest.raises(RefusedError, match=why):
         opened(spec, values, FOUR)

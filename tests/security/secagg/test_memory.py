@@ -45,9 +45,7 @@ def test_1_attempts_only_go_forward():
 
 
 def test_1_a_restarted_silo_refuses_the_attempt_that_it_was_in():
-    """Killed at each step, and asked anew: what was remembered before it sent anything refuses the
-    replay.
-    """
+    """Killed at each step and asked anew: what it remembered before it sent refuses the replay."""
     run = Run(attempt(5), ones(FIVE)).finish()
     for remember in run.effects(s.Remember, FIVE[0]):
         kept = parse_canonical(
@@ -101,9 +99,8 @@ def test_values_from_one_state_are_in_one_signed_sum():
     signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of, FIVE)
     assert (signed.start, signed.signed_round, signed.signed_ctx) == (2, 3, of.context().hex())
     for start in range(4):
-        with pytest.raises(
-            RefusedError, match=f"rounds count up to round {start - 1}, .* survivors of round 3"
-        ) as no:
+        why = f"rounds count up to round {start - 1}, .* survivors of round 3"
+        with pytest.raises(RefusedError, match=why) as no:
             signed.starting(start)
         assert (no.value.peer, no.value.code) == ("coordinator", "ATTEMPT")
     assert entered(spec(4, 0, OTHER_MODEL), signed.starting(4)).start == 4
@@ -215,18 +212,15 @@ def over(silos, number, **fields):
 
 
 def test_a_round_that_was_signed_may_be_summed_over_other_whole_batches():
-    """Every sum of the round is a union of batches, so that all of them tell no more than the sums
-    of batches.
-    """
+    """Each sum of the round is a union of batches; together they tell the batches' sums alone."""
     everybody = over(NINE, 0)
     memory = entered(everybody).uploading(everybody, NINE).signed(everybody, NINE)
     again = over(NINE[3:], 1)
     assert memory.repeated(again, None, signers(NINE), THREES) == NINE[3:]
     after = memory.entered(again, (), signers(NINE), None, THREES)
     assert (after.attempt, after.signed_attempt) == (1, 0)
-    with pytest.raises(
-        RefusedError, match="asks for round 3, attempt 1 after its survivors were signed"
-    ):
+    why = "asks for round 3, attempt 1 after its survivors were signed"
+    with pytest.raises(RefusedError, match=why):
         memory.entered(again, (), signers(NINE), None, Terms())
 
 
@@ -259,9 +253,7 @@ def test_an_attempt_that_others_may_have_signed_binds_nobody_of_whole_batches():
 
 
 def test_a_round_with_rows_for_one_silo_is_summed_once():
-    """Within a batch their weights may lean on one silo, and the difference of two rows
-    shows it.
-    """
+    """Within a batch weights may lean on one silo, and the difference of two rows shows it."""
     row = group("theta.x", weights="public", reader="x")
     weights = {"theta.x": dict.fromkeys(NINE, 1.0)}
     fields = {"groups": (group("metrics", 3, ring=64), row), "rows": weights}

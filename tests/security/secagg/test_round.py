@@ -1,7 +1,4 @@
-"""Whole attempts: who drops out where, in whatever order messages come.
-
-The sum is the plain one, or there is none.
-"""
+"""Whole attempts with drop-outs, messages in any order: the plain sum, or none."""
 
 import hashlib
 import hmac
@@ -150,9 +147,7 @@ def test_secrets_are_gone_once_they_are_not_needed():
 
 
 def test_a_transcript_with_fixed_seeds_is_known():
-    """Golden digests of each kind of message of one attempt of five, of whom the last is lost
-    during its upload.
-    """
+    """Golden digests of each kind of message of one attempt of five; the last is lost at upload."""
     run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}, seed="golden").finish()
     ctx = run.state.ctx
     found = {
@@ -222,9 +217,7 @@ def test_two_attempts_at_once_are_isolated():
 
 
 def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
-    """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own
-    integers for the ring.
-    """
+    """By hand: HMAC for HKDF, single AES blocks for counter mode, Python's integers as ring."""
     run = Run(attempt(5), ones(names(5))).finish()
     spec, ctx = run.spec, run.state.ctx
     seeds = {silo: run.before[silo, "SharesReceived"][0].seeds for silo in names(5)}

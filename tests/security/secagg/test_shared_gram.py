@@ -1,6 +1,4 @@
-"""Inner products by secret sharing: what is opened, how far it is off, what c silos with the
-coordinator see.
-"""
+"""Inner products by shares: what opens, its error, and what c silos with the coordinator see."""
 
 import numpy as np
 import pytest
@@ -20,9 +18,7 @@ def compared(groups=2, width=12, clip=3):
 
 
 def vectors(own, silos, seed=0, length=None):
-    """[silos, groups, width] float64, each vector as long as the bound unless ``length`` says
-    otherwise.
-    """
+    """[silos, groups, width] float64, as long as the bound unless ``length`` differs."""
     drawn = np.random.default_rng(seed).standard_normal((silos, own.groups, own.width))
     return (
         drawn
@@ -128,9 +124,8 @@ def test_a_vector_beyond_the_bound_is_refused():
     own = compared(clip=0)
     values = vectors(own, 1)[0]
     values[1] *= 1.01
-    with pytest.raises(
-        LocalError, match=r"part 'rows': a vector has length 1.01, above the bound 2\^0 of the job"
-    ):
+    why = r"part 'rows': a vector has length 1.01, above the bound 2\^0 of the job"
+    with pytest.raises(LocalError, match=why):
         g.quantise(own, values)
     values[1, 0] = np.nan
     with pytest.raises(LocalError, match="has length nan"):
@@ -140,10 +135,8 @@ def test_a_vector_beyond_the_bound_is_refused():
 def test_a_holder_reveals_its_product_under_the_zeros_of_both_dealers():
     own = compared()
     shares = dealt(own, vectors(own, 4), 1)
-    found, pairs = (
-        revealed(shares, dealers=[1, 2, 4])[3],
-        [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)],
-    )
+    found = revealed(shares, dealers=[1, 2, 4])[3]
+    pairs = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)]
     for at, (i, j) in enumerate(pairs):
         mine, other = shares[i][3], shares[j][3]
         for group in range(own.groups):
@@ -167,9 +160,7 @@ def test_degrees_of_the_hiding_polynomials(
     z = np.stack([shares[k].zeros.reshape(-1) for k in range(1, n + 1)])
 
     def foretold(values, known):
-        """Which numbers of the last holder follow from those of the first so many, and what all of
-        them have at 0.
-        """
+        """Numbers of the last holder that follow from the first so many, and their value at 0."""
         found = field.product(field.interpolation(range(1, known + 1), [0, n]), values[:known])
         return found[1] == values[n - 1], found[0]
 
@@ -213,9 +204,7 @@ def test_too_few_shares_open_nothing():
 
 
 def other_vectors(values):
-    """Other vectors with the same inner products: coordinates in another order, with other
-    signs.
-    """
+    """The same inner products: coordinates in another order, with other signs."""
     return -values[:, :, ::-1]
 
 

@@ -1,6 +1,4 @@
-"""A silo before a coordinator that cheats: each attack ends the attempt, with its code and
-blame.
-"""
+"""A silo before a coordinator that cheats: each attack ends the attempt, with code and blame."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -8,13 +6,24 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_sums import Drawn, Run, attempt, frame, group, names, ones, signer, signers
+from support.secure_sums import (
+    Drawn,
+    Run,
+    attempt,
+    frame,
+    group,
+    names,
+    ones,
+    signed_bundle,
+    signed_dealing,
+    signer,
+    signers,
+)
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.shamir import commitment
-from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SPEC
+from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
@@ -34,7 +43,8 @@ from staddle.security.secagg.spec import Terms, specify
 
 FIVE = names(5)
 ME, LOST = FIVE[0], FIVE[4]
-SENT = (s.SendKeys, s.SendShares, s.UploadWords, s.SendHeader, s.SendSurvival, s.SendReveal)
+RECEIVED = ("KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived")
+ORDER = (*RECEIVED[:2], "Streamed", *RECEIVED[2:], "ResultReceived")
 
 
 @pytest.fixture(scope="module")
@@ -74,48 +84,46 @@ def swapped(items, index, item):
     return tuple(item if i == index else each for i, each in enumerate(items))
 
 
-def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
+def with_bundles(run, bundles):
+    """How the attempt ends when the coordinator brings these bundles."""
     state, event = before(run, "KeysReceived")
-    mine = make_bundle(
-        state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator")
-    )
-    assert ended(
-        state, s.KeysReceived(swapped(event.bundles, 1, mine), event.keys)
-    ) == by_coordinator("KEYS")
+    return ended(state, s.KeysReceived(bundles, event.keys))
+
+
+def with_bundle(run, bundle, index=1):
+    bundles = before(run, "KeysReceived")[1].bundles
+    return with_bundles(run, swapped(bundles, index, bundle))
+
+
+def bundle_of(ctx, silo, by=None):
+    return make_bundle(ctx, silo, bytes(32), bytes([1]) * 32, bytes(32), signer(by or silo))
+
+
+def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run, other):
+    state, event = before(run, "KeysReceived")
     for changed in (
+        bundle_of(state.ctx, FIVE[1], by="coordinator"),
         replace(event.bundles[1], seal=public_key(b"x" * 32)),
         replace(event.bundles[1], mask=public_key(b"x" * 32)),
         replace(event.bundles[1], signature=b""),
         replace(event.bundles[1], seal=b""),
         replace(event.bundles[1], silo=FIVE[2]),
+        before(other, "KeysReceived")[1].bundles[1],  # of another attempt
     ):
-        assert ended(
-            state, s.KeysReceived(swapped(event.bundles, 1, changed), event.keys)
-        ) == by_coordinator("KEYS")
-
-
-def test_keys_of_another_attempt(run, other):
-    state, event = before(run, "KeysReceived")
-    replayed = before(other, "KeysReceived")[1].bundles[1]
-    assert ended(
-        state, s.KeysReceived(swapped(event.bundles, 1, replayed), event.keys)
-    ) == by_coordinator("KEYS")
+        assert with_bundle(run, changed) == by_coordinator("KEYS")
 
 
 def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
     state, event = before(run, "KeysReceived")
     bundles = event.bundles
-    stranger = make_bundle(state.ctx, "silo-99", bytes(32), b"1" * 32, bytes(32), signer("silo-99"))
     for changed in (
-        (*bundles, stranger),
+        (*bundles, bundle_of(state.ctx, "silo-99")),
         (*bundles, bundles[4]),
         (bundles[1], bundles[0], *bundles[2:]),
         bundles[1:],
-        swapped(
-            bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))
-        ),
+        swapped(bundles, 0, bundle_of(state.ctx, ME)),
     ):
-        assert ended(state, s.KeysReceived(changed, event.keys)) == by_coordinator("KEYS")
+        assert with_bundles(run, changed) == by_coordinator("KEYS")
 
 
 def test_one_key_in_two_places(run):
@@ -129,19 +137,14 @@ def test_one_key_in_two_places(run):
     ):
         twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
-        assert ended(
-            state, s.KeysReceived(swapped(event.bundles, 1, twin), event.keys)
-        ) == by_coordinator("KEYS")
+        assert with_bundle(run, twin) == by_coordinator("KEYS")
 
 
-def test_a_key_of_low_order(run):
+@pytest.mark.parametrize("field", ["seal", "mask"])
+def test_a_key_of_low_order(run, field):
     state, event = before(run, "KeysReceived")
-    for field in ("seal", "mask"):
-        bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
-        signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-        assert ended(
-            state, s.KeysReceived(swapped(event.bundles, 1, signed), event.keys)
-        ) == by_coordinator("KEYS")
+    low = signed_bundle(event.bundles[1], state.ctx, **{field: bytes(32)})
+    assert with_bundle(run, low) == by_coordinator("KEYS")
 
 
 def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
@@ -170,53 +173,31 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     contributor = before(run, "KeysReceived", FIVE[1])[0]
     keys = receiving_keys(contributor.seeds.receiving, state.ctx, FIVE[1], FIVE)
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
-    bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
-    bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-    brought = s.KeysReceived(
-        swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:])
+    bundles = swapped(
+        event.bundles, 1, signed_bundle(event.bundles[1], state.ctx, receiving=key_root(keys))
     )
-    assert ended(state, brought) == by_coordinator("KEYS")
+    delivered = (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:])
+    assert ended(state, s.KeysReceived(bundles, delivered)) == by_coordinator("KEYS")
 
 
 def test_too_few_gave_keys(run):
     state, event = before(run, "KeysReceived")
-    assert (
-        machine.advance(state, s.KeysReceived(event.bundles[:4], event.keys[:3]))[0].stage
-        == "shares"
-    )
+    four = s.KeysReceived(event.bundles[:4], event.keys[:3])
+    assert machine.advance(state, four)[0].stage == "shares"
     assert ended(state, s.KeysReceived(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
-    assert ended(strict, s.KeysReceived(event.bundles[:4], event.keys[:3])) == by_coordinator(
-        "KEYS"
-    )
+    assert ended(strict, four) == by_coordinator("KEYS")
 
 
 # Shares.
 
 
-def redealt(run, dealer, **fields):
-    """What a dealer of the run dealt to ME, dealt anew by ``fields``: its own machine's words,
-    signed by it.
-    """
+def redealt(run, dealer, h_u1=None):
+    """What a dealer dealt to ME, anew: its own machine's words, signed by it."""
     state, event = before(run, "KeysReceived", dealer)
-    given = {
-        "h_u1": run.state.h_u1,
-        "seeds": state.seeds,
-        "ctx": state.ctx,
-        "threshold": 4,
-        **fields,
-    }
     holders = {silo: state.spec.holder(silo) for silo in FIVE}
-    dealing, portions, _ = deal(
-        given["ctx"],
-        given["h_u1"],
-        event.keys,
-        dealer,
-        given["seeds"],
-        given["threshold"],
-        holders,
-        signer(dealer),
-    )
+    own = (event.keys, dealer, state.seeds, 4, holders, signer(dealer))
+    dealing, portions, _ = deal(state.ctx, h_u1 or run.state.h_u1, *own)
     return deliver(dealing, portions)[0]
 
 
@@ -237,28 +218,23 @@ def complained(run, index, delivery):
 
 def test_shares_that_are_not_signed_or_of_another_attempt_or_set(run, other):
     delivery = before(run, "SharesReceived")[1].deliveries[1]
-    assert told(
-        run, 1, replace(delivery, dealing=replace(delivery.dealing, root=bytes(32)))
-    ) == by_coordinator("SHARES")
-    assert told(
-        run, 1, replace(delivery, dealing=replace(delivery.dealing, signature=b""))
-    ) == by_coordinator("SHARES")
-    assert told(run, 1, before(other, "SharesReceived")[1].deliveries[1]) == by_coordinator(
-        "SHARES"
-    )
-    # it was told another U1
-    assert told(run, 1, redealt(run, FIVE[1], h_u1=bytes(32))) == by_coordinator("SHARES")
+    for changed in (
+        replace(delivery, dealing=replace(delivery.dealing, root=bytes(32))),
+        replace(delivery, dealing=replace(delivery.dealing, signature=b"")),
+        before(other, "SharesReceived")[1].deliveries[1],
+        redealt(run, FIVE[1], h_u1=bytes(32)),  # it was told another U1
+    ):
+        assert told(run, 1, changed) == by_coordinator("SHARES")
 
 
 def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
     delivery = before(run, "SharesReceived")[1].deliveries[1]
     theirs = before(run, "SharesReceived", FIVE[2])[1].deliveries[1]
+    portion = delivery.portion
     for changed in (
         theirs,
-        replace(
-            delivery, portion=replace(delivery.portion, sealed=delivery.portion.sealed[:-1] + b"x")
-        ),
-        replace(delivery, portion=replace(delivery.portion, own=bytes(32))),
+        replace(delivery, portion=replace(portion, sealed=portion.sealed[:-1] + b"x")),
+        replace(delivery, portion=replace(portion, own=bytes(32))),
         replace(delivery, proof=delivery.proof[1:]),
         replace(delivery, proof=(*delivery.proof, bytes(32))),
         replace(delivery, proof=(b"",)),
@@ -271,10 +247,7 @@ def signed_portion(run, dealer, change):
     state, _ = before(run, "KeysReceived", dealer)
     portions = [run.state.portions[dealer][i] for i in range(5)]
     portions[0] = change(portions[0])
-    dealing = replace(
-        run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b""
-    )
-    dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    dealing = signed_dealing(run.state.dealings[dealer], state.ctx, portions)
     return deliver(dealing, portions)[0]
 
 
@@ -298,16 +271,9 @@ def test_a_portion_that_names_another_holder_in_our_place(run):
 def test_an_honest_redealing_is_accepted(run):
     """The attacks above fail for what they say, and not for how the test makes them."""
     state, event = before(run, "SharesReceived")
-    fresh = redealt(run, FIVE[1])
-    assert (
-        machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, fresh)))[0].stage
-        == "uploading"
-    )
-    same = signed_portion(run, FIVE[1], lambda p: p)
-    assert (
-        machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, same)))[0].stage
-        == "uploading"
-    )
+    for fresh in (redealt(run, FIVE[1]), signed_portion(run, FIVE[1], lambda p: p)):
+        honest = s.SharesReceived(swapped(event.deliveries, 1, fresh))
+        assert machine.advance(state, honest)[0].stage == "uploading"
 
 
 def test_u2_without_us_too_small_or_not_of_u1(run):
@@ -325,10 +291,11 @@ def test_two_u2_give_masks_that_do_not_cancel(run):
     theirs, told_them = before(run, "SharesReceived", FIVE[1])
     _, effects = machine.advance(state, s.SharesReceived(event.deliveries[:4]))
     _, other_effects = machine.advance(theirs, told_them)
-    keys = {term.key for effect in effects for term in getattr(effect, "terms", ())}
-    other_keys = {term.key for effect in other_effects for term in getattr(effect, "terms", ())}
     _, same = machine.advance(state, event)
-    same_keys = {term.key for effect in same for term in getattr(effect, "terms", ())}
+    keys, other_keys, same_keys = (
+        {term.key for effect in found for term in getattr(effect, "terms", ())}
+        for found in (effects, other_effects, same)
+    )
     assert not keys & other_keys
     assert len(same_keys & other_keys) == 1
 
@@ -363,18 +330,17 @@ def test_headers_that_do_not_hold(run, other):
         replace(event.headers[1], length=-1),
         before(other, "SurvivorsReceived")[1].headers[1],
     ):
-        assert ended(
-            state, s.SurvivorsReceived(swapped(event.headers, 1, changed))
-        ) == by_coordinator("UPLOAD")
+        headers = swapped(event.headers, 1, changed)
+        assert ended(state, s.SurvivorsReceived(headers)) == by_coordinator("UPLOAD")
 
 
 def test_survivors_without_us_too_few_or_not_of_u2(run):
     state, event = before(run, "SurvivorsReceived")
     h = event.headers
     assert [header.silo for header in h] == list(FIVE[:4])
-    ours = make_header(state.ctx, ME, h[0].h_u2, h[0].length, bytes(32), b"", signer(ME))
-    fifth = make_header(
-        state.ctx, "silo-99", h[0].h_u2, h[0].length, bytes(32), b"", signer("silo-99")
+    ours, fifth = (
+        make_header(state.ctx, silo, h[0].h_u2, h[0].length, bytes(32), b"", signer(silo))
+        for silo in (ME, "silo-99")
     )
     for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
         assert ended(state, s.SurvivorsReceived(changed)) == by_coordinator("SURVIVORS")
@@ -396,6 +362,7 @@ def test_a_second_set_of_survivors(run):
 def test_too_few_signatures_and_signatures_of_another_set(run, other):
     state, event = before(run, "NotesReceived")
     notes = event.survivals
+    sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
     split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
     for changed in (
@@ -408,10 +375,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
         swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
         swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
-        (
-            *notes,
-            make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST)),
-        ),
+        (*notes, make_survival(state.ctx, LOST, sets, signer(LOST))),
     ):
         assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
@@ -421,9 +385,8 @@ def test_a_signature_binds_every_set(run, field):
     state, event = before(run, "NotesReceived")
     sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
     wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
-    assert ended(state, s.NotesReceived(swapped(event.survivals, 1, wrong))) == by_coordinator(
-        "NOTES"
-    )
+    notes = swapped(event.survivals, 1, wrong)
+    assert ended(state, s.NotesReceived(notes)) == by_coordinator("NOTES")
 
 
 def test_of_each_silo_one_share_by_our_own_map(run):
@@ -433,9 +396,8 @@ def test_of_each_silo_one_share_by_our_own_map(run):
     assert kinds == [(silo, SELF) for silo in FIVE[:4]] + [(LOST, PAIR)]
     for revealed in effect.reveal.shares:
         assert revealed.held == state.held[revealed.dealer].of(revealed.kind)
-        assert revealed.held != state.held[revealed.dealer].of(
-            PAIR if revealed.kind == SELF else SELF
-        )
+        other_kind = PAIR if revealed.kind == SELF else SELF
+        assert revealed.held != state.held[revealed.dealer].of(other_kind)
     # a second request, with other signatures of the same set even, gets nothing
     assert machine.advance(after, event) == (after, ())
     assert machine.advance(after, s.NotesReceived(event.survivals[::-1])) == (after, ())
@@ -444,80 +406,42 @@ def test_of_each_silo_one_share_by_our_own_map(run):
 # Order.
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived", "ResultReceived"],
-)
+@pytest.mark.parametrize("name", [*RECEIVED, "ResultReceived"])
 def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
-    order = [
-        "KeysReceived",
-        "SharesReceived",
-        "Streamed",
-        "SurvivorsReceived",
-        "NotesReceived",
-        "ResultReceived",
-    ]
     _, event = before(run, name)
     early = {"ResultReceived": ["NotesReceived"]}.get(name, [])  # others may reveal before us
-    for later in order:
+    for later in ORDER:
         state, _ = before(run, later)
-        if order.index(later) < order.index(name) and later not in early:
+        if ORDER.index(later) < ORDER.index(name) and later not in early:
             assert ended(state, event) == by_coordinator("ORDER")
-        elif order.index(later) > order.index(name):
+        elif ORDER.index(later) > ORDER.index(name):
             assert machine.advance(state, event) == (state, ())
 
 
 def test_another_first_message_is_equivocation(run):
     state, _ = before(run, "SurvivorsReceived")
     keys, shares = before(run, "KeysReceived")[1], before(run, "SharesReceived")[1]
-    assert ended(state, s.KeysReceived(keys.bundles[:4], keys.keys[:3])) == by_coordinator(
-        "EQUIVOCATION"
-    )
-    assert ended(state, s.SharesReceived(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
+    for other in (
+        s.KeysReceived(keys.bundles[:4], keys.keys[:3]),
+        s.SharesReceived(shares.deliveries[:4]),
+    ):
+        assert ended(state, other) == by_coordinator("EQUIVOCATION")
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "KeysReceived",
-                "SharesReceived",
-                "Streamed",
-                "SurvivorsReceived",
-                "NotesReceived",
-                "ResultReceived",
-                "AbandonAsked",
-                "AttemptStopped",
-            ]
-        ),
-        max_size=12,
-    )
-)
+@given(st.lists(st.sampled_from((*ORDER, "AbandonAsked", "AttemptStopped")), max_size=12))
 def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before(names_):
     ran = SHARED
     state = before(ran, "KeysReceived")[0]
-    events = {
-        name: before(ran, name)[1]
-        for name in (
-            "KeysReceived",
-            "SharesReceived",
-            "Streamed",
-            "SurvivorsReceived",
-            "NotesReceived",
-            "ResultReceived",
-        )
-    }
+    events = {name: before(ran, name)[1] for name in ORDER}
     events |= {"AbandonAsked": s.AbandonAsked(), "AttemptStopped": s.AttemptStopped("test")}
     sent = []
     for name in names_:
         state, effects = machine.advance(state, events[name])
         sent += [type(effect).__name__ for effect in effects]
-    once = [
-        name for name in sent if name in ("SendShares", "UploadWords", "SendSurvival", "SendReveal")
-    ]
-    assert len(once) == len(set(once))
-    assert once == ["SendShares", "UploadWords", "SendSurvival", "SendReveal"][: len(once)]
+    wanted = ["SendShares", "UploadWords", "SendSurvival", "SendReveal"]
+    once = [name for name in sent if name in wanted]
+    assert once == wanted[: len(once)]
     assert not {"SendSurvival", "SendAbandon"} <= set(sent)  # never both
 
 
@@ -525,7 +449,7 @@ SHARED = Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
 
 
 def test_permuted_messages_reveal_nothing_unless_in_order(run):
-    names_ = ["KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived", "NotesReceived"]
+    names_ = ORDER[:5]
     start = before(run, "KeysReceived")[0]
     revealed = []
     for order in permutations(names_):
@@ -534,14 +458,14 @@ def test_permuted_messages_reveal_nothing_unless_in_order(run):
             state, effects = machine.advance(state, before(run, name)[1])
             if any(isinstance(effect, s.SendReveal) for effect in effects):
                 revealed.append(order)
-    assert revealed == [tuple(names_)]
+    assert revealed == [names_]
 
 
 # Abandoning, stopping, entering.
 
 
 def test_abandon_or_sign_never_both(run):
-    for name in ("KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived"):
+    for name in ORDER[:4]:
         state, event = before(run, name)
         after, (remember, send, end) = machine.advance(state, s.AbandonAsked())
         assert (after.stage, end.code, remember.memory.abandoned) == ("ended", "STOPPED", True)
@@ -572,10 +496,8 @@ def test_stopped_ends_with_nobodys_fault(run):
 
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
     party = machine.Participant(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
-    signature = signer(by)(SECAGG_SPEC, spec.payload())
-    return machine.begin(
-        party, own or frame(), spec.payload(), signature, memory or machine.Memory(), notes
-    )
+    signed = spec.payload(), signer(by)(SECAGG_SPEC, spec.payload())
+    return machine.begin(party, own or frame(), *signed, memory or machine.Memory(), notes)
 
 
 def test_two_models_or_two_schemas_are_refused_at_the_door():
@@ -596,77 +518,56 @@ def test_fresh_secrets_each_time(run, other):
 
 def test_a_held_share_that_is_no_number_of_the_field_never_fits():
     share = HeldShare((2**256 + 297).to_bytes(33), bytes(32))
-    committed = commitment(b"c", "a", "b", SELF, share.salt, share.share)
-    assert not share.fits(b"c", "a", "b", SELF, committed)
-    long = HeldShare(bytes(33), bytes(33))
-    assert not long.fits(
-        b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, long.salt, long.share)
-    )
-    good = HeldShare(bytes(33), bytes(32))
-    assert good.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, good.salt, good.share))
+    long, good = HeldShare(bytes(33), bytes(33)), HeldShare(bytes(33), bytes(32))
+    place = (b"c", "a", "b", SELF)
+    for held, fits in ((share, False), (long, False), (good, True)):
+        assert held.fits(*place, commitment(*place, held.salt, held.share)) is fits
     assert HeldShares(share, good).of(PAIR) is good
 
 
 def test_public_weights_are_checked_again_on_the_survivors():
-    counts = tuple(zip(FIVE, (10, 10, 10, 10, 10), strict=True))
-    own = frame(groups=(group(weights="public"),), counts=counts)
-    ran = Run(specify(own, FIVE, 0), ones(FIVE), own=own).finish()
-    assert ran.opened[0].weight.tolist() == [50.0]
-    heavy = frame(
-        groups=(group(weights="public"),),
-        counts=tuple(zip(FIVE, (20, 10, 10, 10, 10), strict=True)),
-    )
-    ran = Run(
-        specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}
-    ).finish()
+    def counted(first, **how):
+        counts = tuple(zip(FIVE, (first, 10, 10, 10, 10), strict=True))
+        own = frame(groups=(group(weights="public"),), counts=counts)
+        return Run(specify(own, FIVE, 0), ones(FIVE), own=own, **how).finish()
+
+    assert counted(10).opened[0].weight.tolist() == [50.0]
+    ran = counted(20, drops={FIVE[1]: "SendHeader"})
     assert ran.opened[0].weight.tolist() == [50.0]
     state, event = before(ran, "SurvivorsReceived")
     # 20, 10, 10 count as 2.67 silos
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))
     assert ended(strict, event) == by_coordinator("SURVIVORS")
-    ran = Run(
-        specify(heavy, FIVE, 0),
-        ones(FIVE),
-        own=heavy,
-        drops={FIVE[1]: "SendHeader"},
-        terms=Terms(4),
-    ).finish()
+    ran = counted(20, drops={FIVE[1]: "SendHeader"}, terms=Terms(4))
     assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
     assert [effect for _, effect in ran.sent if isinstance(effect, c.DeliverSurvivors)] == []
 
 
 def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
-    """Signed: no other attempt of the round, none from the model.
-
-    Uploaded only: none without the others' word.
-    """
+    """Signed: no other attempt, none from the model. Uploaded only: none without others' word."""
     ran = Run(attempt(5), ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
     assert ran.opened is not None
-    smaller = [
-        specify(frame(), FIVE[:4], 1),
-        specify(frame(round=4), FIVE[:4], 0),
-        specify(frame(model_digest="ee" * 32), FIVE[:4], 1),
-    ]
-    own = [frame(), frame(round=4), frame(model_digest="ee" * 32)]
-    for silo, peer, code in ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON")):
-        for spec, mine in zip(smaller, own, strict=True):
+    smaller = [({}, 1), ({"round": 4}, 0), ({"model_digest": "ee" * 32}, 1)]
+    blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
+    for silo, peer, code in blamed:
+        for changes, number in smaller:
+            own = frame(**changes)
             with pytest.raises(RefusedError) as caught:
-                entered(spec, own=mine, memory=ran.memories[silo], silo=silo)
+                entered(
+                    specify(own, FIVE[:4], number), own=own, memory=ran.memories[silo], silo=silo
+                )
             assert (caught.value.peer, caught.value.code) == (peer, code)
-    fresh = specify(frame(round=4, model_digest="ee" * 32), FIVE[:4], 0)
+    own = frame(round=4, model_digest="ee" * 32)
+    fresh = specify(own, FIVE[:4], 0)
 
     def from_round(start, silo):
         memory = ran.memories[silo].starting(start)
-        return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[
-            0
-        ]
+        return entered(fresh, own=own, memory=memory, silo=silo)[0]
 
-    blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
     for silo, peer, code in blamed:  # trained once more from where round 3 began
         with pytest.raises(RefusedError) as caught:
             from_round(0, silo)
         assert (caught.value.peer, caught.value.code) == (peer, code)
-    for silo in (ME, FIVE[1]):
         assert from_round(4, silo).stage == "keys"
 
 
@@ -680,17 +581,10 @@ def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
     spec = specify(own, eight[:4], 0)
 
     def enter(others):
-        party = machine.Participant(
-            ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others
-        )
-        return machine.begin(
-            party,
-            own,
-            spec.payload(),
-            signer("coordinator")(SECAGG_SPEC, spec.payload()),
-            memory,
-            notes,
-        )
+        drawn = Drawn("entered")
+        party = machine.Participant(ME, signers(eight[:4]), Terms(), signer(ME), drawn, others)
+        signature = signer("coordinator")(SECAGG_SPEC, spec.payload())
+        return machine.begin(party, own, spec.payload(), signature, memory, notes)
 
     assert enter(signers(eight))[0].stage == "keys"
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):

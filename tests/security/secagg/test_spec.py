@@ -286,10 +286,7 @@ def test_survivors_2_honest():
 
 
 def test_sums_may_lack_silos_that_are_excused_and_no_others():
-    """Of two batches of four, whose silos may be three.
-
-    A colluder less is no silo less that is honest.
-    """
+    """Two batches of four that may be three: a colluder less is no honest silo less."""
     eight = names(8)
     terms = Terms(batches=(eight[:4], eight[4:]))
     excused = replace(terms, excused=frozenset(eight[:1]))
@@ -355,10 +352,7 @@ def test_concentration_as_rule_5_says_it(counts, min_cohort):
     ],
 )
 def test_concentration_of_few_and_of_equals(counts, min_cohort, faulty):
-    """A third of all may be too much where another is as large.
-
-    The heaviest sees the second, the others see it.
-    """
+    """A third may be too much where another is as large: the heaviest sees the second."""
     assert bool(concentration_fault(counts, min_cohort)) == faulty
 
 

@@ -1,6 +1,4 @@
-"""What a job spends at a silo: durable before it is spent, kept to the job's own target, never
-forgotten in a crash.
-"""
+"""What a job spends: durable before it is spent, within its own target, kept in any crash."""
 
 import pytest
 import torch
@@ -74,9 +72,8 @@ def test_the_job_is_kept_to_its_own_target_at_its_own_delta(world, made, job):
         spending = account.reserve(0, many)  # 4.3 at 1e-9, and under the 6 of the other job at 1e-5
         for _ in range(14):
             spending.take("training")
-        with pytest.raises(
-            ExhaustedError, match=r"at delta = 0\.000000001, over the job's own target of 5\.0"
-        ):
+        why = r"at delta = 0\.000000001, over the job's own target of 5\.0"
+        with pytest.raises(ExhaustedError, match=why):
             account.reserve(1, many)
         assert steps_of(budget, strict) == {STEPS: 14}
 
@@ -91,19 +88,16 @@ def test_counts_are_drawn_once_whatever_restarts(world, made, job):
     with opened(world) as budget:
         account = account_of(world, budget, job)
         kept = account.counts()
-        assert (kept.counts.tolist(), kept.counts.dtype, kept.id) == (
-            [12, 0, 31],
-            torch.int64,
-            spending.id,
-        )
+        assert kept.counts.tolist() == [12, 0, 31]
+        assert kept.counts.dtype == torch.int64
+        assert kept.id == spending.id
         other = private_job(made, "other")
         folder = JobFolder(world.path.parent / "jobs" / "other")
         folder.accept(b"{}")
         path = world.path.parent / "jobs" / job.name / COUNTS
         (folder.path / COUNTS).write_bytes(path.read_bytes())
-        with pytest.raises(
-            LocalError, match=r"counts\.json: not the counts that this job released here"
-        ):
+        why = r"counts\.json: not the counts that this job released here"
+        with pytest.raises(LocalError, match=why):
             JobAccount(budget, other, folder).counts()
         path.write_text("{}")
         with pytest.raises(LocalError, match="counts"):

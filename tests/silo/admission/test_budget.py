@@ -1,6 +1,4 @@
-"""The agent's budget: opened beside the ledger that keeps its head, and refused where the two do
-not agree.
-"""
+"""The agent's budget beside the ledger that keeps its head: refused where they disagree."""
 
 import shutil
 import threading
@@ -90,10 +88,8 @@ def test_a_changed_policy_sets_another_limit_from_the_start_on(world, made, job)
         budget.reserve(job, 0, SPEND, CEILING)
     strict = policy_for(made, job, epsilon=1.7)
     with opened(world, strict) as budget:
-        with pytest.raises(
-            ExhaustedError,
-            match=r"all of job 'private' would bring .* over the policy's limit of 1\.7",
-        ):
+        why = r"all of job 'private' would bring .* over the policy's limit of 1\.7"
+        with pytest.raises(ExhaustedError, match=why):
             budget.check_room(job, planned)
         budget.reserve(job, 1, [Spend("training", "90", "0.25", 4)], CEILING)
     assert [head["limit"] for head in heads(world)] == ["8.0", "1.7"]

@@ -1,7 +1,4 @@
-"""What a silo's own people are told of a private job.
-
-What it answers to others is in test_admission.py.
-"""
+"""What a silo's own people are told of a private job; test_admission.py has what others are."""
 
 from dataclasses import replace
 from importlib.metadata import EntryPoint

@@ -1,6 +1,4 @@
-"""Over which silos this silo lets sums be opened: what is recorded, of which jobs, and what it
-says.
-"""
+"""Over which silos this silo lets sums be opened: what it records, and what it says."""
 
 import asyncio
 import json
@@ -218,9 +216,8 @@ def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(
     path.write_bytes(
         canonical_json(json.loads(path.read_text()) | {"signed_round": 0, "signed_ctx": HASH})
     )
-    with pytest.raises(
-        LocalError, match=r"signed a sum of job 'first', but its ledger has no record of it"
-    ):
+    why = r"signed a sum of job 'first', but its ledger has no record of it"
+    with pytest.raises(LocalError, match=why):
         check_remembered(world.folder / "jobs", world.ledger)
     signed(world.judging(), first)
     check_remembered(world.folder / "jobs", world.ledger)

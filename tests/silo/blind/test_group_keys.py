@@ -1,7 +1,4 @@
-"""The key of a job's silos at each silo.
-
-Behind the door a coordinator in this process, honest unless it is told.
-"""
+"""The key of a job's silos at each silo, before a coordinator that is honest unless told."""
 
 import asyncio
 import os
@@ -192,10 +189,7 @@ def dying_at(patch, step):
 
 @pytest.mark.parametrize("step", range(7))
 def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, monkeypatch, step):
-    """Sync, rename and sync of the folder, for the key.
-
-    Then removal of the secret, and sync of the folder.
-    """
+    """Sync, rename and folder sync for the key, then removal of the secret and folder sync."""
     silos.contribute()
     expected = silos.key(SILOS[1])
     relayed = asyncio.run(silos.post.door(SILOS[0]).group_key(silos.job))
@@ -220,7 +214,8 @@ def test_what_is_missing_is_waited_for_at_our_pace_and_not_for_ever(silos, monke
 
     monkeypatch.setattr(group_keys.asyncio, "sleep", noted)
     silos.contribute(*SILOS[:-1])
-    with pytest.raises(UnreachableError, match="lacks some silos' shares of the key of job 'rows'"):
+    why = "lacks some silos' shares of the key of job 'rows'"
+    with pytest.raises(UnreachableError, match=why):
         silos.key(SILOS[0])
     assert silos.post.asked == 5
     assert slept.count(group_keys.PAUSE_SECONDS) == 5
@@ -380,10 +375,7 @@ def test_a_job_without_keys_ends_without_a_file(silos):
 def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(
     silos, made, monkeypatch, step
 ):
-    """Sync, rename and sync of the folder, for the mark.
-
-    Then removal and sync of the folder, for each file.
-    """
+    """Sync, rename and folder sync for the mark, then removal and folder sync for each file."""
     silos.contribute()
     secret = silos.path(SILOS[0], SECRET).read_bytes()
     silos.key(SILOS[0])
@@ -420,9 +412,8 @@ def test_a_file_of_another_length_is_told_without_what_it_holds(silos, name):
         silos.key(SILOS[0])
     path = silos.path(SILOS[0], name)
     path.write_bytes(path.read_bytes()[:-1] + b"secret")
-    with pytest.raises(
-        LocalError, match=f"{name}: is not as it was written: the disk changed it"
-    ) as caught:
+    why = f"{name}: is not as it was written: the disk changed it"
+    with pytest.raises(LocalError, match=why) as caught:
         silos.key(SILOS[0])
     assert "secret" not in str(caught.value).replace(SECRET, "")
 

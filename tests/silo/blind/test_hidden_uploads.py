@@ -1,7 +1,4 @@
-"""The parts that leave one by one, up to the word on each.
-
-Lines that break, and processes that are killed.
-"""
+"""The parts that leave one by one, with lines that break and processes that are killed."""
 
 import asyncio
 import os
@@ -37,9 +34,7 @@ def keyed(tmp_path_factory):
 
 
 class Desk:
-    """The coordinator, in a folder, so that it outlives the silo: what came, and what was
-    signed.
-    """
+    """The coordinator in a folder that outlives the silo: what came, and what was signed."""
 
     def __init__(self, folder, sharing):
         self.folder, self.sharing = folder, sharing
@@ -88,9 +83,7 @@ PARTS = {}
 
 
 class Door:
-    """One silo's gate. The line breaks at call ``fails_at``, before anything has crossed, or
-    ``after``.
-    """
+    """One silo's gate; its line breaks at call ``fails_at``, before anything left or ``after``."""
 
     def __init__(self, desk, fails_at=None, *, after=False, step=lambda: None):
         self.desk, self.fails_at, self.after, self.step = desk, fails_at, after, step
@@ -221,9 +214,7 @@ def test_a_line_that_breaks_at_any_call_changes_nothing(world, call, after):
 
 
 def killed(world, at):
-    """Another process of this silo that is killed at a step of its own: whether it was, or came to
-    its end.
-    """
+    """Another process of this silo, killed at a step of its own: whether it was."""
     if (child := os.fork()) == 0:
         status = 1
         try:
@@ -255,10 +246,7 @@ def killed(world, at):
 
 
 def test_a_process_that_is_killed_at_any_step_signs_one_upload_and_hides_it_alone(keyed, tmp_path):
-    """Before and behind each file that is written and each call.
-
-    Then a process that goes on to the end.
-    """
+    """Before and after each file that is written and each call; then a process runs to the end."""
     at, restarts = 1, []
     while True:
         folder = tmp_path / str(at)
@@ -316,9 +304,7 @@ def test_what_was_signed_is_given_again_verbatim_and_never_anew(world):
 
 
 def test_a_round_whose_word_is_lost_is_not_given_in(world):
-    """The disk has lost it, or an old folder was put back: this silo cannot give the part
-    any more.
-    """
+    """The disk lost it, or an old folder was put back: this silo cannot give the part any more."""
     world.give(world.begin(Door(world.desk)))
     path = world.folder / "job" / "mix-extractor.signed"
     kept = path.read_bytes()
@@ -358,9 +344,7 @@ OF_PART = {
 def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_the_ledger_has(
     world, part, old
 ):
-    """Else who asks for the round again gets a second seed for it, or other vectors under the same
-    rotation.
-    """
+    """Else a second request gets another seed, or other vectors under the same rotation."""
     if old:
         world.give(world.begin(Door(world.desk)))
     kept = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
@@ -371,9 +355,8 @@ def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_t
         path.write_bytes(kept[name]) if old else path.unlink()
     door, ends = Door(world.desk), 0 if old else -1
     changed = world.payload(1) | {part: world.payload(2)[part]}
-    with pytest.raises(
-        LocalError, match=rf"{part}.* ends with round {ends}, and the ledger has it in round 1"
-    ):
+    why = rf"{part}.* ends with round {ends}, and the ledger has it in round 1"
+    with pytest.raises(LocalError, match=why):
         world.give(world.begin(door, 1), changed)
     assert door.order == ([] if part == "extractor" else ["word"])
 

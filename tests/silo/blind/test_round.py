@@ -1,6 +1,4 @@
-"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where
-it is told to.
-"""
+"""A blind round at a silo, with the coordinator's SecureSum and a line that fails on demand."""
 
 import asyncio
 import hashlib
@@ -162,9 +160,7 @@ class Anybody:
 
 
 class Door:
-    """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed,
-    or after.
-    """
+    """One silo's gate; call ``fails_at`` fails, before anything crosses or ``after``."""
 
     def __init__(self, hall, silo):
         self.hall, self.silo = hall, silo
@@ -267,9 +263,7 @@ class Silos:
         self.rounds[silo] = self.enter(silo, **changes)
 
     async def run(self, silo):
-        """Until its sum is open; a lost connection is found again, and what became of an upload is
-        asked for.
-        """
+        """Until its sum is open, through lost connections."""
         while True:
             try:
                 await self.rounds[silo].run()

@@ -1,6 +1,4 @@
-"""What the gate lets out is what its ledger says: drawn payloads and cuts, and a reader that finds
-what is not so.
-"""
+"""What the gate lets out is what its ledger says, by a reader that finds what is not so."""
 
 import asyncio
 import contextlib
@@ -78,9 +76,7 @@ KINDS = (Kind.WHOLE_MODEL, Kind.BACKBONE, Kind.SKETCH)
 
 @st.composite
 def jobs(draw):
-    """What each of two rounds gives: one to three parts of one to three tensors, some with a
-    weight.
-    """
+    """What two rounds give: one to three parts of one to three tensors, some with a weight."""
 
     def items():
         for part, kind in list(zip("abc", KINDS, strict=True))[: draw(st.integers(1, 3))]:
@@ -149,10 +145,7 @@ def round_task(drawn, round_):
 
 
 def give_in_pieces(world, round_, cuts):
-    """Give a round through these cuts, then whole.
-
-    A receipt that was lost may come with the answer to Standing.
-    """
+    """Give a round through these cuts, then whole; Standing may bring a lost receipt."""
     client, size = world.client, sum(item.spec.nbytes for item in world.items(round_))
     for frames, kept, restart in cuts:
         client.stop_after = frames
@@ -190,9 +183,7 @@ def give_in_pieces(world, round_, cuts):
 
 @pytest.fixture(scope="module")
 def recorded(made, tmp_path_factory):
-    """Calls and ledger of a round that was delivered, given, cut and given again, with everything
-    else that is sent.
-    """
+    """Calls and ledger of a round delivered, given, cut, given again, and all else that is sent."""
     with chunks_of(4096):
         return record(World(made, tmp_path_factory.mktemp("recorded")))
 

@@ -29,6 +29,37 @@ from staddle.silo.egress.session import (
 from staddle.silo.parts.contributions import Contributions
 
 
+def limited(made, folder, **limits):
+    """A world whose policy has these limits of a round."""
+    old = 'max_bytes_per_round = "64MiB"'
+    lines = [
+        f"{key} = {value}" for key, value in {"max_bytes_per_round": '"64MiB"', **limits}.items()
+    ]
+    return World(made, folder, made.policy(*made.jobs.values(), replace={old: "\n".join(lines)}))
+
+
+def size_of(made):
+    return sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
+
+
+def without_extractor(made):
+    """A policy that does not let the extractor leave."""
+    replace = {'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'}
+    return made.policy(made.jobs["simple"], replace=replace)
+
+
+def resume(world, received):
+    """The coordinator says what it has of the broken upload, and takes what comes from then on."""
+    reply = pb.StandingReply(received=received)
+    world.client.standing_reply = lambda _: reply
+    world.settle()
+    world.client.stop_after = None
+
+
+def bodies(world):
+    return [frame.WhichOneof("body") for frame in world.client.frames]
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
@@ -47,11 +78,9 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
 
     assert first.manifest.tensors == to_wire(items)
     check_manifest(SILO, first.manifest, items)
-    assert (first.manifest.session, first.manifest.job, first.manifest.round) == (
-        SESSION,
-        "simple",
-        0,
-    )
+    assert first.manifest.session == SESSION
+    assert first.manifest.job == "simple"
+    assert first.manifest.round == 0
     assert first.manifest.job_digest.hex() == world.job.digest
     assert first.manifest.size == sum(map(len, pieces))
     assert len(middle) > 5
@@ -148,27 +177,19 @@ def test_3_a_weight_counts_training_records(world):
 
 
 def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
-    deny = made.policy(
-        made.jobs["simple"],
-        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
-    )
-    world = World(made, tmp_path, deny)
+    world = World(made, tmp_path, without_extractor(made))
     with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
         world.give()
     world.nothing_left()
     denied = stored(world.path)[-1]
     assert (denied["type"], denied["job"], denied["round"]) == ("policy.deny", "simple", 0)
-    assert denied["policy"] == deny.digest
+    assert denied["policy"] == world.policy.digest
     assert any("extractor/extractor.conv1.weight" in reason for reason in denied["reasons"])
     assert world.audited().ok
 
 
 def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
-    deny = made.policy(
-        made.jobs["simple"],
-        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
-    )
-    world = World(made, tmp_path, deny)
+    world = World(made, tmp_path, without_extractor(made))
     for round_ in (0, 0, 0, 1, 1, 0):
         with pytest.raises(DeniedError):
             world.give(round_=round_)
@@ -182,9 +203,8 @@ def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
     monkeypatch.setattr(egress, "norms", lambda *values: asked.append(1) or real(*values))
     limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
     for number, replaced in enumerate(({}, limit)):
-        World(
-            made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)
-        ).give()
+        policy = made.policy(made.jobs["simple"], replace=replaced)
+        World(made, tmp_path / str(number), policy).give()
         assert len(asked) == number
 
 
@@ -218,9 +238,8 @@ def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {2 * size}"}
-    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    size = size_of(made)
+    world = limited(made, tmp_path, max_bytes_per_round=2 * size)
     for _ in range(2):
         world.give()
     with pytest.raises(DeniedError, match=f"{3 * size} bytes this round"):
@@ -231,9 +250,7 @@ def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
 
 
 def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
-    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    world = limited(made, tmp_path, max_bytes_per_round=size_of(made))
     world.client.stop_after = 1
     with pytest.raises(UnreachableError):
         world.give()
@@ -243,10 +260,8 @@ def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
-    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
-    policy = made.policy(*made.jobs.values(), replace=limit)
-    world = World(made, tmp_path, policy)
+    size = size_of(made)
+    world = limited(made, tmp_path, max_bytes_per_round=size)
     for round_ in (0, 1):
         world.give(round_=round_)
     for again in range(2):
@@ -255,24 +270,13 @@ def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(ma
                 world.give(round_=round_)
         assert world.client.uploads == (0 if again else 2)
         world.audited()
-        world = World(made, tmp_path, policy)
+        world = World(made, tmp_path, world.policy)
     world.ledger.close()
 
 
-def attempted(made, folder, most):
-    old = 'max_bytes_per_round = "64MiB"'
-    return World(
-        made,
-        folder,
-        made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"}),
-    )
-
-
 def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
-    """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt
-    without end.
-    """
-    world = attempted(made, tmp_path, 3)
+    """The coordinator has all but the last chunk each time: few bytes, but no end of attempts."""
+    world = limited(made, tmp_path, max_attempts_per_round=3)
     size = sum(item.spec.nbytes for item in world.items())
     world.client.standing_reply = lambda _: pb.StandingReply(received=size // 4096 * 4096)
     for attempt in range(3):
@@ -281,9 +285,8 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
             world.restart()
         world.settle()
     world.client.stop_after = None
-    with pytest.raises(
-        DeniedError, match=r"3 uploads of this round were begun, max_attempts_per_round = 3"
-    ):
+    why = r"3 uploads of this round were begun, max_attempts_per_round = 3"
+    with pytest.raises(DeniedError, match=why):
         world.give()
     world.restart()
     with pytest.raises(DeniedError):
@@ -296,7 +299,7 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
 
 
 def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
-    world = attempted(made, tmp_path, 1)
+    world = limited(made, tmp_path, max_attempts_per_round=1)
     own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
     intend_padded(world.ledger, **own)
     intend_rotated(world.ledger, **own)
@@ -307,7 +310,7 @@ def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
 
 
 def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):
-    world = attempted(made, tmp_path, 1)
+    world = limited(made, tmp_path, max_attempts_per_round=1)
     world.give()
     with pytest.raises(DeniedError, match="1 uploads"):
         world.give()
@@ -346,11 +349,9 @@ def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
     assert sizes[0][0] == sizes[0][1], "the intent was written but not synced"
     intent = world.client.before[-1]
     assert intent["type"] == "egress.intent"
-    assert (intent["silo"], intent["job"], intent["job_digest"]) == (
-        SILO,
-        "simple",
-        world.job.digest,
-    )
+    assert intent["silo"] == SILO
+    assert intent["job"] == "simple"
+    assert intent["job_digest"] == world.job.digest
     assert (intent["round"], intent["purpose"], intent["form"]) == (0, "update", "plain")
     assert intent["recipient"] == {
         "id": "coordinator",
@@ -414,11 +415,7 @@ def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
     world.give()
-    assert [frame.WhichOneof("body") for frame in world.client.frames] == [
-        "manifest",
-        "chunk",
-        "end",
-    ]
+    assert bodies(world) == ["manifest", "chunk", "end"]
 
 
 # (8) DIGEST is durable.
@@ -447,7 +444,7 @@ def test_8_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeyp
     failing(monkeypatch, "egress.digest")
     with pytest.raises(LocalError, match="no more records"):
         world.give()
-    assert "end" not in [frame.WhichOneof("body") for frame in world.client.frames]
+    assert "end" not in bodies(world)
     assert world.outcome()["status"] == "unknown"
     assert world.audited().undigested
 
@@ -485,16 +482,14 @@ def test_10_a_connection_lost_after_the_end_is_unknown_and_digested(world):
     world.broken(3)
     (settled,) = world.settle()
     assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
-    assert world.client.frames[-1].WhichOneof("body") == "end"
+    assert bodies(world)[-1] == "end"
     assert world.outcome()["status"] == "unknown"
     assert world.audited().undigested == ()
 
 
 def test_10_a_refusal_is_a_failure_and_is_raised(world):
-    world.client.stop_after, world.client.error = (
-        2,
-        TurnedAwayError("coordinator", "ROUND_CLOSED", "too late"),
-    )
+    world.client.stop_after = 2
+    world.client.error = TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
     with pytest.raises(TurnedAwayError):
         world.give()
     assert world.outcome()["status"] == "failed"
@@ -502,23 +497,22 @@ def test_10_a_refusal_is_a_failure_and_is_raised(world):
     assert totals.bytes > 0, "what was refused had left all the same"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"federation": "other"},
-        {"roster": "00" * 32},
-        {"silo": "silo-b"},
-        {"job": "00" * 32},
-        {"round": 1},
-        {"size": 1},
-        {"sha256": "00" * 32},
-        {"ledger_seq": 1},
-        {"ledger_leaf": "00" * 32},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
-    world.receipt_changes = changes
+OTHERS = {
+    "federation": "other",
+    "roster": "00" * 32,
+    "silo": "silo-b",
+    "job": "00" * 32,
+    "round": 1,
+    "size": 1,
+    "sha256": "00" * 32,
+    "ledger_seq": 1,
+    "ledger_leaf": "00" * 32,
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, field):
+    world.receipt_changes = {field: OTHERS[field]}
     with pytest.raises(PeerError, match="does not fit"):
         world.give()
     assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
@@ -574,11 +568,9 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
     (intent,) = world.ledger.open_intents
     world.settle()
     outcome = world.outcome()
-    assert (outcome["ref"], outcome["status"], outcome["bytes_sent"]) == (
-        intent,
-        "unknown",
-        2 * 4096,
-    )
+    assert outcome["ref"] == intent
+    assert outcome["status"] == "unknown"
+    assert outcome["bytes_sent"] == 2 * 4096
     assert world.audited().open_intents == ()
 
 
@@ -604,27 +596,23 @@ def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_a
 def test_a_lost_receipt_is_settled(world, small_chunks, restart):
     payload = world.payload()
     world.broken(10**6, payload)  # all frames left
-    assert world.client.frames[-1].WhichOneof("body") == "end"
+    assert bodies(world)[-1] == "end"
     if restart:
         world.restart()
     world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
     (settled,) = world.settle()
     assert (settled.status, settled.why) == ("sent", "")
     outcome = world.outcome()
-    assert (outcome["status"], outcome["bytes_sent"]) == (
-        "sent",
-        world.client.frames[0].manifest.size,
-    )
+    assert outcome["status"] == "sent"
+    assert outcome["bytes_sent"] == world.client.frames[0].manifest.size
     assert outcome["receipt"] == world.receipt(world.client).signature.hex()
     assert world.audited().open_intents == ()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}]
-)
-def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
+@pytest.mark.parametrize("field", ["ledger_seq", "round", "sha256", "job"])
+def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, field):
     world.broken(10**6)
-    world.receipt_changes = changes
+    world.receipt_changes = {field: OTHERS[field]}
     world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
     (settled,) = world.settle()
     assert settled.status == "unknown"
@@ -669,16 +657,12 @@ def test_a_job_that_the_coordinator_has_no_more_is_unknown_and_other_refusals_le
 
 
 def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
-    """Cut after 12 chunks, of which 7 are there: the manifest says so, the rest goes, the digests
-    are of all of it.
-    """
+    """12 chunks left, 7 arrived: the rest goes, by the manifest; digests are of all of it."""
     payload = world.payload()
     pieces = b"".join(world.wanted(payload))
     world.broken(13, payload)
     offset = 7 * 4096
-    world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, offset)
     world.give(payload)
     first, *middle, last = world.client.frames
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
@@ -688,11 +672,9 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     ]
     cut, whole = ledger_view.messages(world.path)
     assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
-    assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (
-        offset,
-        len(pieces) - offset,
-        "sent",
-    )
+    assert whole.intent.offset == offset
+    assert whole.intent.message.bytes == len(pieces) - offset
+    assert whole.status == "sent"
     assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
     world.give(payload)  # said once, used once
     assert world.client.frames[0].manifest.offset == 0
@@ -702,11 +684,9 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
 def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks):
     size = sum(item.spec.nbytes for item in world.items())
     world.broken(10**6)
-    world.client.standing_reply = lambda _: pb.StandingReply(received=size)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, size)
     world.give()
-    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "end"]
+    assert bodies(world) == ["manifest", "end"]
     assert world.outcome()["status"] == "sent"
     assert world.audited().ok
 
@@ -714,29 +694,21 @@ def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks)
 @pytest.mark.parametrize("received", [1, 4095, 4097, 10**9 * 4096, 2**64 - 1])
 def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_chunks, received):
     world.broken(5)
-    world.client.standing_reply = lambda _: pb.StandingReply(received=received)
-    world.settle()
-    world.client.stop_after = None
+    resume(world, received)
     world.give()
     assert world.client.frames[0].manifest.offset == 0
     assert world.audited().ok
 
 
 def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
-    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
+    size = size_of(made)
     offset = 6 * 4096
     for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
-        limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {most}"}
-        world = World(made, tmp_path / str(may), made.policy(*made.jobs.values(), replace=limit))
+        world = limited(made, tmp_path / str(may), max_bytes_per_round=most)
         world.broken(9)
-        world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
-        world.settle()
-        world.client.stop_after = None
-        with (
-            contextlib.nullcontext()
-            if may
-            else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
-        ):
+        resume(world, offset)
+        denied = pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
+        with contextlib.nullcontext() if may else denied:
             world.give()
         assert world.audited().ok
 

@@ -1,6 +1,4 @@
-"""Parts of a Mix or a Gram through the gate: padded and rotated, by the checks that all else
-passes.
-"""
+"""Padded and rotated parts through the gate, by the checks that all else passes."""
 
 import asyncio
 from dataclasses import replace
@@ -59,15 +57,13 @@ class Keyed(World):
 
     def padding(self, round_=0, number=0, **changes):
         version = Version(silo=SILO, round=round_, attempt=0, number=number)
-        return replace(
-            Padding(self.sharing.line(self.parts["extractor"]), version, SEED, KEY), **changes
-        )
+        line = self.sharing.line(self.parts["extractor"])
+        return replace(Padding(line, version, SEED, KEY), **changes)
 
     def rotating(self, round_=0):
         part = self.parts["rows"]
-        return Rotating(
-            JobPlan(self.job).use(part, round_), self.sharing.rotation(part, round_), KEY
-        )
+        use, ctx = JobPlan(self.job).use(part, round_), self.sharing.rotation(part, round_)
+        return Rotating(use, ctx, KEY)
 
     def run(self, call):
         async def scenario():
@@ -78,20 +74,16 @@ class Keyed(World):
         return asyncio.run(scenario())
 
     def upload_padded(self, payload=None, padding=None, round_=0):
-        given = self.gives() if payload is None else payload
-        own = padding or self.padding(round_)
-        return self.run(
-            lambda: self.gate.upload_padded(self.declared, round_, Contributions(given), own, SILOS)
-        )
+        return self.leave(self.gate.upload_padded, payload, padding or self.padding(round_), round_)
 
     def upload_rotated(self, payload=None, rotating=None, round_=0):
-        given = self.gives() if payload is None else payload
-        own = rotating or self.rotating(round_)
-        return self.run(
-            lambda: self.gate.upload_rotated(
-                self.declared, round_, Contributions(given), own, SILOS
-            )
+        return self.leave(
+            self.gate.upload_rotated, payload, rotating or self.rotating(round_), round_
         )
+
+    def leave(self, upload, payload, own, round_):
+        given = Contributions(self.gives() if payload is None else payload)
+        return self.run(lambda: upload(self.declared, round_, given, own, SILOS))
 
     def arrived(self):
         return b"".join(frame.chunk for frame in self.client.frames)
@@ -122,12 +114,9 @@ def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
     given, padding = world.gives(), world.padding()
     sent = world.upload_padded(given, padding)
     line, tagger = padding.line, tagger_of(padding.line, KEY)
-    wanted = b"".join(
-        w.tobytes()
-        for w in hidden_pieces(
-            line, padding.version, SEED, flat(world.values(given, "extractor")), tagger
-        )
-    )
+    values = flat(world.values(given, "extractor"))
+    pieces = hidden_pieces(line, padding.version, SEED, values, tagger)
+    wanted = b"".join(piece.tobytes() for piece in pieces)
     ctx = padding.version.context(line)
     assert world.arrived() == wanted
     assert len(world.client.frames) > 10
@@ -141,31 +130,33 @@ def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
     intent, digest, outcome = found[1:]
     assert (intent["form"], intent["readers"], intent["cohort"]) == ("padded", ["mix"], list(SILOS))
     assert intent["hidden"] == {"ctx": ctx.hex(), "number": 0}
-    assert {(tensor["part"], tensor["dtype"]) for tensor in intent["tensors"]} == {
-        ("extractor", "uint64")
-    }
+    tensors = {(tensor["part"], tensor["dtype"]) for tensor in intent["tensors"]}
+    assert tensors == {("extractor", "uint64")}
     assert (digest["tensors"], outcome["status"]) == ([], "sent")
     assert world.audited().open_intents == ()
 
 
 def test_what_a_lost_receipt_leaves_to_be_signed_is_the_same(world):
     given, padding = world.gives(), world.padding()
-    assert sent_of(
-        world.parts["extractor"], world.values(given, "extractor"), padding
-    ) == world.upload_padded(given, padding)
+    sent = sent_of(world.parts["extractor"], world.values(given, "extractor"), padding)
+    assert sent == world.upload_padded(given, padding)
+
+
+BOUND = "a padded upload bound to"
+OTHER_SILO, OTHER_ROUND = (
+    Version(silo=silo, round=round_, attempt=0, number=0)
+    for silo, round_ in (("silo-b", 0), (SILO, 1))
+)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"version": Version(silo="silo-b", round=0, attempt=0, number=0)},
-            "a padded upload bound to",
-        ),
-        ({"version": Version(silo=SILO, round=1, attempt=0, number=0)}, "a padded upload bound to"),
-        ({"job": "mail"}, "a padded upload bound to"),
-        ({"job_digest": "ab" * 32}, "a padded upload bound to"),
-        ({"clip": 5}, "a padded upload bound to"),
+        ({"version": OTHER_SILO}, BOUND),
+        ({"version": OTHER_ROUND}, BOUND),
+        ({"job": "mail"}, BOUND),
+        ({"job_digest": "ab" * 32}, BOUND),
+        ({"clip": 5}, BOUND),
         ({"part": "rows"}, "part 'rows' does not cross by a Mix in round 0"),
         ({"part": "metrics"}, "part 'metrics' does not cross by a Mix in round 0"),
     ],
@@ -225,30 +216,23 @@ def test_1_each_message_takes_its_own_part(world):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("upload", "old", "new", "said"),
     [
-        ('forms = ["padded"]', 'forms = ["masked"]', "'padded' is not in forms"),
-        ('readers = ["mix"]', 'readers = ["coordinator"]', "'mix' is not in readers"),
+        ("padded", 'forms = ["padded"]', 'forms = ["masked"]', "'padded' is not in forms"),
+        ("padded", 'readers = ["mix"]', 'readers = ["coordinator"]', "'mix' is not in readers"),
         (
+            "padded",
             'dtypes = ["uint64"]\nmax_elements = ',
             'dtypes = ["float32"]\nmax_elements = ',
             "'uint64' is not in dtypes",
         ),
+        ("rotated", 'forms = ["rotated"]', 'forms = ["plain"]', "'rotated' is not in forms"),
     ],
 )
-def test_4_the_policy_decides_on_what_is_padded(keyed, tmp_path, old, new, said):
+def test_4_the_policy_decides_on_what_is_hidden(keyed, tmp_path, upload, old, new, said):
     strict = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace={old: new}))
     with pytest.raises(DeniedError, match=said):
-        strict.upload_padded()
-    strict.nothing_left()
-    strict.ledger.close()
-
-
-def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
-    deny = keyed.policy(keyed.jobs["rows"], replace={'forms = ["rotated"]': 'forms = ["plain"]'})
-    strict = Keyed(keyed, tmp_path, deny)
-    with pytest.raises(DeniedError, match="'rotated' is not in forms"):
-        strict.upload_rotated()
+        getattr(strict, f"upload_{upload}")()
     strict.nothing_left()
     strict.ledger.close()
 
@@ -260,24 +244,19 @@ def test_4_each_part_that_is_hidden_has_so_many_attempts_of_its_own(keyed, tmp_p
     world = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace=once))
     broken(world, world.upload_padded, 1)
     world.upload_rotated()
-    for again in (
-        lambda: world.upload_padded(padding=world.padding(number=1)),
-        world.upload_rotated,
-    ):
-        with pytest.raises(DeniedError, match="1 uploads of this round were begun"):
-            again()
+    with pytest.raises(DeniedError, match="1 uploads of this round were begun"):
+        world.upload_padded(padding=world.padding(number=1))
+    with pytest.raises(DeniedError, match="1 uploads of this round were begun"):
+        world.upload_rotated()
     assert world.client.uploads == 2
     world.ledger.close()
 
 
 def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
-    options, model = (
-        {"sampling": "algorithm2", "sketch": 32},
-        {"name": "convnet-digits", "classes": 3},
-    )
-    job = keyed.job(
-        "sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model
-    )
+    options = {"sampling": "algorithm2", "sketch": 32}
+    model = {"name": "convnet-digits", "classes": 3}
+    fields = {"min_cohort": 3, "security": BLIND, "model": model}
+    job = keyed.job("sketched", "fedaims", SILOS, options, **fields)
     del keyed.jobs["sketched"]  # of this test alone
     world = Keyed(keyed, tmp_path, keyed.policy(job))
     world.job, world.parts = job, {part.name: part for part in job.up(1)}
@@ -287,10 +266,9 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     (whole,) = [item.spec for item in world.declared.items(1) if item.part == "direction"]
     assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
     assert whole.elements > 10_000
-    vector = torch.randn(
-        whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
-    world.upload_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
+    rng, rotating = torch.Generator().manual_seed(3), Rotating(use, ctx, KEY)
+    vector = torch.randn(whole.shape, generator=rng, dtype=torch.float64)
+    world.upload_rotated({"direction": {"sketch": vector}}, rotating, 1)
     assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
     (header,) = world.client.frames[0].manifest.tensors
     assert (header.name, list(header.shape), header.size) == ("sketch", [1, 32], 128)
@@ -298,12 +276,9 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     assert [(each["kind"], each["shape"], each["dtype"]) for each in intent["tensors"]] == [
         ("sketch", [1, 32], "float32")
     ]
-    with pytest.raises(
-        LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"
-    ):
-        world.upload_rotated(
-            {"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1
-        )
+    why = r"direction/sketch is float32 \[1, 32\], the job's schema says float64"
+    with pytest.raises(LocalError, match=why):
+        world.upload_rotated({"direction": {"sketch": vector[:, :32].float()}}, rotating, 1)
     world.ledger.close()
 
 
@@ -377,17 +352,8 @@ def test_vectors_leave_rotated_and_are_recorded(world):
 
 
 def test_each_row_has_a_rotation_of_its_own(keyed, tmp_path):
-    made = keyed.job(
-        "by-class",
-        "pfedsim",
-        SILOS,
-        {"rho": 0, "similarity": "per_class"},
-        min_cohort=3,
-        security={
-            "secure_aggregation": "required",
-            "clip_exponent": 6,
-        },
-    )
+    options = {"rho": 0, "similarity": "per_class"}
+    made = keyed.job("by-class", "pfedsim", SILOS, options, min_cohort=3, security=BLIND)
     world = Keyed(keyed, tmp_path, keyed.policy(made))
     world.job, world.sharing = made, sharing_of(keyed, made, SILO, tmp_path / "other")
     world.parts = {part.name: part for part in made.up(0)}
@@ -410,23 +376,20 @@ def test_2_vectors_of_one_sign_do_not_leave(world):
 
 
 def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
-    for rotating in (
-        replace(world.rotating(), use=replace(world.rotating().use, round=1)),
-        replace(world.rotating(), use=replace(world.rotating().use, job="ab" * 32)),
+    rotating = world.rotating()
+    for changes, why in (
+        ({"round": 1}, "vectors rotated for"),
+        ({"job": "ab" * 32}, "vectors rotated for"),
+        ({"group": "extractor"}, "part 'extractor' does not cross by a Gram"),
     ):
-        with pytest.raises(LocalError, match="vectors rotated for"):
-            world.upload_rotated(rotating=rotating)
-    with pytest.raises(LocalError, match="part 'extractor' does not cross by a Gram"):
-        world.upload_rotated(
-            rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor"))
-        )
+        with pytest.raises(LocalError, match=why):
+            world.upload_rotated(rotating=replace(rotating, use=replace(rotating.use, **changes)))
     world.nothing_left()
 
 
 def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
-    with pytest.raises(
-        LocalError, match="wants secure aggregation; nothing of it leaves in the clear"
-    ):
+    why = "wants secure aggregation; nothing of it leaves in the clear"
+    with pytest.raises(LocalError, match=why):
         world.give(world.gives())
     world.nothing_left()
 
@@ -437,16 +400,8 @@ def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
 def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     padding = world.padding()
     sent, own = world.upload_padded(padding=padding), world.sharing
-    upload, pieces = make_upload(
-        padding.line,
-        padding.version,
-        sent.sha256,
-        sent.tag,
-        SEED,
-        SEED,
-        own.others,
-        keys_of(world.made, SILO).sign,
-    )
+    sealed = (SEED, SEED, own.others, keys_of(world.made, SILO).sign)
+    upload, pieces = make_upload(padding.line, padding.version, sent.sha256, sent.tag, *sealed)
     prekey = Prekey(1, bytes(32), bytes(64))
     digest = bytes.fromhex(world.job.digest)
     message = padded_to_wire(PaddedWord(b"", "rows", digest, "extractor", upload, pieces, prekey))
@@ -462,18 +417,14 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     world.run(lambda: world.gate.protocol.padded(ctx, message))
     assert message.session == b""  # as it is kept
     given = padded_from_wire(SILO, pb.PaddedWordUpload.FromString(world.client.calls[-1].sent[0]))
-    assert (given.session, given.upload, given.pieces, given.prekey) == (
-        SESSION,
-        upload,
-        pieces,
-        prekey,
-    )
+    assert given.session == SESSION
+    assert given.upload == upload
+    assert given.pieces == pieces
+    assert given.prekey == prekey
     (record,) = seen
-    assert (record["type"], record["kind"], record["ctx"]) == (
-        "egress.protocol",
-        "padded",
-        ctx.hex(),
-    )
+    assert record["type"] == "egress.protocol"
+    assert record["kind"] == "padded"
+    assert record["ctx"] == ctx.hex()
     assert record["message"]["sha256"] == sha256(world.client.calls[-1].sent[0]).hexdigest()
     assert world.audited().ok
 
@@ -492,36 +443,31 @@ def test_a_word_that_is_refused_was_recorded_all_the_same(world):
 def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
     world.upload_padded()
     world.upload_rotated(round_=1)
-    found = [
+    left = [
         (part, round_)
         for part in world.parts
         for round_ in (0, 1)
-        if part_left(world, round_, part)
+        if world.gate.part_left(world.declared, round_, part)
     ]
-    assert found == [("extractor", 0), ("rows", 1)]
-
-
-def part_left(world, round_, part):
-    return world.gate.part_left(world.declared, round_, part)
+    assert left == [("extractor", 0), ("rows", 1)]
 
 
 # Rows for members of a round, in the words of its sum.
+
+G = 1 << 30  # a quarter of all weights
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         # one that there may be
-        ({"counts": (0, 1 << 31, 1 << 30, 1 << 29, 1 << 29)}, "a secure sum of groups"),
+        ({"counts": (0, 2 * G, G, G // 2, G // 2)}, "a secure sum of groups"),
+        ({"counts": (G, G, G, G // 2, G // 2)}, "mixes 1073741824 of the reader's own part"),
         (
-            {"counts": (1 << 30, 1 << 30, 1 << 30, 1 << 29, 1 << 29)},
-            "mixes 1073741824 of the reader's own part",
-        ),
-        (
-            {"counts": (0, 3 << 30, 1 << 29, 1 << 28, 1 << 28)},
+            {"counts": (0, 3 * G, G // 2, G // 4, G // 4)},
             "one silo has 3221225472 of the 4294967296",
         ),
-        ({"counts": (0, 1 << 31, 1 << 31, 0, 0)}, "2 silos are mixed, fewer than min_cohort 3"),
+        ({"counts": (0, 2 * G, 2 * G, 0, 0)}, "2 silos are mixed, fewer than min_cohort 3"),
     ],
 )
 def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, why):
@@ -531,11 +477,8 @@ def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, 
     spec = specify(frame(groups=(row,), rows={name: {}}, brought=frozenset({name})), SILOS, 0)
     spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
     masking = Masking(spec, SILO, (), SILOS, None)
+    given = Contributions(world.gives())
     with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
-        world.run(
-            lambda: world.gate.upload_masked(
-                world.declared, 0, Contributions(world.gives()), masking
-            )
-        )
+        world.run(lambda: world.gate.upload_masked(world.declared, 0, given, masking))
     assert world.client.frames == []
     assert kinds(stored(world.path)) == ["control.open"]

@@ -240,9 +240,8 @@ def test_5_the_same_refusal_again_is_recorded_once(world):
 
 def test_6_a_reservation_that_no_head_in_the_ledger_covers_lets_nothing_leave(world):
     world.gate._paid = lambda *_: True
-    with pytest.raises(
-        LocalError, match="is paid by 7 of data set 'data', whose last head has 7 records"
-    ):
+    why = "is paid by 7 of data set 'data', whose last head has 7 records"
+    with pytest.raises(LocalError, match=why):
         world.give(world.bundle(paid(7)))
     world.nothing_left()
 
@@ -355,10 +354,8 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
     assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
     taints["model"][WEIGHT] = PRIVATE
-    with pytest.raises(
-        DeniedError,
-        match=r"model/\w+, model/\w+.* would leave as computed from records without noise",
-    ):
+    why = r"model/\w+, model/\w+.* would leave as computed from records without noise"
+    with pytest.raises(DeniedError, match=why):
         masked(summing, tmp_path / "bad", Contributions(given, taints))
 
 
@@ -374,7 +371,6 @@ def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_reco
         if may:
             assert messages.masked(PARTS, ITEMS, values, masking).form == "masked"
         else:
-            with pytest.raises(
-                LocalError, match="weights it by 10, not by the 11 training records"
-            ):
+            why = "weights it by 10, not by the 11 training records"
+            with pytest.raises(LocalError, match=why):
                 messages.masked(PARTS, ITEMS, values, masking)

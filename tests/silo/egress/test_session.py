@@ -30,16 +30,12 @@ def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, mon
     assert asyncio.run(world.gate.session.hello()) == 5
     opened = stored(world.path)[-1]
     caps = world.policy.file.control
-    assert (opened["type"], opened["max_messages"], opened["max_bytes"]) == (
-        "control.open",
-        caps.max_messages,
-        caps.max_bytes,
-    )
+    assert opened["type"] == "control.open"
+    assert opened["max_messages"] == caps.max_messages
+    assert opened["max_bytes"] == caps.max_bytes
     (greeting,) = world.client.messages
-    assert (greeting.silo, greeting.roster_digest.hex()) == (
-        SILO,
-        rosters.digest(world.made.roster),
-    )
+    assert greeting.silo == SILO
+    assert greeting.roster_digest.hex() == rosters.digest(world.made.roster)
     failing(monkeypatch, "control.open")
     with pytest.raises(LocalError, match="no more records"):
         asyncio.run(world.gate.session.hello())
@@ -86,11 +82,9 @@ def test_every_control_message_is_counted_and_the_totals_are_written(world):
         code=24,
     )
     closed = stored(world.path)[-1]
-    assert (closed["type"], closed["messages"], closed["bytes"]) == (
-        "control.close",
-        5,
-        sum(m.ByteSize() for m in sent),
-    )
+    assert closed["type"] == "control.close"
+    assert closed["messages"] == 5
+    assert closed["bytes"] == sum(m.ByteSize() for m in sent)
     assert kinds(stored(world.path)).count("control.close") == 1
     assert world.audited().open_control is None
 
@@ -207,12 +201,10 @@ def test_a_delivery_is_taken_and_recorded(world):
     for item, value in zip(items, values, strict=True):
         assert torch.equal(found[item.part][item.spec.name], value)
     ingress = stored(world.path)[-1]
-    assert (ingress["type"], ingress["job"], ingress["round"], ingress["purpose"]) == (
-        "ingress",
-        "simple",
-        1,
-        "delivery",
-    )
+    assert ingress["type"] == "ingress"
+    assert ingress["job"] == "simple"
+    assert ingress["round"] == 1
+    assert ingress["purpose"] == "delivery"
     assert ingress["message"] == {
         "bytes": frames[0].manifest.size,
         "sha256": frames[-1].end.sha256.hex(),
@@ -308,16 +300,12 @@ def test_decisions_are_recorded(world):
 
     asyncio.run(scenario())
     accept, decline = stored(world.path)
-    assert (accept["type"], accept["job_digest"], accept["signer"]) == (
-        "job.accept",
-        world.job.digest,
-        "operator",
-    )
-    assert (decline["type"], decline["job"], decline["reasons"]) == (
-        "job.decline",
-        "other",
-        ["no rule"],
-    )
+    assert accept["type"] == "job.accept"
+    assert accept["job_digest"] == world.job.digest
+    assert accept["signer"] == "operator"
+    assert decline["type"] == "job.decline"
+    assert decline["job"] == "other"
+    assert decline["reasons"] == ["no rule"]
 
 
 def test_a_reason_of_any_length_is_recorded_short(world):

@@ -66,6 +66,13 @@ def growth_of(world, old, size, word=b"record"):
     return bytes(Consistency(old, tree.consistency_proof(old, size), note))
 
 
+def changed_roster(world, changes):
+    """The roster with these changes of members' entries."""
+    entries = world.made.roster.entries
+    changed = tuple(entry.model_copy(update=changes.get(entry.id, {})) for entry in entries)
+    return world.made.roster.model_copy(update={"entries": changed})
+
+
 def kinds(world):
     return [record["type"] for record in stored(world.path)]
 
@@ -74,9 +81,8 @@ def kinds(world):
 
 
 def greeted(world, held):
-    world.client.greeting = pb.HelloReply(
-        protocol=1, session=b"s" * 16, beat_seconds=5, hold_seconds=5, held=held
-    )
+    seconds = {"beat_seconds": 5, "hold_seconds": 5}
+    world.client.greeting = pb.HelloReply(protocol=1, session=b"s" * 16, held=held, **seconds)
     run(world.gate.session.hello())
 
 
@@ -86,11 +92,9 @@ def test_what_the_coordinator_holds_is_recorded(world):
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     head = TreeHead.parse(notes.parse(held).text)
-    assert (record["by"], record["size"], record["root"]) == (
-        "coordinator",
-        head.size,
-        head.root.hex(),
-    )
+    assert record["by"] == "coordinator"
+    assert record["size"] == head.size
+    assert record["root"] == head.root.hex()
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
 
@@ -112,13 +116,8 @@ def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world
 @pytest.mark.parametrize("field", ["organisation", "host_operator"])
 def test_the_word_of_a_silo_that_the_coordinator_runs_is_the_coordinators(world, field):
     """It is recorded, and stops this silo where it does not fit; no private round begins by it."""
-    entries = [
-        entry.model_copy(update={field: world.made.roster.coordinator.organisation})
-        if entry.id == OTHER
-        else entry
-        for entry in world.made.roster.entries
-    ]
-    roster = world.made.roster.model_copy(update={"entries": tuple(entries)})
+    own = {field: world.made.roster.coordinator.organisation}
+    roster = changed_roster(world, {OTHER: own})
     witness = Witness(world.ledger, roster, world.keys, world.path.parent / "other.json")
     witness.told.add(OTHER)
     assert (witness.independent, witness.answered) == ({"silo-c"}, False)
@@ -215,9 +214,7 @@ def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
 
 
 def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
-    """The coordinator greeted while the old upload still ran, took it, and says so when it is
-    asked.
-    """
+    """The coordinator greeted while the old upload ran, took it, and says so when asked."""
     world.give()
     before = world.client.end.ledger_seq + 1
     world.broken(10**6)
@@ -234,23 +231,16 @@ def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
 
 
 def attested(world, head=b"", **changes):
+    message = {"by": OTHER, "silo": SILO, "challenge": world.witness.challenge}
     fields = {
+        **message,
         "federation": "local",
         "roster": rosters.digest(world.made.roster),
-        "by": OTHER,
-        "silo": SILO,
         "challenge": world.witness.challenge.hex(),
         "head": head.decode(),
     }
     signature = Attestation(**{**fields, **changes.pop("signed", {})}).sign(keys_of(world, OTHER))
-    message = {
-        "by": OTHER,
-        "silo": SILO,
-        "challenge": world.witness.challenge,
-        "held": head,
-        "signature": signature,
-    }
-    return pb.Attestation(**{**message, **changes})
+    return pb.Attestation(**{**message, "held": head, "signature": signature, **changes})
 
 
 def told(world, *attestations, asked=()):
@@ -299,25 +289,17 @@ def test_a_head_of_another_silo_that_is_not_of_this_ledger_stops_us(world):
     assert world.witness.told == set()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"by": "silo-c"},
-        {"held": b""},
-        {"signature": bytes(64)},
-        {"signed": {"roster": "00" * 32}},
-        {"signed": {"challenge": "00" * 32}},
-        {"signed": {"silo": "silo-c"}},
-    ],
-    ids=[
-        "in another's name",
-        "with the head left out",
-        "unsigned",
-        "of another roster",
-        "shown again",
-        "of another",
-    ],
-)
+UNSIGNED = {
+    "in another's name": {"by": "silo-c"},
+    "with the head left out": {"held": b""},
+    "unsigned": {"signature": bytes(64)},
+    "of another roster": {"signed": {"roster": "00" * 32}},
+    "shown again": {"signed": {"challenge": "00" * 32}},
+    "of another": {"signed": {"silo": "silo-c"}},
+}
+
+
+@pytest.mark.parametrize("changes", UNSIGNED.values(), ids=UNSIGNED)
 def test_what_another_silo_did_not_sign_counts_for_nothing(world, changes, caplog):
     world.give()
     told(world, attested(world, bytes(world.ledger.checkpoint()), **changes))
@@ -348,11 +330,9 @@ def relayed(world, *heads):
 
 def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     run(world.gate.session.hello())
-    small, large, third = (
-        head_of(world, OTHER, 3),
-        head_of(world, OTHER, 7),
-        head_of(world, "silo-c", 2),
-    )
+    small = head_of(world, OTHER, 3)
+    large = head_of(world, OTHER, 7)
+    third = head_of(world, "silo-c", 2)
     relayed(world, large, third)
     relayed(world, small)
     assert heads_file(world)["heads"] == {OTHER: large.decode(), "silo-c": third.decode()}
@@ -360,14 +340,8 @@ def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     told(world, asked=[pb.Challenge(silo=OTHER, challenge=b"c" * 32)])
     said = world.client.messages[-1]
     assert (said.by, said.silo, said.challenge, said.held) == (SILO, OTHER, b"c" * 32, large)
-    fields = (
-        "local",
-        rosters.digest(world.made.roster),
-        SILO,
-        OTHER,
-        (b"c" * 32).hex(),
-        large.decode(),
-    )
+    roster = rosters.digest(world.made.roster)
+    fields = ("local", roster, SILO, OTHER, (b"c" * 32).hex(), large.decode())
     Attestation(*fields).verify(world.made.roster[SILO], said.signature)
 
 
@@ -426,9 +400,8 @@ def test_a_coordinator_that_asks_without_end_does_not_set_our_pace(world):
 
     async def poll(request, hold):
         polls.append(request)
-        return pb.Task(
-            witness=pb.Witness(asked=[pb.Challenge(silo=OTHER, challenge=b"%032d" % len(polls))])
-        )
+        challenge = pb.Challenge(silo=OTHER, challenge=b"%032d" % len(polls))
+        return pb.Task(witness=pb.Witness(asked=[challenge]))
 
     world.client.poll = poll
     task = run(asyncio.wait_for(world.gate.session.poll(), 60))
@@ -498,20 +471,14 @@ def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
 
 
 def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_path, caplog):
-    """Both members lost their ledgers.
-
-    The roster has new keys for them, and the ledgers begin anew.
-    """
+    """Both members lost their ledgers: the roster has new keys, and the ledgers begin anew."""
     run(world.gate.session.hello())
     relayed(world, head_of(world, OTHER, 7))
     given(world, growth_of(world, 0, 9), 0)
-    made, entries = world.made, {}
+    entries = {}
     for member, role in ((OTHER, Role.SILO), ("coordinator", Role.COORDINATOR)):
         entries[member] = create_keys(tmp_path / "new" / member, member, role, "Org").log_key
-    new = [
-        replace_key(entry, entries.get(entry.id, entry.log_key)) for entry in made.roster.entries
-    ]
-    roster = made.roster.model_copy(update={"entries": tuple(new)})
+    roster = changed_roster(world, {member: {"log_key": key} for member, key in entries.items()})
     witness = Witness(world.ledger, roster, world.keys, world.path.parent / "heads.json")
     keys = {member: load_keys(tmp_path / "new" / member) for member in entries}
     same, later = (head_of(world, OTHER, size, b"anew", keys[OTHER]) for size in (7, 8))
@@ -528,20 +495,18 @@ def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_pa
     assert "ledger.forked" not in caplog.messages
 
 
-def replace_key(entry, log_key):
-    return entry.model_copy(update={"log_key": log_key})
-
-
-def test_a_head_that_was_edited_in_the_file_is_named(world):
-    text = '{"forks":{},"heads":{"coordinator":"no note"}}'
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            '{"forks":{},"heads":{"coordinator":"no note"}}',
+            r"heads\.json: what it has of 'coordinator' cannot be read",
+        ),
+        ("{}{}", r"heads\.json"),
+    ],
+    ids=["edited", "no JSON"],
+)
+def test_heads_that_cannot_be_read_are_refused_at_the_start(world, text, why):
     (world.path.parent / "heads.json").write_text(text)
-    with pytest.raises(
-        LocalError, match=r"heads\.json: what it has of 'coordinator' cannot be read"
-    ):
-        world.make_gate()
-
-
-def test_heads_that_cannot_be_read_are_refused_at_the_start(world):
-    (world.path.parent / "heads.json").write_text("{}{}")
-    with pytest.raises(LocalError, match=r"heads\.json"):
+    with pytest.raises(LocalError, match=why):
         world.make_gate()

@@ -1,7 +1,4 @@
-"""Directed rows at the silo that was away.
-
-The coordinator is the test, and as hostile as it likes.
-"""
+"""Directed rows at the silo that was away, from a coordinator as hostile as it likes."""
 
 import asyncio
 from dataclasses import replace
@@ -66,10 +63,7 @@ def keyed(tmp_path_factory):
 
 
 class Sum:
-    """The opened sum of one round of a job, with the pads of its rows on.
-
-    ``held`` is what each silo gave.
-    """
+    """A round's opened sum with the pads of its rows on; ``held`` is what each silo gave."""
 
     def __init__(self, keyed, job, round_, survivors=None, cohort=None, weights=None):
         self.keyed, self.job, self.round = keyed, job, round_
@@ -176,9 +170,7 @@ class Recipient:
         return made
 
     def refused(self, round_, rows, sharing=None, counted=0):
-        """Why; the coordinator is to blame, or where words were altered perhaps a silo, and no
-        ingress is recorded.
-        """
+        """Why; altered words may blame a silo, all else the coordinator; no ingress is recorded."""
         before = stored(self.folder / "ledger")
         with pytest.raises(RefusedError) as caught:
             self.take(round_, rows, sharing, counted=counted)

@@ -36,9 +36,7 @@ def keyed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def contributors(keyed, tmp_path_factory):
-    """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once,
-    and only read.
-    """
+    """Everybody's uploads 0 to 3 to both jobs (from round 1 on where mailed), only read."""
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
         job = keyed.jobs[name]
@@ -232,10 +230,8 @@ def test_rows_of_rounds_that_follow(recipient):
 def mailed(made, rows_and_keeps):
     """m and k, the obvious way, in float64."""
     zeros = (torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors)
-    total, kept = (
-        {spec.name: zero for spec, zero in zip(made.part.tensors, zeros, strict=True)},
-        1.0,
-    )
+    total = {spec.name: zero for spec, zero in zip(made.part.tensors, zeros, strict=True)}
+    kept = 1.0
     for weights, keep in rows_and_keeps:
         row = made.wanted(weights)
         total = {name: value * keep + row[name] * (1 - keep) for name, value in total.items()}

@@ -1,7 +1,4 @@
-"""Open sums at a silo of a keyed job, in words.
-
-The coordinator is the test, and as hostile as it likes.
-"""
+"""Open sums in words at a silo of a keyed job, from a coordinator as hostile as it likes."""
 
 import hashlib
 from dataclasses import replace
@@ -72,10 +69,8 @@ def test_a_sum_comes_down_and_is_what_the_coordinator_folds(
     assert (found.items, found.digests, found.sums) == ((), (), (("model", digest),))
     assert recipient.recorded("ingress")[-1]["message"]["bytes"] == len(made.words["model"])
     plan = JobPlan(made.job).round(1)
-    digests = {
-        plan.model_digest((), (), each) for each in (found.sums, (("model", bytes(32)),), ())
-    }
-    assert len(digests) == 3
+    delivered = (found.sums, (("model", bytes(32)),), ())
+    assert len({plan.model_digest((), (), each) for each in delivered}) == 3
 
 
 @pytest.mark.parametrize("which", ["two", "hidden-two"])
@@ -84,9 +79,7 @@ def test_sums_of_two_parts_come_in_one_delivery(recipient, tagged, which):
     made = Summed(tagged, job, 1)
     names = [part.name for part in made.parts if part.name != "metrics"]
     assert len(names) == 2
-    found = recipient.take(
-        job, 2, delivery(job, 2, [made.down(name) for name in names], chunk=1 << 20)
-    )
+    found = recipient.take(job, 2, delivery(job, 2, [made.down(name) for name in names]))
     for name in names:
         assert same(found.tensors[name], made.folds[name])
     assert [name for name, _ in found.sums] == names
@@ -102,8 +95,12 @@ def test_the_last_delivery_is_of_the_last_round(recipient, tagged):
 @pytest.mark.parametrize("name", ["simple", "hidden"])
 def test_one_that_did_not_survive_is_no_part_of_the_sum(recipient, tagged, name):
     made = Summed(tagged, tagged.jobs[name], 0, SILOS[:4])
-    found = recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
+    found = recipient.take(made.job, 1, model_down(made))
     assert same(found.tensors["model"], made.folds["model"])
+
+
+def model_down(made, round_=1):
+    return delivery(made.job, round_, [made.down("model")])
 
 
 def flipped(place, bit=1):
@@ -117,17 +114,27 @@ def flipped(place, bit=1):
 
 def resigned(made, sign=None, **fields):
     """The part with another specification, signed all the same."""
-    spec = made.spec.model_copy(update=fields)
-    payload = spec.payload()
-    return made.down(
-        "model",
-        document=payload,
-        signature=(sign or made.made.coordinator.sign)(SECAGG_SPEC, payload),
-    )
+    payload = made.spec.model_copy(update=fields).payload()
+    signature = (sign or made.made.coordinator.sign)(SECAGG_SPEC, payload)
+    return made.down("model", document=payload, signature=signature)
+
+
+def regrouped(made, **fields):
+    """With another first group."""
+    first, *rest = made.spec.groups
+    return resigned(made, groups=(first.model_copy(update=fields), *rest))
 
 
 def fewer(made, *gone):
     return made.down("model", survivors=tuple(silo for silo in SILOS if silo not in gone))
+
+
+UNSIGNED = "its signature does not fit"
+
+
+def other_readers(made):
+    first = made.spec.groups[0]
+    return regrouped(made, reader="coordinator" if first.reader == "silos" else "silos")
 
 
 HOSTILE = {
@@ -175,27 +182,16 @@ HOSTILE = {
         "specifies round 1, this silo expects 0",
     ),
     "another job's": (lambda _, s: s["twin", 0].down("model"), "SPEC", "twin', this silo expects"),
-    "not signed": (
-        lambda m, _: m.down("model", signature=bytes(64)),
-        "SPEC",
-        "its signature does not fit",
-    ),
+    "not signed": (lambda m, _: m.down("model", signature=bytes(64)), "SPEC", UNSIGNED),
     "signed by a silo": (
         lambda m, _: resigned(m, keys_of(m.made, SILOS[1]).sign),
         "SPEC",
-        "its signature does not fit",
+        UNSIGNED,
     ),
     "another attempt's name": (lambda m, _: resigned(m, attempt=1), "SUM", "was altered"),
     "no tags at all": (lambda m, _: resigned(m, tagged=False), "SPEC", "specifies tagged False"),
     "another key epoch": (lambda m, _: resigned(m, key_epoch=1), "SPEC", "specifies key_epoch 1"),
-    "another scale": (
-        lambda m, _: resigned(
-            m,
-            groups=(m.spec.groups[0].model_copy(update={"scale_exponent": 3}), *m.spec.groups[1:]),
-        ),
-        "SPEC",
-        "specifies groups",
-    ),
+    "another scale": (lambda m, _: regrouped(m, scale_exponent=3), "SPEC", "specifies groups"),
     "another spelling": (
         lambda m, _: m.down("model", document=b" " + m.spec.payload()),
         "SPEC",
@@ -206,18 +202,8 @@ HOSTILE = {
         "SPEC",
         "brings sums of metrics",
     ),
-    "other readers": (
-        lambda m, _: resigned(m, groups=tuple(other_readers(m))),
-        "SPEC",
-        "specifies groups",
-    ),
+    "other readers": (lambda m, _: other_readers(m), "SPEC", "specifies groups"),
 }
-
-
-def other_readers(made):
-    for own in made.spec.groups[:1]:
-        yield own.model_copy(update={"reader": "coordinator" if own.reader == "silos" else "silos"})
-    yield from made.spec.groups[1:]
 
 
 @pytest.mark.parametrize("job", ["simple", "hidden"])
@@ -237,31 +223,23 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(
     if message.part == "model":
         (ended,) = recipient.recorded("secagg.end")
         ctx = hashlib.sha256(framed(SECAGG_CONTEXT, message.document)).hexdigest()
-        assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (
-            code,
-            blamed,
-            0,
-            ctx,
-        )
+        assert ended["code"] == code
+        assert ended["blame"] == blamed
+        assert ended["round"] == 0
+        assert ended["ctx"] == ctx
         assert said in ended["why"]
 
 
 def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
-    """Another attempt at the round has honest tags, too, where a silo of the job helps the
-    coordinator.
-    """
+    """A silo in league with the coordinator makes honest tags for another attempt, too."""
     made = sums["simple", 0]
     signed = Memory().starting(0).signed(made.spec, SILOS).starting(1)
-    assert recipient.take(
-        made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed
-    ).sums
-    other = (
-        Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS).starting(1)
-    )
-    with pytest.raises(
-        RefusedError, match="delivers the sum of another attempt at round 0 than"
-    ) as caught:
-        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
+    assert recipient.take(made.job, 1, model_down(made), memory=signed).sums
+    retried = made.spec.model_copy(update={"attempt": 1})
+    other = Memory().starting(0).signed(retried, SILOS).starting(1)
+    why = "delivers the sum of another attempt at round 0 than"
+    with pytest.raises(RefusedError, match=why) as caught:
+        recipient.take(made.job, 1, model_down(made), memory=other)
     assert caught.value.code == "SUM"
     (ended,) = recipient.recorded("secagg.end")
     assert (ended["code"], ended["round"]) == ("SUM", 0)
@@ -272,9 +250,7 @@ LEFT = tuple(silo for silo in SILOS if silo != BAD)
 
 
 def misdealing(made, opens=False, **changes):
-    """Evidence of an attempt of the sum's job: what a silo sealed to another does not open, or
-    ``opens``.
-    """
+    """Evidence: what a silo sealed to another in the sum's job does not open, or ``opens``."""
     spec = made.spec.model_copy(update={"attempt": 4, **changes})
     ctx, sign = spec.context(), keys_of(made.made, BAD).sign
     seeds = Seeds(*(bytes([number]) * 32 for number in range(1, 6)))
@@ -316,17 +292,16 @@ def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged
         with pytest.raises(RefusedError, match=said) as caught:
             recipient.take(made.job, 1, frames(*proofs))
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
+    proofs = proofs_to_wire([misdealing(made)])
     with pytest.raises(RefusedError, match="delivers 1 proofs beside no sum"):
-        recipient.take(
-            made.job, 0, delivery(made.job, 0, [], proofs=proofs_to_wire([misdealing(made)]))
-        )
+        recipient.take(made.job, 0, delivery(made.job, 0, [], proofs=proofs))
 
 
 def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tagged, sums):
     """It lost its connection behind the upload, and the others had their sum without it."""
     made = Summed(tagged, tagged.jobs["simple"], 0, tuple(silo for silo in SILOS if silo != ME))
     memory = Memory().starting(0).uploading(made.spec, SILOS)
-    frames = delivery(made.job, 1, [made.down("model")])
+    frames = model_down(made)
     recipient.take(made.job, 1, frames, memory=memory)
     assert (len(memory.pending), recipient.remembered.pending) == (1, ())
     within = sums["simple", 0]
@@ -338,21 +313,18 @@ def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tag
 def test_a_sum_with_values_of_a_silo_for_which_its_round_does_not_count_is_refused(recipient, sums):
     """It would train once more from the state whose values are in it."""
     made = sums["simple", 0]
-    with pytest.raises(
-        RefusedError, match="delivers a sum of round 0 with values of this silo, and does not"
-    ) as caught:
-        recipient.take(
-            made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=Memory().starting(0)
-        )
+    why = "delivers a sum of round 0 with values of this silo, and does not"
+    with pytest.raises(RefusedError, match=why) as caught:
+        recipient.take(made.job, 1, model_down(made), memory=Memory().starting(0))
     assert caught.value.peer == "coordinator"
 
 
 @pytest.mark.parametrize("job", ["simple", "hidden"])
 def test_an_older_sum_handed_down_again_is_refused(recipient, sums, job):
     made = sums[job, 0]
-    recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]))
+    recipient.take(made.job, 1, model_down(made))
     with pytest.raises(RefusedError, match="specifies round 0, this silo expects 1") as caught:
-        recipient.take(made.job, 2, delivery(made.job, 2, [made.down("model")]))
+        recipient.take(made.job, 2, model_down(made, 2))
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
 
 
@@ -360,9 +332,7 @@ def test_an_older_sum_handed_down_again_is_refused(recipient, sums, job):
 def test_the_sum_of_another_key_is_refused(recipient, sums, job):
     made = sums[job, 0]
     with pytest.raises(RefusedError, match="was altered"):
-        recipient.take(
-            made.job, 1, delivery(made.job, 1, [made.down("model")]), key=b"another".ljust(32)
-        )
+        recipient.take(made.job, 1, model_down(made), key=b"another".ljust(32))
 
 
 def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
@@ -377,29 +347,19 @@ def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
 
 def folds(made):
     """As tensors: what a coordinator would like silos to take instead."""
-    return {
-        "model": {name: value for name, value in made.folds["model"].items() if name != "@weight"}
-    }
+    model = made.folds["model"].items()
+    return {"model": {name: value for name, value in model if name != "@weight"}}
+
+
+AS_TENSORS = "as tensors; it has to come in the words of its sum"
 
 
 @pytest.mark.parametrize(
     ("round_", "change", "said"),
     [
-        (
-            1,
-            lambda m: ([], {"plain": folds(m)}),
-            "as tensors; it has to come in the words of its sum",
-        ),
-        (
-            0,
-            lambda m: ([], {"plain": folds(m)}),
-            "as tensors; it has to come in the words of its sum",
-        ),
-        (
-            1,
-            lambda m: ([m.down("model")], {"plain": folds(m)}),
-            "as tensors; it has to come in the words of its sum",
-        ),
+        (1, lambda m: ([], {"plain": folds(m)}), AS_TENSORS),
+        (0, lambda m: ([], {"plain": folds(m)}), AS_TENSORS),
+        (1, lambda m: ([m.down("model")], {"plain": folds(m)}), AS_TENSORS),
         (0, lambda m: ([m.down("model")], {}), "delivers 1 sums where there are none"),
         (1, lambda m: ([m.down("model")] * 2, {}), "2 open sums, at most 1 there can be"),
         (1, lambda m: ([m.down("model", words=lambda words: words[:-4])], {}), "declared"),

@@ -81,9 +81,7 @@ def dying_at(patch, step):
 def test_whatever_step_it_dies_before_no_generation_is_given_twice_or_lost(
     kept, tmp_path, monkeypatch, step
 ):
-    """Sync, rename, and sync of the folder: what died before the last was not given, and is none
-    that counts.
-    """
+    """Sync, rename, folder sync: what died before the last was not given and does not count."""
     given = publish(kept, 1)
     with monkeypatch.context() as patch:
         dying_at(patch, step)
@@ -114,9 +112,8 @@ def test_known_prekeys_that_are_gone_are_not_begun_anew(kept, tmp_path):
 def test_a_file_of_another_length_or_job_is_told_without_what_it_holds(kept, tmp_path, cut):
     path = tmp_path / OWN
     path.write_bytes(path.read_bytes()[:-1] + cut)
-    with pytest.raises(
-        LocalError, match=r"group\.prekeys: is not as it was written: the disk changed it"
-    ) as caught:
+    why = r"group\.prekeys: is not as it was written: the disk changed it"
+    with pytest.raises(LocalError, match=why) as caught:
         kept.own()
     assert "secret" not in str(caught.value)
     checked_file.write_bytes(path, CONTEXT)
