@@ -133,7 +133,7 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
     every = torch.cat([own, *(data.x for data in trapped.data.values())])
     trained = opened_model(trapped)
     count = 0 if trained is None else len(LAYER.read(trapped.trap, trained, every, bins=True))
-    denied = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    denied = records(tmp_path, "policy.deny")
     if not why:
         assert count > 20, (
             f"{count} of {len(every)} records were read: the attack does not work as it should"

@@ -168,7 +168,7 @@ def test_too_few_silos_end_the_job_with_a_reason(start, document):
     assert "south: no answer" in ended["reason"]
 
 
-def test_silos_check_the_operators_signature_themselves(start, document, monkeypatch):
+async def test_silos_check_the_operators_signature_themselves(start, document, monkeypatch):
     """A coordinator that invents a job, or signs one itself, gets nothing from a silo."""
     running = start(*SILOS)
     job = running.job(document("forged", SILOS))
@@ -182,18 +182,14 @@ def test_silos_check_the_operators_signature_themselves(start, document, monkeyp
         ["forged"],
         {"admission_seconds": 30, "beat_seconds": 1, "hold_seconds": 2},
     )
-
-    async def scenario():
-        config = configs.load(running.federation.coordinator_config)
-        async with server.running(config) as address:
-            running.address = address
-            running.write_silo("north")
-            north = running.start_silo("north")
-            declined = await asyncio.to_thread(north.wait_for, "job.declined", 60)
-            assert declined["code"] == "JOB_SIGNATURE"
-            assert "role coordinator" in declined["why"]
-
-    asyncio.run(scenario())
+    config = configs.load(running.federation.coordinator_config)
+    async with server.running(config) as address:
+        running.address = address
+        running.write_silo("north")
+        north = running.start_silo("north")
+        declined = await asyncio.to_thread(north.wait_for, "job.declined", 60)
+        assert declined["code"] == "JOB_SIGNATURE"
+        assert "role coordinator" in declined["why"]
 
 
 def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):

@@ -11,7 +11,6 @@ import pytest
 from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
 from staddle.errors import AbortedError
-from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit
 
 SILOS = ("north", "east", "south")
@@ -77,7 +76,7 @@ def stopped(running, holder):
 
 def reconciled(running, silo):
     state = running.federation.state
-    roster = rosters.load(running.federation.folder / "roster.json")
+    roster = running.roster
     return compare(state(silo) / "ledger", state("coordinator") / "ledger", roster)
 
 
