@@ -42,9 +42,7 @@ def test_members_get_what_the_oracle_computes(start, document):
     for each in documents(document, running):
         running.job(each)
     running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     for job in running.jobs:
         running.finished(job.name)
     running.stop()

@@ -64,9 +64,7 @@ async def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
     config = configs.load(running.federation.coordinator_config)
     async with server.running(config) as address:
         running.address = address
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_daemon(silo)
+        running.start_silos()
         for job in running.jobs:
             for silo in SILOS:
                 ended = await asyncio.to_thread(running.daemons[silo].wait_for, "job.finished", 120)

@@ -41,9 +41,7 @@ def staddle(start):
         coordinator = running.start_coordinator(**TIMING)
         running.jobs = jobs
         made.append(local_federation.write_operator(running.federation, running.address))
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_silo(silo)
+        running.start_silos()
         return running, coordinator, call
 
     return begin

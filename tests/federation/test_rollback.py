@@ -26,9 +26,7 @@ def federation(start, document):
     for number in (1, 2):
         running.job(document(f"job-{number}", SILOS))
     running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     state = running.federation.state("north")
     ended(running, "job-1")
     running.daemons["north"].wait_for("job.finished", 60)
