@@ -3,6 +3,8 @@
 Test modules import what they share by name.
 """
 
+import asyncio
+import inspect
 import logging
 import sys
 from pathlib import Path
@@ -27,3 +29,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     events.handlers[:] = [
         own for own in events.handlers if not getattr(getattr(own, "stream", None), "closed", False)
     ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test may be a coroutine: it runs in a loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -29,10 +29,8 @@ GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
 def sources():
-    found = [
-        *ROOT.glob("*.py"),
-        *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")),
-    ]
+    rooms = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    found = [*ROOT.glob("*.py"), *rooms]
     return sorted(path for path in found if not path.name.endswith(GENERATED))
 
 
@@ -80,20 +78,13 @@ def test_the_walk_sees_every_form_of_import():
 
 @pytest.mark.parametrize("folder", ["algorithms", "security", "proto"])
 def test_pure_folders_import_no_shell(folder):
-    assert (
-        offences(folder, lambda name, _: under(name, *(f"staddle.{shell}" for shell in SHELLS)))
-        == []
-    )
+    shells = [f"staddle.{shell}" for shell in SHELLS]
+    assert offences(folder, lambda name, _: under(name, *shells)) == []
 
 
 def test_algorithms_knows_neither_security_nor_the_wire():
-    assert (
-        offences(
-            "algorithms",
-            lambda name, _: under(name, "staddle.security", "staddle.proto", "grpc", "asyncio"),
-        )
-        == []
-    )
+    others = ("staddle.security", "staddle.proto", "grpc", "asyncio")
+    assert offences("algorithms", lambda name, _: under(name, *others)) == []
 
 
 def test_methods_and_models_have_no_way_out_of_the_process():
@@ -101,38 +92,14 @@ def test_methods_and_models_have_no_way_out_of_the_process():
 
     So the source of none may name one.
     """
-    ways = (
-        "socket",
-        "socketserver",
-        "ssl",
-        "http",
-        "urllib",
-        "requests",
-        "ftplib",
-        "smtplib",
-        "webbrowser",
-        "select",
-    )
-    more = (
-        "subprocess",
-        "multiprocessing",
-        "ctypes",
-        "torch.distributed",
-        "torch.hub",
-        "os.system",
-        "os.popen",
-    )
-    for name in (
-        "import grpc",
-        "from torch import hub",
-        "from urllib.request import urlopen",
-        "import http.client",
-    ):
-        assert any(
-            under(found, *ways, *more, "grpc")
-            for found in imports_of(ROOT / "algorithms" / "x.py", name)
-        )
-    assert offences("algorithms", lambda name, _: under(name, *ways, *more, "grpc")) == []
+    ways = ("socket", "socketserver", "ssl", "http", "urllib", "requests", "ftplib", "smtplib")
+    ways = (*ways, "webbrowser", "select", "subprocess", "multiprocessing", "ctypes", "grpc")
+    ways = (*ways, "torch.distributed", "torch.hub", "os.system", "os.popen")
+    lines = ["import grpc", "from torch import hub", "import http.client"]
+    for line in (*lines, "from urllib.request import urlopen"):
+        found = imports_of(ROOT / "algorithms" / "x.py", line)
+        assert any(under(name, *ways) for name in found)
+    assert offences("algorithms", lambda name, _: under(name, *ways)) == []
 
 
 def test_security_knows_the_exchanges_only():
@@ -141,9 +108,8 @@ def test_security_knows_the_exchanges_only():
 
     def forbidden(name, path):
         more = ("job.job", "method") if path == "security/blind/plan.py" else ()
-        return under(name, "staddle.algorithms") and not under(
-            name, *(f"staddle.algorithms.{each}" for each in (*known, *more))
-        )
+        exchanges = [f"staddle.algorithms.{each}" for each in (*known, *more)]
+        return under(name, "staddle.algorithms") and not under(name, *exchanges)
 
     assert offences("security", forbidden) == []
 
@@ -162,10 +128,7 @@ def test_the_simulator_meets_neither_the_network_nor_those_who_use_it():
 
 def test_only_the_client_module_holds_the_stub():
     def forbidden(name, path):
-        return (
-            any("_pb2_grpc" in piece for piece in name.split("."))
-            and path != "silo/egress/client.py"
-        )
+        return "_pb2_grpc" in name and path != "silo/egress/client.py"
 
     assert offences("silo", forbidden) == []
 
@@ -174,11 +137,9 @@ def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
     """silo/connectivity.py knows keys and addresses, and no module that has records, tensors or
     messages.
     """
-    assert [
-        o
-        for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl"))
-        if "/connectivity.py" not in o
-    ] == ["silo/egress/client.py imports grpc"]
+    found = offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl"))
+    others = [each for each in found if "/connectivity.py" not in each]
+    assert others == ["silo/egress/client.py imports grpc"]
     ours = {
         name.rpartition(".")[0]
         for name in imports_of(ROOT / "silo" / "connectivity.py")
@@ -341,12 +302,8 @@ def test_imports_come_from_lower_layers():
     layer = {name: height for height, names in enumerate(LAYERS) for name in names}
     tops = {path.relative_to(ROOT).with_suffix("").parts[0] for path in sources()} - {"__init__"}
     assert tops == set(layer)
-    upwards = [
-        (one, other)
-        for one, other in edges()
-        if one[0] != other[0] and layer[one[0]] <= layer[other[0]]
-    ]
-    assert upwards == []
+    between = [(one, other) for one, other in edges() if one[0] != other[0]]
+    assert [each for each in between if layer[each[0][0]] <= layer[each[1][0]]] == []
 
 
 def test_a_room_has_few_entries():
@@ -356,11 +313,8 @@ def test_a_room_has_few_entries():
         for depth, name in enumerate(parts):
             if name not in {"__init__", "__main__"}:
                 entries.setdefault("/".join(parts[:depth]), set()).add(name)
-    assert {
-        room: len(names)
-        for room, names in entries.items()
-        if len(names) > LARGEST_ROOM and room not in CATALOGUES
-    } == {}
+    crowded = {room: len(names) for room, names in entries.items() if len(names) > LARGEST_ROOM}
+    assert crowded.keys() <= CATALOGUES, crowded
 
 
 def test_each_room_says_in_a_line_what_it_is_for():
@@ -415,22 +369,10 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
                     for word in node.keywords
                 ):
                     found.append(f"{where} allow_pickle")
-        banned = (
-            "pickle",
-            "cPickle",
-            "marshal",
-            "shelve",
-            "dill",
-            "cloudpickle",
-            "joblib",
-            "torch.load",
-            "torch.save",
-        )
-        found += [
-            f"{path.relative_to(ROOT)} imports {name}"
-            for name in imports_of(path)
-            if under(name, *banned)
-        ]
+        banned = ("pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+        banned = (*banned, "torch.load", "torch.save")
+        names = [name for name in imports_of(path) if under(name, *banned)]
+        found += [f"{path.relative_to(ROOT)} imports {name}" for name in names]
     assert found == []
 
 
@@ -441,19 +383,9 @@ PRINTERS = {
     "security/dp/prv_program.py",  # its answers go to the process that began it
     "staddle_verify.py",  # one file, which escapes by itself
 }
-PRINTING = {
-    "print",
-    "input",
-    "breakpoint",
-    "pprint",
-    "pp",
-    "echo",
-    "secho",
-    "echo_via_pager",
-    "prompt",
-    "confirm",
-}
-STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+PRINTING = {"print", "input", "breakpoint", "pprint", "pp"}
+PRINTING |= {"echo", "secho", "echo_via_pager", "prompt", "confirm"}
+STREAMS = ("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__")
 
 
 def printing(path, text=None):
@@ -461,27 +393,14 @@ def printing(path, text=None):
     for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
         if isinstance(node, ast.Call):
             *owner, name = ast.unparse(node.func).split(".")
-            if (name in PRINTING and "printer" not in owner) or name in {
-                "StreamHandler",
-                "basicConfig",
-            }:
+            logs = name in {"StreamHandler", "basicConfig"}
+            if (name in PRINTING and "printer" not in owner) or logs:
                 yield f"{node.lineno} {name}"
             elif name.startswith("print_") and owner:  # of traceback, parsers, errors
                 yield f"{node.lineno} {'.'.join(owner)}.{name}"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in {
-            f"sys.{stream}" for stream in STREAMS
-        }:
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS:
             yield f"{node.lineno} {ast.unparse(node)}"
-    ways = (
-        *(f"sys.{stream}" for stream in STREAMS),
-        "rich",
-        "click",
-        "argparse",
-        "pprint",
-        "curses",
-        "getpass",
-        "pdb",
-    )
+    ways = (*STREAMS, "rich", "click", "argparse", "pprint", "curses", "getpass", "pdb")
     yield from (f"imports {name}" for name in imports_of(path, text) if under(name, *ways))
 
 
@@ -512,22 +431,16 @@ def test_nothing_waits_by_the_wall_clock():
     """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of
     the event loop.
     """
-    stamps = {
-        "log.py",
-        "commands/report/report.py",
-        "security/log/append_log.py",
-        "security/identity/certificate.py",
-    }
+    stamps = {"log.py", "commands/report/report.py"}
+    stamps |= {"security/log/append_log.py", "security/identity/certificate.py"}
     found = []
     for path in sources():
         if path.relative_to(ROOT).as_posix() in stamps:
             continue
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if called.endswith((".now", ".utcnow", ".today")) or called in {
-                "time.time",
-                "time.time_ns",
-            }:
+            own = called in {"time.time", "time.time_ns"}
+            if called.endswith((".now", ".utcnow", ".today")) or own:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {called}")
     assert found == []
 

@@ -9,7 +9,7 @@ open. The measure is what the agent sends.
 from dataclasses import replace
 
 import pytest
-from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_coordinator import SILO, delivery, ends, offer, play, records, round_of
 from support.hostile_sum_coordinator import SILOS, Attempted, Blind, Later, make_world
 
 from staddle.security.identity.domains import SECAGG_DEALING
@@ -137,9 +137,7 @@ def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(
         monkeypatch.setattr(signed_sets, "proven", lambda *_: frozenset({DEALER}))
     hostile, second = played(world, tmp_path, lambda first: () if made is None else (made(first),))
     kinds = [kind for _, ctx, kind in hostile.given if ctx == second.spec.context()]
-    ended = [
-        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
-    ]
+    ended = ends(tmp_path)
     if code:
         assert (kinds, second.opened) == (["end"], None)
         assert (code, "coordinator") in ended
@@ -150,9 +148,7 @@ def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(
 def test_a_sum_lacks_a_dealer_that_is_proven_to_have_sealed_rubbish(world, tmp_path):
     _, second = played(world, tmp_path, lambda first: (genuine(first),))
     assert second.state.u3 == FOUR
-    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [
-        list(FOUR)
-    ]
+    assert [each["survivors"] for each in records(tmp_path, "secagg.sum")] == [list(FOUR)]
 
 
 def played(world, tmp_path, proofs):

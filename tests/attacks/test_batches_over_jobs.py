@@ -103,5 +103,5 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
     assert off is None, f"its training and test records were found, off by {off}"
     assert None not in (whole.opened, half.opened)
     assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "DECLINE"]
-    (declined,) = [each for each in records(tmp_path) if each["type"] == "job.decline"]
+    (declined,) = records(tmp_path, "job.decline")
     assert "would tell what ninth alone has" in declined["reasons"][0]

@@ -16,6 +16,7 @@ from support.hostile_coordinator import (
     SILO,
     attacked,
     delivery,
+    ends,
     offer,
     play,
     records,
@@ -41,16 +42,9 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 
 PAUSE_SECONDS = blind.PAUSE_SECONDS
 # with public weights, sums over three of the four are opened; with private ones over all
-SECURITY = {
-    "public": {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": dict.fromkeys(SILOS, 60),
-        "tags": False,
-    },
-    "private": {"secure_aggregation": "required", "weight_most": 2000, "tags": False},
-}
+REQUIRED = {"secure_aggregation": "required", "tags": False}
+COUNTS = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 60)}
+SECURITY = {"public": {**REQUIRED, **COUNTS}, "private": {**REQUIRED, "weight_most": 2000}}
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +54,9 @@ def world(tmp_path_factory):
 
 def abandoned(world, *attempts):
     """The word of the other silos that these attempts are never opened."""
-    contexts = [attempted.spec.context() for attempted in attempts]
     notes = [
-        make_abandon(ctx, silo, keys.sign)
-        for ctx in contexts
+        make_abandon(attempted.spec.context(), silo, keys.sign)
+        for attempted in attempts
         for silo, keys in world.others.items()
     ]
     return sorted(notes, key=lambda note: (note.silo, note.signature))
@@ -77,24 +70,15 @@ def attacks(world, tmp_path, sums, job="public", first=(), times=1, retry=False,
     """
     sums = list(sums)
     retried = [Attempted(world, job, 0, len(sums), notes=abandoned(world, *sums))] if retry else []
-    tasks = [
-        offer(world, job),
-        *[round_of(world, 0, job)] * times,
-        round_of(world, 1, job, counted=counted),
-    ]
+    asked = [*[round_of(world, 0, job)] * times, round_of(world, 1, job, counted=counted)]
+    tasks = [offer(world, job), *asked]
     hostile = Blind(world, tasks, {0: [*sums, *retried], 1: [Attempted(world, job, 1)]})
     hostile.retried = {attempted.spec.context() for attempted in retried}
     hostile.first = list(first)
-    hostile.script["fetch"] = [
-        lambda: delivery(world, job, 0),
-        lambda: delivery(world, job, 1, seed=1),
-    ]
+    down = [lambda: delivery(world, job, 0), lambda: delivery(world, job, 1, seed=1)]
+    hostile.script["fetch"] = down
     play(hostile, tmp_path)
-    opened = [
-        (record["round"], record["survivors"])
-        for record in records(tmp_path)
-        if record["type"] == "secagg.sum"
-    ]
+    opened = [(record["round"], record["survivors"]) for record in records(tmp_path, "secagg.sum")]
     expected = [(round_, sorted(SILOS)) for round_ in ((0, 1) if retry else (1,))]
     assert opened[-len(expected) :] == expected, "the agent did not take part in honest sums"
     return hostile
@@ -102,20 +86,14 @@ def attacks(world, tmp_path, sums, job="public", first=(), times=1, retry=False,
 
 def kinds(hostile, round_=0):
     """How often the real silo gave what, in the attacked attempts of a round."""
-    return Counter(
-        kind
-        for given_in, ctx, kind in hostile.given
-        if given_in == round_ and ctx not in hostile.retried
-    )
+    attacked_ = [each for each in hostile.given if each[1] not in hostile.retried]
+    return Counter(kind for given_in, _, kind in attacked_ if given_in == round_)
 
 
-def ends(tmp_path, round_=0):
-    found = [
-        record
-        for record in records(tmp_path)
-        if record["type"] == "secagg.end" and record["round"] == round_
-    ]
-    return [(record["code"], record["blame"]) for record in found]
+def one_round(world):
+    """An honest coordinator of one round."""
+    tasks = [offer(world, "public"), round_of(world, 0, "public")]
+    return Blind(world, tasks, {0: [Attempted(world, "public")]})
 
 
 # Attacks on one message: what the real silo is told in its place.
@@ -142,12 +120,8 @@ def swapped(messages, place, **changes):
 
 
 def another_job(attempted, _):
-    other = Attempted(attempted.world, "private")
-    return [
-        SignedSpec(
-            other.spec.payload(), attempted.world.keys.sign(SECAGG_SPEC, other.spec.payload())
-        )
-    ]
+    payload = Attempted(attempted.world, "private").spec.payload()
+    return [SignedSpec(payload, attempted.world.keys.sign(SECAGG_SPEC, payload))]
 
 
 def split(attempted, told):
@@ -164,15 +138,63 @@ def forged_notes(attempted, told):
     ]
 
 
-ASKED, DEALT, GAVE = (), ("keys",), ("keys", "shares", "header")
+def keys(bundles, *, truth=False):
+    """Other bundles than were given, perhaps behind the right ones."""
+
+    def change(_, told):
+        other = s.KeysReceived(tuple(bundles(told.bundles)), told.keys)
+        return [told, other] if truth else [other]
+
+    return when(s.KeysReceived, change)
+
+
+def survivors(headers, *, truth=False):
+    def change(_, told):
+        other = s.SurvivorsReceived(tuple(headers(told.headers)))
+        return [told, other] if truth else [other]
+
+    return when(s.SurvivorsReceived, change)
+
+
+def without_us(messages):
+    return [each for each in messages if each.silo != SILO]
+
+
+def of_its_own(bundles):
+    return swapped(bundles, 0, mask=bytes(range(32)))
+
+
+def badly_signed(bundles):
+    return swapped(bundles, 3, signature=bytes(64))
+
+
+def unsigned(_, body):
+    return [replace(body, signature=bytes(64))]
+
+
+def two_sets_of_keys(_, told):
+    return [told, s.KeysReceived(told.bundles[:3], told.keys[:2])]
+
+
+def too_few_shares(_, told):
+    return [s.SharesReceived(told.deliveries[:2])]
+
+
+def too_few_notes(_, told):
+    return [s.NotesReceived(told.survivals[:2])]
+
+
+def early(_, told):
+    return [told, s.SurvivorsReceived(())]
+
+
+THREE = {"cohort": sorted(SILOS)[:3], "counts": [60] * 3}  # for a colluder of ours
+ASKED, DEALT, SHARED, GAVE = (), ("keys",), ("keys", "shares"), ("keys", "shares", "header")
+SIGNED = (*GAVE, "survival")
 ALTERED = {  # name: what is changed, code, what the real silo gives beside "end" before it sees it
     "lowered t": (respec(threshold=2), "POLICY", ASKED),
     "smaller cohort": (respec(cohort=sorted(SILOS)[:2], counts=[60, 60]), "POLICY", ASKED),
-    "cohort of three, for a colluder of ours": (
-        respec(cohort=sorted(SILOS)[:3], counts=[60] * 3),
-        "POLICY",
-        ASKED,
-    ),
+    "cohort of three": (respec(**THREE), "POLICY", ASKED),
     "cohort without us": (respec(cohort=sorted(OTHERS), counts=[60] * 3), "SPEC", ASKED),
     "unknown id": (respec(cohort=["east", "mallory", SILO, "west"]), "SPEC", ASKED),
     "doubled id": (respec(cohort=["east", "east", SILO, "west"]), "SPEC", ASKED),
@@ -184,76 +206,23 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "another schema": (respec(schema_digest="ab" * 32), "SPEC", ASKED),
     "another model than was delivered": (respec(model_digest="ab" * 32), "SPEC", ASKED),
     "another job": (when(SignedSpec, another_job), "SPEC", ASKED),
-    "unsigned": (
-        when(SignedSpec, lambda _, body: [replace(body, signature=bytes(64))]),
-        "SPEC",
-        ASKED,
-    ),
+    "unsigned": (when(SignedSpec, unsigned), "SPEC", ASKED),
     "the same again": (when(SignedSpec, lambda _, body: [body, body]), "ATTEMPT", DEALT),
-    "keys of its own": (
-        when(
-            s.KeysReceived,
-            lambda _, t: [s.KeysReceived(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)],
-        ),
-        "KEYS",
-        DEALT,
-    ),
-    "bad signature of a bundle": (
-        when(
-            s.KeysReceived,
-            lambda _, t: [s.KeysReceived(swapped(t.bundles, 3, signature=bytes(64)), t.keys)],
-        ),
-        "KEYS",
-        DEALT,
-    ),
-    "keys without ours": (
-        when(
-            s.KeysReceived,
-            lambda _, t: [s.KeysReceived(tuple(b for b in t.bundles if b.silo != SILO), t.keys)],
-        ),
-        "KEYS",
-        DEALT,
-    ),
-    "two sets of keys": (
-        when(s.KeysReceived, lambda _, t: [t, s.KeysReceived(t.bundles[:3], t.keys[:2])]),
-        "EQUIVOCATION",
-        ("keys", "shares"),
-    ),
-    "too few shares": (
-        when(s.SharesReceived, lambda _, t: [s.SharesReceived(t.deliveries[:2])]),
-        "SHARES",
-        ("keys", "shares"),
-    ),
-    "survivors before uploads": (
-        when(s.KeysReceived, lambda _, t: [t, s.SurvivorsReceived(())]),
-        "ORDER",
-        ("keys", "shares"),
-    ),
-    "shrunk survivors": (
-        when(s.SurvivorsReceived, lambda _, t: [s.SurvivorsReceived(t.headers[1:3])]),
-        "SURVIVORS",
-        GAVE,
-    ),
-    "survivors without us": (
-        when(
-            s.SurvivorsReceived,
-            lambda _, t: [s.SurvivorsReceived(tuple(h for h in t.headers if h.silo != SILO))],
-        ),
-        "SURVIVORS",
-        GAVE,
-    ),
-    "split survivors": (when(s.SurvivorsReceived, split), "NOTES", (*GAVE, "survival")),
+    "keys of its own": (keys(of_its_own), "KEYS", DEALT),
+    "bad signature of a bundle": (keys(badly_signed), "KEYS", DEALT),
+    "keys without ours": (keys(without_us), "KEYS", DEALT),
+    "two sets of keys": (when(s.KeysReceived, two_sets_of_keys), "EQUIVOCATION", SHARED),
+    "too few shares": (when(s.SharesReceived, too_few_shares), "SHARES", SHARED),
+    "survivors before uploads": (when(s.KeysReceived, early), "ORDER", SHARED),
+    "shrunk survivors": (survivors(lambda headers: headers[1:3]), "SURVIVORS", GAVE),
+    "survivors without us": (survivors(without_us), "SURVIVORS", GAVE),
+    "split survivors": (when(s.SurvivorsReceived, split), "NOTES", SIGNED),
     "a survivor in both roles": (
-        when(s.SurvivorsReceived, lambda _, t: [t, s.SurvivorsReceived(t.headers[1:])]),
-        "EQUIVOCATION",
-        (*GAVE, "survival"),
+        survivors(lambda headers: headers[1:], truth=True),
+        *("EQUIVOCATION", SIGNED),
     ),
-    "forged notes": (when(s.NotesReceived, forged_notes), "NOTES", (*GAVE, "survival")),
-    "too few notes": (
-        when(s.NotesReceived, lambda _, t: [s.NotesReceived(t.survivals[:2])]),
-        "NOTES",
-        (*GAVE, "survival"),
-    ),
+    "forged notes": (when(s.NotesReceived, forged_notes), "NOTES", SIGNED),
+    "too few notes": (when(s.NotesReceived, too_few_notes), "NOTES", SIGNED),
 }
 
 
@@ -261,9 +230,8 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
 def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, code, before):
     uploaded, signed = "header" in before, "survival" in before
     retry, counted = uploaded and not signed, int(uploaded)
-    hostile = attacks(
-        world, tmp_path, [Attempted(world, "public", alter=alter)], retry=retry, counted=counted
-    )
+    sums = [Attempted(world, "public", alter=alter)]
+    hostile = attacks(world, tmp_path, sums, retry=retry, counted=counted)
     assert kinds(hostile) == Counter((*before, "end"))
     assert ends(tmp_path) == [(code, "coordinator")]
     assert hostile.contexts.count(hostile.sums[0][0].spec.context()) == uploaded
@@ -271,14 +239,8 @@ def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, 
 
 def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
     alter = when(s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:])])
-    hostile = attacks(
-        world,
-        tmp_path,
-        [Attempted(world, "private", alter=alter)],
-        "private",
-        retry=True,
-        counted=1,
-    )
+    sums = [Attempted(world, "private", alter=alter)]
+    hostile = attacks(world, tmp_path, sums, "private", retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -296,12 +258,9 @@ def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
 
 def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
     """All the messages of the honest attempt, after one that ended it."""
-    alter = when(
-        s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told]
-    )
-    hostile = attacks(
-        world, tmp_path, [Attempted(world, "public", alter=alter)], retry=True, counted=1
-    )
+    lie = lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told]  # noqa: E731
+    sums = [Attempted(world, "public", alter=when(s.SurvivorsReceived, lie))]
+    hostile = attacks(world, tmp_path, sums, retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -319,53 +278,39 @@ def test_another_attempt_without_abandon_notes_gets_nothing(world, tmp_path):
 # What is no message of this sum.
 
 
-def malformed(world):
-    """Replies to SecureNext by name."""
-    honest = Attempted(world, "public")
-    spec = honest.told[0]
-    other = Attempted(world, "private").told[0]
-    bundle = secure.KeyBundle(
-        silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
-    )
-    return {
-        "specification of 3.9 MB": secure.SecureDelivery(
-            attempt=spec.attempt,
-            spec=secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64)),
-        ),
-        "another job": other,
-        "no attempt": secure.SecureDelivery(spec=spec.spec),
-        "keys twice": secure.SecureDelivery(
-            attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[bundle] * 2)
-        ),
-        "keys of four bytes": secure.SecureDelivery(
-            attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[KEY_OF_FOUR])
-        ),
-        "unknown code": secure.SecureDelivery(attempt=spec.attempt, end=secure.SecureEnd(code=99)),
-        "nothing said": secure.SecureDelivery(attempt=spec.attempt),
-    }
+def twice_the_keys(size=32, times=2):
+    """Of one silo, with a key of that size."""
+    fields = {"mask": bytes(32), "receiving": bytes(32), "signature": bytes(64)}
+    bundle = secure.KeyBundle(silo="east", seal=bytes(size), **fields)
+    return secure.DeliveredKeys(bundles=[bundle] * times)
 
 
-KEY_OF_FOUR = secure.KeyBundle(
-    silo="east", seal=bytes(4), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
-)
+LONG = secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64))
+MALFORMED = {  # name: what is said
+    "specification of 3.9 MB": {"spec": LONG},
+    "keys twice": {"keys": twice_the_keys()},
+    "keys of four bytes": {"keys": twice_the_keys(4, times=1)},
+    "unknown code": {"end": secure.SecureEnd(code=99)},
+    "nothing said": {},
+}
 
 
-MALFORMED = (
-    "specification of 3.9 MB",
-    "another job",
-    "no attempt",
-    "keys twice",
-    "keys of four bytes",
-    "unknown code",
-    "nothing said",
-)
+def malformed(world, name):
+    """A reply to SecureNext."""
+    spec = Attempted(world, "public").told[0]
+    if name == "another job":
+        return Attempted(world, "private").told[0]
+    if name == "no attempt":
+        return secure.SecureDelivery(spec=spec.spec)
+    return secure.SecureDelivery(attempt=spec.attempt, **MALFORMED[name])
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("name", ["another job", "no attempt", *MALFORMED])
 def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(
     world, tmp_path, name
 ):
-    hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[malformed(world)[name]])
+    first = [malformed(world, name)]
+    hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=first)
     assert kinds(hostile) == Counter()
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
 
@@ -385,9 +330,8 @@ NO_MESSAGES = {
 def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(
     world, tmp_path, reply
 ):
-    hostile = attacks(
-        world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3, counted=1
-    )
+    sums = [Attempted(world, "public")]
+    hostile = attacks(world, tmp_path, sums, first=[reply] * 2, times=3, counted=1)
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
@@ -395,15 +339,11 @@ def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(
 
 @pytest.mark.control
 def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
-    hostile = Blind(
-        world,
-        [offer(world, "public"), round_of(world, 0, "public")],
-        {0: [Attempted(world, "public")]},
-    )
+    hostile = one_round(world)
     hostile.hasty = True
     play(hostile, tmp_path)
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
-    opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    opened = [record["round"] for record in records(tmp_path, "secagg.sum")]
     assert (opened, ends(tmp_path)) == ([0], [])
 
 
@@ -426,23 +366,17 @@ def test_training_that_ends_while_the_round_is_told_again_loses_nothing(
     monkeypatch.setattr(JobFolder, "outbox", slowly)
     attacks(world, tmp_path, [Attempted(world, "public")], first=[GARBAGE], times=2, counted=1)
     assert ends(tmp_path) == []
-    opened = [record["round"] for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    opened = [record["round"] for record in records(tmp_path, "secagg.sum")]
     assert opened == [0, 1]
 
 
 def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
-    bundle = secure.KeyBundle(
-        silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
-    )
-    twice = lambda attempted, _: [  # noqa: E731
-        secure.SecureDelivery(
-            attempt=attempt_to_wire(attempted.attempt),
-            keys=secure.DeliveredKeys(bundles=[bundle] * 2),
-        )
-    ]
-    hostile = attacks(
-        world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, twice))]
-    )
+    def twice(attempted, _):
+        attempt = attempt_to_wire(attempted.attempt)
+        return [secure.SecureDelivery(attempt=attempt, keys=twice_the_keys())]
+
+    sums = [Attempted(world, "public", alter=when(s.KeysReceived, twice))]
+    hostile = attacks(world, tmp_path, sums)
     assert kinds(hostile) == Counter(["keys"])
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
     assert ends(tmp_path) == [("KEYS", "coordinator")]
@@ -461,11 +395,7 @@ def test_a_message_of_another_round_in_an_attempt_is_recorded_as_its_end(world, 
 )
 def test_protocol_messages_count_against_the_bytes_of_a_round(world, tmp_path, limit, uploads):
     """There is room for the masked words, and not for all that goes with them."""
-    hostile = Blind(
-        world,
-        [offer(world, "public"), round_of(world, 0, "public")],
-        {0: [Attempted(world, "public")]},
-    )
+    hostile = one_round(world)
     policy = world.policy.replace(
         'max_bytes_per_round = "64MiB"', f'max_bytes_per_round = "{limit}B"'
     )
@@ -476,17 +406,12 @@ def test_protocol_messages_count_against_the_bytes_of_a_round(world, tmp_path, l
     assert (kinds(hostile), len(hostile.contexts)) == (Counter(["keys", "shares", *said]), uploads)
     assert (("FAILED", 0, "POLICY") in hostile.answers) == bool(uploads)
     assert uploads or ends(tmp_path) == [("POLICY", "")]
-    (denied,) = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    (denied,) = records(tmp_path, "policy.deny")
     assert f"over max_bytes_per_round = {limit}" in denied["reasons"][0]
 
 
 def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp_path):
-    first = Blind(
-        world,
-        [offer(world, "public"), round_of(world, 0, "public")],
-        {0: [Attempted(world, "public")]},
-    )
-    play(first, tmp_path)
+    first = play(one_round(world), tmp_path)
     assert kinds(first) == Counter((*GAVE, "survival", "reveal"))
     (memory,) = (tmp_path / "jobs" / "public").glob("secagg-*.json")
     kept = memory.read_bytes()
@@ -494,9 +419,8 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
     for remembers in (False, True):
         if remembers:
             memory.write_bytes(kept)
-        again = Blind(
-            world, [round_of(world, 1, "public", counted=1)], {1: [Attempted(world, "public", 1)]}
-        )
+        tasks = [round_of(world, 1, "public", counted=1)]
+        again = Blind(world, tasks, {1: [Attempted(world, "public", 1)]})
         again.script["fetch"] = [lambda: delivery(world, "public", 1, seed=1)]
         play(again, tmp_path)
         assert bool(again.given) == remembers
@@ -538,7 +462,7 @@ FLOODS = {  # name: how many messages are taken at full pace
 
 
 @pytest.mark.timeout(120)
-def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
+async def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
     """All floods at once, each against an agent of its own.
 
     Its ledger does not grow faster than the pace.
@@ -546,29 +470,18 @@ def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
     monkeypatch.setattr(blind, "PAUSE_SECONDS", PAUSE_SECONDS)
     seconds, hostiles = 4, {}
     for name in FLOODS:
-        attempted = Attempted(world, "public")
-        hostiles[name] = Blind(
-            world, [offer(world, "public"), round_of(world, 0, "public")], {0: [attempted]}
-        )
+        hostiles[name] = one_round(world)
+        (attempted,) = hostiles[name].sums[0]
         attempted.told = [] if "specification" in name or name == "nothing" else attempted.told
         hostiles[name].flood = lambda number, name=name, attempted=attempted: flooding(
             attempted, number
         )[name]
-
-    async def scenario():
-        runs = (
-            attacked(hostile, tmp_path / name, seconds=seconds)
-            for name, hostile in hostiles.items()
-        )
-        await asyncio.gather(*runs)
-
-    asyncio.run(scenario())
+    runs = (
+        attacked(hostile, tmp_path / name, seconds=seconds) for name, hostile in hostiles.items()
+    )
+    await asyncio.gather(*runs)
     for name, free in FLOODS.items():
         asked, paced = hostiles[name].calls["secure_next"], seconds / PAUSE_SECONDS + 5
         assert 3 <= asked <= free + paced, (name, asked)
-        written = [
-            record
-            for record in records(tmp_path / name)
-            if record["type"] in ("egress.protocol", "secagg.end")
-        ]
+        written = records(tmp_path / name, "egress.protocol", "secagg.end")
         assert len(written) <= 3 * (paced + blind.MOST_AGAIN), (name, len(written))

@@ -10,20 +10,19 @@ import contextlib
 import os
 from dataclasses import replace
 from hashlib import sha256
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import grpc
 import numpy as np
 import pytest
 from support.raw_silo import SECONDS, Caller, code_of
+from support.signed_federation import job_document, signed_federation
 
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.storage.database import Database
 from staddle.proto import secure_pb2 as secure
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SECURE
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
 from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggUpload, secagg_upload_to_wire
@@ -31,7 +30,6 @@ from staddle.security.arithmetic.shamir import split
 from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import Code
 from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signers import Signers
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
@@ -55,41 +53,22 @@ HURRIED, PATIENT = 2, 60
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """With declared counts, so that a sum over three of the four is opened."""
-    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
-    document = {
-        "version": 1,
-        "seed": 11,
-        "rounds": 3,
-        "min_cohort": 3,
-        "silos": list(SILOS),
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "security": {
-            "secure_aggregation": "required",
-            "weights": "public",
-            "dropouts": "any",
-            "counts": dict.fromkeys(SILOS, 60),
-            "tags": False,
-        },
-    }
-    timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1}
-    jobs, loaded = {}, {}
+    security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+    security |= {"counts": dict.fromkeys(SILOS, 60), "tags": False}
+    documents = [
+        job_document(
+            SILOS, name=f"job-{seconds}", round_timeout=seconds, min_cohort=3, security=security
+        )
+        for seconds in (HURRIED, PATIENT)
+    ]
+    world = signed_federation(tmp_path_factory.mktemp("attacked"), SILOS, *documents)
+    world.configs = {}
     for seconds in (HURRIED, PATIENT):
-        name = f"job-{seconds}"
-        jobs[seconds] = local_federation.sign_job(
-            federation, {**document, "name": name, "round_timeout": seconds}
-        )
-        local_federation.write_coordinator(
-            federation, [name], {**timing, "secure_seconds": seconds}
-        )
-        loaded[seconds] = configs.load(federation.coordinator_config)
-    return SimpleNamespace(
-        jobs=jobs,
-        roster=rosters.load(federation.folder / "roster.json"),
-        keys={silo: load_keys(federation.folder / silo / "keys") for silo in SILOS},
-        configs=loaded,
-    )
+        timing = {"admission_seconds": 20, "beat_seconds": 2, "hold_seconds": 1}
+        timing["secure_seconds"] = seconds
+        local_federation.write_coordinator(world.federation, [f"job-{seconds}"], timing)
+        world.configs[seconds] = configs.load(world.federation.coordinator_config)
+    return world
 
 
 class BlindCaller(Caller):
@@ -119,13 +98,7 @@ class BlindCaller(Caller):
         return self.stub.Secure(message, timeout=SECONDS)
 
     def asked(self, **changes):
-        fields = {
-            "session": self.session,
-            "job": self.job.name,
-            "job_digest": self.digest,
-            "round": 0,
-            "had": self.had,
-        }
+        fields = self.of_round(0, had=self.had)
         return self.stub.SecureNext(secure.SecurePoll(**{**fields, **changes}), timeout=SECONDS)
 
     async def run(self, harm=None, at=None):
@@ -179,20 +152,8 @@ class BlindCaller(Caller):
 
     def frames(self, effect, payload=None, **changes):
         payload = self.words(effect) if payload is None else payload
-        manifest = {
-            "session": self.session,
-            "job": self.job.name,
-            "job_digest": self.digest,
-            "round": 0,
-        }
-        manifest |= {"size": len(payload), "context": self.state.ctx, **changes}
-        digest = sha256(payload).digest()
-        end = tensor.End(
-            sha256=sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
-        )
-        pieces = [payload[at : at + 2**20] for at in range(0, len(payload), 2**20)]
-        chunks = [tensor.Frame(chunk=piece) for piece in pieces]
-        return [tensor.Frame(manifest=tensor.Manifest(**manifest)), *chunks, tensor.Frame(end=end)]
+        fields = {"size": len(payload), "context": self.state.ctx, **changes}
+        return self.frames_of_bytes(payload, self.of_round(0) | fields)
 
 
 @pytest.fixture
@@ -210,7 +171,7 @@ def serving(world, tmp_path):
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: complaints.append(context)
         )
-        job = world.jobs[seconds]
+        job = world.jobs[f"job-{seconds}"]
         config = world.configs[seconds].model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
             callers = [BlindCaller(address, world.keys[silo], world.roster, job) for silo in SILOS]
@@ -223,13 +184,11 @@ def serving(world, tmp_path):
                 await caller.channel.close()
         assert complaints == []
 
-    begin.rows = lambda: [
-        row
-        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows(
-            f"job-{PATIENT}", 0
-        )
-        if row.silo == SILOS[0]
-    ]
+    def rows():
+        database = Database(tmp_path / "state" / "coordinator.sqlite", read_only=True)
+        return [row for row in database.secure_rows(f"job-{PATIENT}", 0) if row.silo == SILOS[0]]
+
+    begin.rows = rows
     begin.spools = lambda: list((tmp_path / "state" / "spool").iterdir())
     return begin
 
@@ -298,12 +257,9 @@ async def differing_keys(bad, effect):
     keys = receiving_keys(state.seeds.receiving, state.ctx, bad.silo, state.spec.cohort)
     await bad.secure(bad.message(s.SendKeys(state.bundle, keys)))
     root = state.bundle.receiving
-    return bad.message(
-        s.SendKeys(
-            make_bundle(state.ctx, bad.silo, os.urandom(32), os.urandom(32), root, bad.party.sign),
-            keys,
-        )
-    )
+    drawn = os.urandom(32), os.urandom(32)
+    other = make_bundle(state.ctx, bad.silo, *drawn, root, bad.party.sign)
+    return bad.message(s.SendKeys(other, keys))
 
 
 def late(make):
@@ -316,11 +272,8 @@ def late(make):
 def header_of(bad, effect, **changes):
     """A header of other words than were uploaded, signed."""
     fields = {"length": bad.streamed(effect).length, "sha256": bytes(32), **changes}
-    return s.SendHeader(
-        make_header(
-            bad.state.ctx, bad.silo, bad.state.h_u2, tags=b"", sign=bad.party.sign, **fields
-        )
-    )
+    of_attempt = bad.state.ctx, bad.silo, bad.state.h_u2
+    return s.SendHeader(make_header(*of_attempt, tags=b"", sign=bad.party.sign, **fields))
 
 
 async def wrong_header(bad, effect):
@@ -329,11 +282,10 @@ async def wrong_header(bad, effect):
 
 
 def changed(name, **fields):
-    return late(
-        lambda bad, effect: bad.message(
-            replace(effect, **{name: replace(getattr(effect, name), **fields)})
-        )
-    )
+    def make(bad, effect):
+        return bad.message(replace(effect, **{name: replace(getattr(effect, name), **fields)}))
+
+    return late(make)
 
 
 def other_portions(bad, effect):
@@ -347,88 +299,50 @@ def other_shares(bad, effect):
     return bad.message(s.SendReveal(replace(effect.reveal, shares=shares)))
 
 
+def of(**changes):
+    """The right message, of another job, round or attempt."""
+    return late(lambda bad, effect: bad.message(effect, **changes))
+
+
+def without_body(session=None):
+    return late(
+        lambda bad, effect: secure.SecureUpload(
+            session=session or bad.session, attempt=bad.message(effect).attempt
+        )
+    )
+
+
+def early_header(bad, _):
+    header = make_header(bad.state.ctx, bad.silo, bytes(32), 9, bytes(32), b"", bad.party.sign)
+    return bad.message(s.SendHeader(header))
+
+
+NONE = bytes(64)
 LIES = {
     "keys in another's name": (s.SendKeys, changed("bundle", silo="east"), "SECURE", OTHERS),
-    "keys with a bad signature": (
-        s.SendKeys,
-        changed("bundle", signature=bytes(64)),
-        "SECURE",
-        OTHERS,
-    ),
-    "another job": (
-        s.SendKeys,
-        late(lambda b, e: b.message(e, job="other")),
-        "UNKNOWN_JOB",
-        EVERYBODY,
-    ),
-    "another job's digest": (
-        s.SendKeys,
-        late(lambda b, e: b.message(e, job_digest=bytes(32))),
-        "UNKNOWN_JOB",
-        EVERYBODY,
-    ),
-    "another round": (
-        s.SendKeys,
-        late(lambda b, e: b.message(e, round=1)),
-        "ROUND_CLOSED",
-        EVERYBODY,
-    ),
-    "another attempt": (
-        s.SendKeys,
-        late(lambda b, e: b.message(e, attempt=1)),
-        "SECURE",
-        EVERYBODY,
-    ),
-    "another context": (
-        s.SendKeys,
-        late(lambda b, e: b.message(e, ctx=bytes(32))),
-        "SECURE",
-        EVERYBODY,
-    ),
-    "another session": (
-        s.SendKeys,
-        late(lambda b, e: secure.SecureUpload(session=b"x" * 16, attempt=b.message(e).attempt)),
-        "SESSION",
-        EVERYBODY,
-    ),
-    "no body": (
-        s.SendKeys,
-        late(lambda b, e: secure.SecureUpload(session=b.session, attempt=b.message(e).attempt)),
-        "MANIFEST",
-        EVERYBODY,
-    ),
-    "a header before its time": (
-        s.SendShares,
-        late(
-            lambda b, _: b.message(
-                s.SendHeader(
-                    make_header(b.state.ctx, b.silo, bytes(32), 9, bytes(32), b"", b.party.sign)
-                )
-            )
-        ),
-        "SECURE",
-        EVERYBODY,
-    ),
+    "keys with a bad signature": (s.SendKeys, changed("bundle", signature=NONE), "SECURE", OTHERS),
+    "another job": (s.SendKeys, of(job="other"), "UNKNOWN_JOB", EVERYBODY),
+    "another job's digest": (s.SendKeys, of(job_digest=bytes(32)), "UNKNOWN_JOB", EVERYBODY),
+    "another round": (s.SendKeys, of(round=1), "ROUND_CLOSED", EVERYBODY),
+    "another attempt": (s.SendKeys, of(attempt=1), "SECURE", EVERYBODY),
+    "another context": (s.SendKeys, of(ctx=bytes(32)), "SECURE", EVERYBODY),
+    "another session": (s.SendKeys, without_body(b"x" * 16), "SESSION", EVERYBODY),
+    "no body": (s.SendKeys, without_body(), "MANIFEST", EVERYBODY),
+    "a header before its time": (s.SendShares, late(early_header), "SECURE", EVERYBODY),
     "other keys": (s.SendShares, differing_keys, "SECURE", EVERYBODY),
     "portions that it did not sign": (s.SendShares, late(other_portions), "SECURE", OTHERS),
     "a dealing with a bad signature": (
         s.SendShares,
-        changed("dealing", signature=bytes(64)),
-        "SECURE",
-        OTHERS,
+        *(changed("dealing", signature=NONE), "SECURE", OTHERS),
     ),
     "a header of other words": (s.UploadWords, wrong_header, "SECURE", OTHERS),
     "a header without words": (
         s.UploadWords,
-        late(lambda b, e: b.message(header_of(b, e))),
-        "SECURE",
-        OTHERS,
+        *(late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
     ),
     "a signature that is none": (
         s.SendSurvival,
-        changed("survival", signature=bytes(64)),
-        "SECURE",
-        EVERYBODY,
+        *(changed("survival", signature=NONE), "SECURE", EVERYBODY),
     ),
     "shares that nobody dealt": (s.SendReveal, late(other_shares), "SECURE", EVERYBODY),
 }
@@ -459,38 +373,29 @@ async def twice(bad, effect):
     return bad.frames(effect)
 
 
+def in_frames(change=lambda words: words, **fields):
+    """Frames of the masked words, changed."""
+    return late(lambda bad, effect: bad.frames(effect, change(bad.words(effect)), **fields))
+
+
+def cut_short(bad, effect):
+    words = bad.words(effect)
+    return bad.frames(effect, words[:-8], size=len(words))
+
+
 UPLOADS = {  # name: before which of its messages, frames, code, who survives
     "before their stage": (
         s.SendShares,
-        late(lambda b, _: b.frames(None, bytes(40))),
-        "ROUND_CLOSED",
-        EVERYBODY,
+        *(late(lambda b, _: b.frames(None, bytes(40))), "ROUND_CLOSED", EVERYBODY),
     ),
     "of another attempt": (
         s.UploadWords,
-        late(lambda b, e: b.frames(e, context=bytes(32))),
-        "ROUND_CLOSED",
-        EVERYBODY,
+        *(in_frames(context=bytes(32)), "ROUND_CLOSED", EVERYBODY),
     ),
-    "in the clear": (
-        s.UploadWords,
-        late(lambda b, e: b.frames(e, context=b"")),
-        "MANIFEST",
-        EVERYBODY,
-    ),
-    "too few": (s.UploadWords, late(lambda b, e: b.frames(e, b.words(e)[:-8])), "MANIFEST", OTHERS),
-    "too many": (
-        s.UploadWords,
-        late(lambda b, e: b.frames(e, b.words(e) + bytes(8))),
-        "MANIFEST",
-        OTHERS,
-    ),
-    "fewer than declared": (
-        s.UploadWords,
-        late(lambda b, e: b.frames(e, b.words(e)[:-8], size=len(b.words(e)))),
-        "LENGTH",
-        OTHERS,
-    ),
+    "in the clear": (s.UploadWords, in_frames(context=b""), "MANIFEST", EVERYBODY),
+    "too few": (s.UploadWords, in_frames(lambda words: words[:-8]), "MANIFEST", OTHERS),
+    "too many": (s.UploadWords, in_frames(lambda words: words + bytes(8)), "MANIFEST", OTHERS),
+    "fewer than declared": (s.UploadWords, late(cut_short), "LENGTH", OTHERS),
     "twice": (s.UploadWords, twice, "ROUND_CLOSED", OTHERS),
 }
 
@@ -524,16 +429,8 @@ def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
         state, sign = bad.state, bad.party.sign
         holders = {member: state.spec.holder(member) for member in state.spec.cohort}
         with patch("staddle.security.secagg.dealing.split", wrong):
-            dealing, portions, kept = deal(
-                state.ctx,
-                state.h_u1,
-                bad.keys,
-                bad.silo,
-                state.seeds,
-                state.spec.threshold,
-                holders,
-                sign,
-            )
+            own = state.ctx, state.h_u1, bad.keys, bad.silo, state.seeds
+            dealing, portions, kept = deal(*own, state.spec.threshold, holders, sign)
         bad.state = replace(state, dealing=dealing, held={bad.silo: kept})
         object.__setattr__(effect, "dealing", dealing)  # it is sent in the place of the honest one
         object.__setattr__(effect, "portions", portions)

@@ -13,18 +13,15 @@ import torch
 from safetensors.torch import load_file
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
+from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.field import from_signed, interpolation, product, to_signed
 from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.rotation import rotate
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.identity.pairwise_keys import agree
 from staddle.security.secagg import gram_pieces
 from staddle.security.secagg import shared_gram as g
@@ -84,28 +81,9 @@ def play(folder, compare):
 
     The silos afterwards, by name, and the inner products that were opened.
     """
-    federation = local_federation.make(folder / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 1,
-        "silos": list(SILOS),
-        "min_cohort": 3,
-        "round_timeout": 60,
-        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-        "security": {"secure_aggregation": "required", "compare": compare},
-    }
-    job = local_federation.sign_job(federation, document)
-    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-    local_federation.write_coordinator(federation, ["job"], timing)
-    roster, config = (
-        rosters.load(federation.folder / "roster.json"),
-        configs.load(federation.coordinator_config),
-    )
-    keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SILOS}
+    document = pfedsim(SILOS, rounds=1, security={"compare": compare})
+    world = signed_federation(folder, SILOS, document, beat_seconds=60)
+    job, config = world.job, world.config
     contributions = lambda silo: (  # noqa: E731
         lambda round_: {part.name: contribution(part, silo) for part in job.up(round_)}
     )
@@ -113,7 +91,8 @@ def play(folder, compare):
 
     async def scenario():
         silos = [
-            Watched(here.address, keys[name], roster, job, contributions(name)) for name in SILOS
+            Watched(here.address, world.keys[name], world.roster, job, contributions(name))
+            for name in SILOS
         ]
         for each in silos:
             await each.accept()

@@ -109,7 +109,7 @@ def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
         ("ACCEPT", "UNSPECIFIED"),
         ("DECLINE", "POLICY"),
     ]
-    (declined,) = [each for each in records(tmp_path) if each["type"] == "job.decline"]
+    (declined,) = records(tmp_path, "job.decline")
     (why,) = declined["reasons"]
     assert (
         "beside those of job 'first' over centre, east, north, south, west on data set 'data'"
@@ -142,7 +142,7 @@ def test_two_jobs_that_were_accepted_before_either_was_summed(world, tmp_path):
     found = measure(sums[0][::-1])
     assert found is None, told(found)
     assert signed(hostile) == [sums[0][0].spec.context()]
-    (ended,) = [each for each in records(tmp_path) if each["type"] == "secagg.end"]
+    (ended,) = records(tmp_path, "secagg.end")
     assert (ended["job"], ended["code"], ended["blame"]) == ("first", "POLICY", "")
     assert "sums of job 'first' over centre, east" in ended["why"]
 
@@ -209,10 +209,7 @@ def test_the_same_silos_again_and_a_job_that_failed_before_its_sum_are_welcome(w
     play(twins, tmp_path / "twins")
     assert [kind for kind, *_ in twins.answers] == ["ACCEPT", "ACCEPT"]
     assert None not in (sums[0][1].opened, sums[0][2].opened)
-    found = [each for each in records(tmp_path / "twins") if each["type"] == "secagg.signed"]
+    found = records(tmp_path / "twins", "secagg.signed")
     assert [
         (each["job"], each["absent"], each["values"], SILO in each["survivors"]) for each in found
-    ] == [
-        ("first", [], "fixed", True),
-        ("twin", [], "fixed", True),
-    ]
+    ] == [("first", [], "fixed", True), ("twin", [], "fixed", True)]

@@ -51,11 +51,9 @@ class Members(Directed):
 
     def __init__(self, drops=None):
         self.coordinators = members_frame()
+        ours = lambda _, cohort, at: specify(self.coordinators, cohort, at)  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "support.directed_rows.specify",
-                lambda _, cohort, at: specify(self.coordinators, cohort, at),
-            )
+            patch.setattr("support.directed_rows.specify", ours)
             super().__init__(members_frame(weights=None), drops)
 
     def row(self, index):
@@ -84,28 +82,17 @@ def test_of_one_upload_each_the_coordinator_with_a_silo_has_every_silo_s_part():
     gave.
     """
     made, values = Mixing(5, elements=200), np.random.default_rng(1).uniform(-8, 8, (5, 200))
-    errors = []
+    errors, friend = [], made.silos[0]
     for victim, own in zip(made.silos[1:], values[1:], strict=True):
         upload = made.give(victim, own)
-        letter = sealing.letters(upload.pieces)[made.silos[0]]
-        seed = o.open_seed(
-            made.line,
-            upload.upload,
-            letter,
-            made.silos[0],
-            {0: seed_of(made.silos[0])},
-            made.signers,
-        )
+        sealed = upload.upload, sealing.letters(upload.pieces)[friend]
+        seed = o.open_seed(made.line, *sealed, friend, {0: seed_of(friend)}, made.signers)
         opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
         read = lambda _, at, size, hidden=upload.hidden: memoryview(hidden)[at : at + size]  # noqa: E731
         for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
             opening.add(words.tobytes())
-        errors.append(
-            np.abs(
-                opening.finish(linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE}))
-                - own
-            ).max()
-        )
+        tag = linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})
+        errors.append(np.abs(opening.finish(tag) - own).max())
     assert len(errors) == 4
     assert max(errors) < 1e-6
 
@@ -139,13 +126,8 @@ def test_a_silo_s_own_part_is_in_its_row_with_no_weight_and_hidden_like_the_othe
         assert row.counts[spec.cohort.index(row.reader)] == 0
         assert sum(row.counts) == WHOLE
         assert row.own_weight == pytest.approx(OWN / (OWN + 9.5) * WHOLE, abs=1)
-        assert set(d.sender_pads(spec, row.reader, seed_of(row.reader), prekeys(row.reader))) == {
-            1,
-            2,
-            3,
-            4,
-            5,
-        }
+        pads = d.sender_pads(spec, row.reader, seed_of(row.reader), prekeys(row.reader))
+        assert set(pads) == {1, 2, 3, 4, 5}
 
 
 def test_rows_are_over_who_survived_and_so_is_what_a_reader_keeps():
@@ -177,6 +159,7 @@ def doubled():
 
 LEANING = integer_weights([0, 0.51, 0.17, 0.16, 0.16])
 FEW = integer_weights([0, 0.5, 0.5, 0, 0])
+ITS_OWN = integer_weights([1, 1, 1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -184,10 +167,7 @@ FEW = integer_weights([0, 0.5, 0.5, 0, 0])
     [
         (brought(counts=LEANING), "one silo has 2190433321 of the 4294967296 .* more than half"),
         (brought(counts=FEW), "2 silos are mixed, fewer than min_cohort 3"),
-        (
-            brought(counts=integer_weights([1, 1, 1, 1, 1])),
-            "mixes 858993460 of the reader's own part",
-        ),
+        (brought(counts=ITS_OWN), "mixes 858993460 of the reader's own part"),
         (brought(counts=(0, 1, 1, 1, 1)), "has weights that add up to 4, not 2"),
         (brought(counts=(0,) * 5), "mixes nobody and has"),
         (brought(reader="stranger"), "is for 'stranger', which is not in the cohort"),
@@ -198,51 +178,29 @@ FEW = integer_weights([0, 0.5, 0.5, 0, 0])
 )
 def test_other_rows_are_refused_before_keys_are_dealt(spec, why):
     """By every silo of the cohort, whoever the row is for: nothing has left any of them."""
-    document = spec.payload()
-    signature, own = (
-        signer("coordinator")(SECAGG_SPEC, document),
-        members_frame(weights=None, elements=200),
-    )
     for silo in FIVE:
         with pytest.raises(RefusedError, match=why) as caught:
-            receive(document, signature, own, Terms(), signers(FIVE), silo)
+            received(spec, silo)
         assert caught.value.peer == "coordinator"
+
+
+def received(spec, silo):
+    """What a silo makes of a specification that the coordinator signed."""
+    document, own = spec.payload(), members_frame(weights=None, elements=200)
+    signature = signer("coordinator")(SECAGG_SPEC, document)
+    return receive(document, signature, own, Terms(), signers(FIVE), silo)
 
 
 def test_what_may_be_brought_is_taken():
     spec = brought(counts=integer_weights([0, 4, 3, 3, 2]), own_weight=WHOLE - 1)
-    own = members_frame(weights=None, elements=200)
-    assert (
-        receive(
-            spec.payload(),
-            signer("coordinator")(SECAGG_SPEC, spec.payload()),
-            own,
-            Terms(),
-            signers(FIVE),
-            FIVE[0],
-        )
-        == spec
-    )
-    none = brought(counts=(0,) * 5, own_weight=0)
-    receive(
-        none.payload(),
-        signer("coordinator")(SECAGG_SPEC, none.payload()),
-        own,
-        Terms(),
-        signers(FIVE),
-        FIVE[0],
-    )
+    assert received(spec, FIVE[0]) == spec
+    received(brought(counts=(0,) * 5, own_weight=0), FIVE[0])
 
 
 def taken(counts):
     """The weights of a row for the first member that all silos take."""
-    document = brought(counts=integer_weights(counts)).payload()
-    signature, own = (
-        signer("coordinator")(SECAGG_SPEC, document),
-        members_frame(weights=None, elements=200),
-    )
     for silo in FIVE:
-        spec = receive(document, signature, own, Terms(), signers(FIVE), silo)
+        spec = received(brought(counts=integer_weights(counts)), silo)
     return np.array(spec.groups[1].counts) / WHOLE
 
 
@@ -316,9 +274,8 @@ def check_noise(world, spec, friend):
     for index, row in enumerate(spec.groups):
         if not d.is_row(row) or row.reader == friend.silo:
             continue
-        words = np.frombuffer(
-            (world.folder / f"1.{row.name}.words").read_bytes()[: 4 * row.elements], "<u4"
-        ).copy()
+        data = (world.folder / f"1.{row.name}.words").read_bytes()
+        words = np.frombuffer(data[: 4 * row.elements], "<u4").copy()
         unpad(index, words, [friend.pads(spec)[index]])
         left = dequantise(words, 32, row.scale_exponent)
         assert max(alike(left, own) for own in flat.values()) < 0.05
@@ -336,18 +293,16 @@ def test_over_tls_a_row_that_leans_on_one_silo_is_refused_and_nothing_leaves(wor
             each.model_copy(update=victim) if each.reader == FIVE[0] else each
             for each in spec.groups
         ]
-        return RoundSpec.model_validate(
-            spec.model_copy(update={"groups": tuple(groups)}).model_dump()
-        )
+        changed = spec.model_copy(update={"groups": tuple(groups)})
+        return RoundSpec.model_validate(changed.model_dump())
 
     async def rounds(here):
         silos = await begin(world, here)
         for each in silos:
             each.hear = lambda effect: sent.append(effect) or effect
             assert (await each.told("round")).round == 1
-            with pytest.raises(
-                RefusedError, match=r"one silo has 4166118277 of the 4294967296 .*more than half"
-            ):
+            why = r"one silo has 4166118277 of the 4294967296 .*more than half"
+            with pytest.raises(RefusedError, match=why):
                 await each.take_part(1)
 
     monkeypatch.setattr("staddle.coordinator.jobs.secure_sum_runner.specify", leaning)

@@ -5,7 +5,6 @@ on. Real TLS.
 import asyncio
 import contextlib
 import gc
-import threading
 import tracemalloc
 from hashlib import sha256
 from types import SimpleNamespace
@@ -17,14 +16,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.any_message import PATIENT, SECONDS, ended, messages
+from support.coordinator_thread import coordinator
 from support.raw_silo import Caller, frames_of, refused
+from support.signed_federation import job_document, raw_silos, signed_federation
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
-from staddle.coordinator import daemon as daemons
-from staddle.coordinator import server
-from staddle.coordinator.rpc import guard, limits, uploads
+from staddle.coordinator.rpc import uploads
 from staddle.errors import PeerError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
@@ -32,8 +30,6 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode
 from staddle.proto.wire import to_wire
 from staddle.security.blind.plan import JobPlan
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
 from staddle.silo.egress.gate import Gate
@@ -57,30 +53,8 @@ REQUESTS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    federation = local_federation.make(tmp_path_factory.mktemp("fuzzed") / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 500,
-        "silos": list(SILOS),
-        "round_timeout": 600,
-        "min_cohort": 2,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-    }
-    job = local_federation.sign_job(federation, document)
-    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-    local_federation.write_coordinator(federation, ["job"], timing)
-    folder = federation.folder
-    return SimpleNamespace(
-        job=job,
-        folder=folder,
-        roster=rosters.load(folder / "roster.json"),
-        keys={silo: load_keys(folder / silo / "keys") for silo in SILOS},
-        config=configs.load(federation.coordinator_config),
-    )
+    document = job_document(SILOS, rounds=500, round_timeout=600, min_cohort=2)
+    return signed_federation(tmp_path_factory.mktemp("fuzzed"), SILOS, document, beat_seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -89,47 +63,19 @@ def world(made, tmp_path_factory):
 
     Nothing may go wrong inside.
     """
-    patch = pytest.MonkeyPatch()
-    patch.setattr(limits, "CALLS_PER_SECOND", 1e9)
-    patch.setattr(limits, "BURST", 1e9)
-    world = SimpleNamespace(made=made, job=made.job, round=0, broken=[])
-    patch.setattr(
-        guard.log,
-        "problem",
-        lambda event, **fields: world.broken.append(fields) if event == "call.failed" else None,
-    )
-    real = daemons.Daemon.__init__
+    folder = tmp_path_factory.mktemp("state")
+    with coordinator(made.config.model_copy(update={"directory": folder})) as world:
+        stack = contextlib.AsyncExitStack()
 
-    def noted(self, *args):
-        real(self, *args)
-        world.daemon = self
+        async def begin():
+            callers = await stack.enter_async_context(raw_silos(world.address, made))
+            world.callers = {caller.silo: caller for caller in callers}
 
-    patch.setattr(daemons.Daemon, "__init__", noted)
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _, context: world.broken.append(context))
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    world.run = lambda work, seconds=20: asyncio.run_coroutine_threadsafe(work, loop).result(
-        seconds
-    )
-    world.folder = tmp_path_factory.mktemp("state")
-    stack = contextlib.AsyncExitStack()
-
-    async def begin():
-        config = made.config.model_copy(update={"directory": world.folder})
-        world.address = await stack.enter_async_context(server.running(config))
-        world.callers = {
-            s: Caller(world.address, made.keys[s], made.roster, made.job) for s in SILOS
-        }
-        for caller in world.callers.values():
-            stack.push_async_callback(caller.channel.close)
-            await caller.accept()
-
-    world.run(begin())
-    world.north = world.callers["north"]
-    yield world
-    world.run(stack.aclose())
-    loop.call_soon_threadsafe(loop.stop)
-    patch.undo()
+        world.made, world.job, world.round, world.folder = made, made.job, 0, folder
+        world.run(begin())
+        world.north = world.callers["north"]
+        yield world
+        world.run(stack.aclose())
 
 
 @pytest.fixture
@@ -336,9 +282,7 @@ def test_who_sends_nothing_more_is_ended_and_frees_its_place(world, honest, monk
             call = world.north.stub.Upload(timeout=SECONDS)
             for frame in frames_of(world.north, round_)[:number]:
                 await call.write(frame)
-            await refused(
-                call, "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "longer than its size allows"
-            )
+            await refused(call, "LIMIT", "longer than its size allows")
             assert not list((world.folder / "spool").iterdir())
             monkeypatch.undo()
         await world.north.give(round_)

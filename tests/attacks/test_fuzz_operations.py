@@ -8,7 +8,6 @@ import gc
 import json
 import tracemalloc
 from itertools import count
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -17,17 +16,15 @@ from hypothesis import strategies as st
 from support.any_message import PATIENT, SECONDS, ended, messages
 from support.coordinator_thread import coordinator
 from support.raw_silo import Caller
+from support.signed_federation import job_document, signed_federation
 
 from staddle.algorithms.job.job import Job
-from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
 from staddle.coordinator.rpc import limits
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.channel import MAX_STREAMS_PER_CONNECTION
 from staddle.proto.operations_pb2_grpc import OperationsStub
-from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signed_document import sign_document
@@ -49,29 +46,13 @@ PATIENCE = 30  # seconds, for reading so much on a busy machine
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    federation = local_federation.make(tmp_path_factory.mktemp("operated") / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 3,
-        "silos": list(SILOS),
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-    }
-    job = local_federation.sign_job(federation, document)
-    local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 60, "hold_seconds": 1})
-    folder = federation.folder
-    roster, operator = rosters.load(folder / "roster.json"), load_keys(folder / "operator")
-    return SimpleNamespace(
-        job=job,
-        roster=roster,
-        operator=operator,
-        north=load_keys(folder / "north" / "keys"),
-        config=configs.load(federation.coordinator_config),
-        signed=lambda document: canonical_json(sign_document(document, roster, operator, JOB)),
+    folder, document = tmp_path_factory.mktemp("operated"), job_document(SILOS)
+    made = signed_federation(folder, SILOS, document, beat_seconds=60)
+    made.operator = load_keys(made.folder / "operator")
+    made.signed = lambda document: canonical_json(
+        sign_document(document, made.roster, made.operator, JOB)
     )
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +64,7 @@ def world(made, tmp_path_factory):
         async def connect():
             both = [
                 Caller(world.address, keys, made.roster, made.job)
-                for keys in (made.operator, made.north)
+                for keys in (made.operator, made.keys["north"])
             ]
             world.operator, world.silo = both
             world.stub = OperationsStub(world.operator.channel)
@@ -114,10 +95,7 @@ def honest(world):
         ).job == name
         assert [
             status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs
-        ] == [
-            *before,
-            name,
-        ]
+        ] == [*before, name]
         request = pb.JobRequest(job=name)
         assert (await world.stub.Stop(request, timeout=SECONDS)).stage == "stopped"
         watching = world.stub.Watch(request, timeout=SECONDS)

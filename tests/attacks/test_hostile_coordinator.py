@@ -9,7 +9,6 @@ from hashlib import sha256
 from types import SimpleNamespace
 
 import grpc
-import numpy as np
 import pytest
 from support.hostile_coordinator import (
     GARBAGE,
@@ -18,25 +17,22 @@ from support.hostile_coordinator import (
     attacked,
     delivery,
     finish,
+    make_world,
     offer,
     play,
-    policy_for,
     records,
     round_of,
 )
+from support.signed_federation import job_document
 
-from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.exchange.parts import upload_items
 from staddle.algorithms.methods.fedavg import FedAvg
-from staddle.commands.federation import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES, ERROR_METADATA
 from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
-from staddle.silo import config as configs
 from staddle.silo import plain_rounds
 from staddle.silo.egress import client as clients
 from staddle.silo.egress import messages
@@ -50,40 +46,10 @@ PAUSE_SECONDS = agents.PAUSE_SECONDS
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Keys, a roster, two signed jobs of two rounds, and what the silo has."""
-    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
-    documents = (
-        {
-            "version": 1,
-            "name": name,
-            "seed": 11,
-            "rounds": 2,
-            "silos": list(SILOS),
-            "round_timeout": 60,
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        }
-        for name in ("first", "second")
-    )
-    jobs = {
-        job.name: job
-        for job in (local_federation.sign_job(federation, document) for document in documents)
-    }
-    local_federation.write_silo(
-        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values())
-    )
-    folder = federation.folder
-    return SimpleNamespace(
-        jobs=jobs,
-        silos=SILOS,
-        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in jobs},
-        roster=rosters.load(folder / "roster.json"),
-        keys=load_keys(folder / "coordinator" / "keys"),
-        silo_keys=load_keys(folder / SILO / "keys"),
-        config=configs.load(federation.silo_config(SILO)),
-        policy=policy_for(list(jobs.values())),
-        size=sum(item.spec.nbytes for item in upload_items(jobs["first"].up(0))),
-    )
+    documents = (job_document(SILOS, name=name, rounds=2) for name in ("first", "second"))
+    world = make_world(tmp_path_factory.mktemp("attacked"), SILOS, *documents)
+    world.size = sum(item.spec.nbytes for item in upload_items(world.jobs["first"].up(0)))
+    return world
 
 
 def signer_of(world, length):
@@ -101,11 +67,7 @@ BAD_TASKS = {
     "long name": lambda w: [offer(w, job="x" * 2000, signed_job=b"{}")],
     "name with control characters": lambda w: [offer(w, job="a\n\x1b[2Jb", signed_job=b"{}")],
     "name of a path": lambda w: [offer(w, job="../../etc"), round_of(w, 0, job="../../etc")],
-    "unsigned": lambda w: [
-        offer(w, signed_job=b"{}"),
-        offer(w, signed_job=b""),
-        offer(w, signed_job=b"\xff\x00"),
-    ],
+    "unsigned": lambda w: [offer(w, signed_job=data) for data in (b"{}", b"", b"\xff\x00")],
     "signer of 3 MB": lambda w: [offer(w, signed_job=signer_of(w, 3_000_000))],
     "deep document": lambda w: [
         offer(w, signed_job=deep(w, levels)) for levels in (90, 600, 100_000)
@@ -156,26 +118,20 @@ COHORTS = {
 def test_a_round_with_a_cohort_that_cannot_be_is_refused_and_nothing_leaves(
     world, tmp_path, cohort
 ):
-    script = [
-        offer(world),
-        round_of(world, 0, cohort=cohort),
-        round_of(world, 0, cohort=SILOS[::-1]),
-    ]
+    asked = [round_of(world, 0, cohort=silos) for silos in (cohort, SILOS[::-1])]
+    script = [offer(world), *asked]
     hostile = play(Hostile(world, script), tmp_path)
     assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [
         ("FAILED", 0, "DELIVERY")
     ]
     assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
-    intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+    intents = records(tmp_path, "egress.intent")
     assert [intent["cohort"] for intent in intents] == [sorted(SILOS)]
 
 
 def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_path):
-    script = [
-        offer(world),
-        *(finish(world, number) for number in (3, 2**32 - 1)),
-        round_of(world, 0),
-    ]
+    ends = [finish(world, number) for number in (3, 2**32 - 1)]
+    script = [offer(world), *ends, round_of(world, 0)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [answer for answer in hostile.answers if answer[0] == "DONE"] == [
         ("DONE", 3, "DELIVERY"),
@@ -187,41 +143,29 @@ def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_pat
 # Replays: what a round gives is given once.
 
 
+def rounds(world, *numbers):
+    return [round_of(world, number) for number in numbers]
+
+
 def test_a_replayed_round_gives_nothing_new(world, tmp_path):
     """Each fetch brings other numbers, so a round that were trained again would give another
     payload.
     """
-    rounds = [0, 0, 1, 0, 1, 0, 1]
-    script = [offer(world), *(round_of(world, number) for number in rounds)]
-    script += [
-        finish(world, 2),
-        round_of(world, 0),
-        round_of(world, 1),
-        offer(world),
-        round_of(world, 1),
-    ]
+    script = [offer(world), *rounds(world, 0, 0, 1, 0, 1, 0, 1)]
+    script += [finish(world, 2), *rounds(world, 0, 1), offer(world), *rounds(world, 1)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0, 1, 1, 1]
     assert len({upload[2] for upload in hostile.uploads}) == 2
     refused = [answer for answer in hostile.answers if answer[0] == "FAILED"]
     assert refused == [("FAILED", number, "DELIVERY") for number in (0, 0, 0, 1, 1)]
     assert ("DECLINE", 0, "JOB_INVALID") in hostile.answers
-    trained = {
-        round(entry["round"])
-        for entry in json.loads((tmp_path / "jobs/first/report.json").read_text())["rounds"]
-    }
-    assert trained == {0, 1}
+    report = json.loads((tmp_path / "jobs/first/report.json").read_text())
+    assert {entry["round"] for entry in report["rounds"]} == {0, 1}
 
 
 def test_a_replay_after_a_restart_gives_nothing_new(world, tmp_path):
-    first = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
-    script = [
-        round_of(world, 1),
-        round_of(world, 0),
-        offer(world),
-        round_of(world, 0),
-        round_of(world, 1),
-    ]
+    first = play(Hostile(world, [offer(world), *rounds(world, 0, 1)]), tmp_path)
+    script = [*rounds(world, 1, 0), offer(world), *rounds(world, 0, 1)]
     again = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in again.uploads] == [1, 1]
     assert {upload[2] for upload in again.uploads} == {first.uploads[1][2]}
@@ -257,25 +201,17 @@ def test_a_job_that_a_restarted_silo_would_not_accept_gives_nothing_and_the_code
 
 
 def test_the_end_told_first_closes_the_job(world, tmp_path):
-    script = [offer(world), finish(world, 2), round_of(world, 0), round_of(world, 1)]
+    script = [offer(world), finish(world, 2), *rounds(world, 0, 1)]
     hostile = play(Hostile(world, script), tmp_path)
     assert hostile.uploads == []
-    assert hostile.answers[1:] == [
-        ("DONE", 2, "UNSPECIFIED"),
-        ("FAILED", 0, "DELIVERY"),
-        ("FAILED", 1, "DELIVERY"),
-    ]
+    lost = [("FAILED", number, "DELIVERY") for number in (0, 1)]
+    assert hostile.answers[1:] == [("DONE", 2, "UNSPECIFIED"), *lost]
 
 
 @pytest.mark.parametrize("counted", [2, 5, 2**32 - 1])
 def test_a_count_of_rounds_that_never_were_trains_nothing(world, tmp_path, counted):
-    script = [
-        offer(world),
-        round_of(world, 0),
-        round_of(world, 1, counted=counted),
-        finish(world, 2, counted=counted),
-    ]
-    script += [round_of(world, 1, counted=1)]
+    script = [offer(world), round_of(world, 0), round_of(world, 1, counted=counted)]
+    script += [finish(world, 2, counted=counted), round_of(world, 1, counted=1)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 1]
     assert ("FAILED", 1, "TRAINING") in hostile.answers
@@ -286,14 +222,7 @@ def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tm
     """The coordinator says that nothing counted: the next round begins from the start, what was
     given stays given.
     """
-    script = [
-        offer(world),
-        round_of(world, 0),
-        round_of(world, 0),
-        round_of(world, 1),
-        round_of(world, 0),
-    ]
-    hostile = play(Hostile(world, script), tmp_path)
+    hostile = play(Hostile(world, [offer(world), *rounds(world, 0, 0, 1, 0)]), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0, 1]
     assert hostile.uploads[0] == hostile.uploads[1]
 
@@ -370,9 +299,7 @@ async def for_another_round(hostile, frames, context):
 def test_a_receipt_that_does_not_hold_is_none(world, tmp_path, lie):
     hostile = Hostile(world, [offer(world), *[round_of(world, 0)] * 3], upload=[lie] * 2)
     play(hostile, tmp_path)
-    outcomes = [
-        record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"
-    ]
+    outcomes = [record["status"] for record in records(tmp_path, "egress.outcome")]
     assert outcomes == ["unknown", "unknown", "sent"]
     assert len(hostile.uploads) == 1
 
@@ -413,9 +340,7 @@ def test_an_upload_that_is_ended_early_harms_nobody(
     play(hostile, tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0]
     assert len(hostile.uploads[0][2]) == world.size
-    outcomes = [
-        record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"
-    ]
+    outcomes = [record["status"] for record in records(tmp_path, "egress.outcome")]
     assert len(outcomes) == 6
     assert outcomes[-1] == "sent"
     assert "sent" not in outcomes[:-1]
@@ -460,7 +385,7 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
     # one of the four was refused midway
     assert seen.count(("first", 0)) + seen.count(("second", 0)) == 3
     assert seen.count(("first", 1)) == 2
-    intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+    intents = records(tmp_path, "egress.intent")
     assert sorted((intent["job"], intent["round"]) for intent in intents) == [
         *[("first", 0)] * 2,
         *[("first", 1)] * 2,
@@ -498,12 +423,12 @@ def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_
         hostile = Hostile(world, tasks, upload=[cut_before_the_end] * 99)
         hostile.standing = nearly_all
         play(hostile, tmp_path, policy=policy)
-        intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
+        intents = records(tmp_path, "egress.intent")
     assert hostile.answers.count(("FAILED", 0, "POLICY")) == 3
     sizes = [intent["message"]["bytes"] for intent in intents]
     # the process that came last knows of nothing that waits
     assert sizes == [world.size, *[rest] * 3, world.size]
-    denied, *_ = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    denied, *_ = records(tmp_path, "policy.deny")
     assert f"max_attempts_per_round = {most}" in denied["reasons"][0]
     monkeypatch.setattr(stream, "CHUNK_BYTES", CHUNK_BYTES)
     more = play(Hostile(world, [round_of(world, 1)]), tmp_path, policy=policy)
@@ -529,7 +454,7 @@ BEFORE = {  # what was told before the flood
 }
 
 
-def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
+async def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
     """All floods at once, each against an agent of its own."""
     monkeypatch.setattr(agents, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", PAUSE_SECONDS)
@@ -538,12 +463,8 @@ def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
     floods = {
         name: Hostile(world, before(name), endless=made(world)) for name, made in FLOODS.items()
     }
-
-    async def scenario():
-        runs = (attacked(flood, tmp_path / name, seconds=3) for name, flood in floods.items())
-        await asyncio.gather(*runs)
-
-    asyncio.run(scenario())
+    runs = (attacked(flood, tmp_path / name, seconds=3) for name, flood in floods.items())
+    await asyncio.gather(*runs)
     polls = {name: flood.calls["poll"] for name, flood in floods.items()}
     assert all(1 <= count <= 3 / PAUSE_SECONDS + 5 for count in polls.values()), polls
     calls = {name: sum(flood.calls.values()) for name, flood in floods.items()}
@@ -619,7 +540,7 @@ def test_a_bad_delivery_is_refused_and_a_good_one_taken(world, tmp_path, bad):
         ("FAILED", 1, "DELIVERY")
     ]
     assert [upload[1] for upload in hostile.uploads] == [0, 1]
-    ingress = [record for record in records(tmp_path) if record["type"] == "ingress"]
+    ingress = records(tmp_path, "ingress")
     assert [record["round"] for record in ingress] == [1]
 
 
@@ -644,7 +565,7 @@ def test_a_delivery_that_never_comes_is_given_up(world, tmp_path, monkeypatch):
 @pytest.mark.control
 def test_what_crosses_is_what_the_ledger_says(world, tmp_path):
     hostile = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
-    digests = [record for record in records(tmp_path) if record["type"] == "egress.digest"]
+    digests = records(tmp_path, "egress.digest")
     items = upload_items(world.jobs["first"].up(0))
     for (_, _, payload), record in zip(hostile.uploads, digests, strict=True):
         offset = 0

@@ -5,7 +5,6 @@ bad silo is ours but for one function (hostile_dealer.py); coordinator and other
 ship.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,6 @@ import torch
 from federation.conftest import job_document
 
 from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.security.ledger.audit import ledger_folder, verify
-from staddle.security.log.head import own_log_key
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 
@@ -44,12 +40,8 @@ class Played:
         running.data = {
             silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(silos)
         }
-        table = {
-            "secure_aggregation": "required",
-            "weights": "public",
-            "dropouts": "any",
-            "counts": dict.fromkeys(silos, 60),
-        }
+        table = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+        table["counts"] = dict.fromkeys(silos, 60)
         self.job = running.job(
             job_document("job", silos, rounds=ROUNDS, min_cohort=3, security={**table, **security})
         )
@@ -62,18 +54,10 @@ class Played:
         ended = coordinator.wait_for("job.ended", 120)
         self.outcome, self.reason = ended["outcome"], ended["reason"]
         running.stop()
-        events = [
-            json.loads(line)
-            for line in coordinator.log.read_text().splitlines()
-            if line.startswith("{")
-        ]
-        self.events = events
-        self.rounds = [
-            sorted(event["members"]) for event in events if event["event"] == "round.closed"
-        ]
-        self.blamed = [
-            event["blame"] for event in events if event["event"] == "sum.ended" and "blame" in event
-        ]
+        self.events = events = running.events("coordinator")
+        closed = running.events("coordinator", "round.closed")
+        self.rounds = [sorted(event["members"]) for event in closed]
+        self.blamed = [e["blame"] for e in events if e["event"] == "sum.ended" and "blame" in e]
 
     @property
     def evicted(self):
@@ -84,31 +68,15 @@ class Played:
         """(code, blame) of the attempts that ended at a silo without a sum, as its ledger
         has them.
         """
-        path = ledger_folder(self.running.federation.state(silo))
-        lines = [
-            line
-            for file in sorted(path.glob("seg-*.jsonl"))
-            for line in file.read_text().splitlines()
-        ]
-        found = [json.loads(line) for line in lines]
-        return [(each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
+        found = self.running.records(silo, "secagg.end")
+        return [(each["code"], each["blame"]) for each in found]
 
     def check_models(self):
         """All honest silos have the same model of finite numbers in the end, and a ledger that
         holds.
         """
-        federation = self.running.federation
-        for silo in self.honest:
-            key = own_log_key(federation.name, federation.keys(silo))
-            assert verify(ledger_folder(federation.state(silo)), key=key).ok
-        models = [
-            state_from_bytes(
-                (
-                    self.running.federation.state(silo) / "jobs" / "job" / "model.safetensors"
-                ).read_bytes()
-            )
-            for silo in self.honest
-        ]
+        self.running.check_ledgers(self.honest)
+        models = [self.running.model(self.job, silo) for silo in self.honest]
         for part, tensors in models[0].parts.items():
             for name, value in tensors.items():
                 assert torch.isfinite(value).all()

@@ -7,25 +7,23 @@ as good as theirs. A round ends here once the silo has the key.
 
 import asyncio
 import os
-from types import SimpleNamespace
 
 import grpc
-import numpy as np
 import pytest
 from support.hostile_coordinator import (
     GARBAGE,
     SILO,
     Hostile,
     finish,
+    make_world,
     offer,
     play,
     records,
     round_of,
 )
+from support.signed_federation import pfedsim
 
 from staddle import log
-from staddle.algorithms.data.dataset import digits
-from staddle.commands.federation import local_federation
 from staddle.files import checked_file
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
@@ -34,11 +32,8 @@ from staddle.proto.channel import ERROR_METADATA
 from staddle.proto.convert import group_key as messages
 from staddle.security.blind import group_key as g
 from staddle.security.blind.sealing import letters
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.silo import agent as agents
-from staddle.silo import config as configs
 from staddle.silo.blind import group_keys
 from staddle.silo.blind.group_keys import KEY, OWN, SECRET
 
@@ -66,38 +61,12 @@ def rounds():
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "first",
-        "seed": 11,
-        "rounds": 2,
-        "silos": list(SILOS),
-        "min_cohort": 3,
-        "round_timeout": 60,
-        "method": {"name": "pfedsim"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "security": {"secure_aggregation": "required"},
-    }
-    job = local_federation.sign_job(federation, document)
-    local_federation.write_silo(
-        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job]
-    )
-    folder = federation.folder
-    roster = rosters.load(folder / "roster.json")
-    return SimpleNamespace(
-        jobs={"first": job},
-        silos=SILOS,
-        signed={"first": (folder / "jobs" / "first.json").read_bytes()},
-        roster=roster,
-        keys=load_keys(folder / "coordinator" / "keys"),
-        silo_keys=load_keys(folder / SILO / "keys"),
-        other_keys={silo: load_keys(folder / silo / "keys") for silo in OTHERS},
-        config=configs.load(federation.silo_config(SILO)),
-        policy=(folder / SILO / "policy.toml").read_text(),
-        epoch=g.Epoch.of(roster, SILOS, job.digest),
-    )
+    method = {"name": "pfedsim"}
+    document = pfedsim(SILOS, name="first", rounds=2, method=method)
+    world = make_world(tmp_path_factory.mktemp("attacked"), SILOS, document)
+    world.policy = (world.federation.folder / SILO / "policy.toml").read_text()
+    world.epoch = g.Epoch.of(world.roster, SILOS, world.jobs["first"].digest)
+    return world
 
 
 class Keying(Hostile):
@@ -117,11 +86,8 @@ class Keying(Hostile):
         self.given.append(messages.contributed_from_wire(SILO, request))
         if self.refuse:
             code = self.refuse.pop(0)
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "no",
-                trailing_metadata=((ERROR_METADATA, code),),
-            )
+            why = ((ERROR_METADATA, code),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no", trailing_metadata=why)
         return secure.SecureTaken()
 
     async def group_key(self, request, context):
@@ -134,13 +100,12 @@ class Keying(Hostile):
         return tuple(g.Relayed(given, letters(pieces)[to]) for given, pieces in made)
 
     def give(self, silo, epoch):
-        return g.contribute(epoch, silo, *self.secrets[silo], self.world.other_keys[silo].sign)
+        return g.contribute(epoch, silo, *self.secrets[silo], self.world.others[silo].sign)
 
     def parts(self):
         """Of what makes that key."""
-        return g.parts_of(
-            (self.given[0].contribution, *(self.give(silo, self.world.epoch)[0] for silo in OTHERS))
-        )
+        others = [self.give(silo, self.world.epoch)[0] for silo in OTHERS]
+        return g.parts_of((self.given[0].contribution, *others))
 
     def key(self):
         """As another silo of the job makes it; the silo's part is the one that it gave."""
@@ -150,7 +115,7 @@ class Keying(Hostile):
         relayed = [
             g.Relayed(contribution, letters(pieces)[me]) for contribution, pieces in given.values()
         ]
-        seed = self.world.other_keys[me].exchange.private_bytes_raw()
+        seed = self.world.others[me].exchange.private_bytes_raw()
         signers = g.Signers.of(self.world.roster, SILOS)
         made = self.give(me, self.world.epoch)[0]
         return g.make_key(self.world.epoch, me, seed, made, self.secrets[me][0], relayed, signers)
@@ -192,7 +157,7 @@ def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(wor
     assert answers(hostile, "ACCEPT") == [("ACCEPT", 0, "UNSPECIFIED")] * 5
     assert answers(hostile, "FAILED") == [ENDED]
     check_kept(world, hostile, tmp_path)
-    left = [record for record in records(tmp_path) if record["type"] == "egress.protocol"]
+    left = records(tmp_path, "egress.protocol")
     assert [record["kind"] for record in left] == ["contribution"] * 5
 
 
@@ -239,11 +204,8 @@ def doubled(hostile):
 
 def with_swapped_letters(hostile):
     first, second, third = hostile.relayed()
-    return (
-        g.Relayed(first.contribution, second.letter),
-        g.Relayed(second.contribution, first.letter),
-        third,
-    )
+    swapped = [(first.contribution, second.letter), (second.contribution, first.letter)]
+    return (*(g.Relayed(*each) for each in swapped), third)
 
 
 def of_another_recipient(hostile):
@@ -253,9 +215,8 @@ def of_another_recipient(hostile):
 
 
 def of_another_epoch(hostile):
-    return hostile.relayed(
-        g.Epoch.of(hostile.world.roster, SILOS, hostile.world.jobs["first"].digest, 1)
-    )
+    world = hostile.world
+    return hostile.relayed(g.Epoch.of(world.roster, SILOS, world.jobs["first"].digest, 1))
 
 
 def of_another_job(hostile):
@@ -265,9 +226,8 @@ def of_another_job(hostile):
 def its_own_back(hostile):
     _, pieces = hostile.give("east", hostile.world.epoch)
     own = g.Relayed(hostile.given[0].contribution, letters(pieces)[SILO])
-    return tuple(
-        sorted((*hostile.relayed(), own), key=lambda each: each.contribution.sealing.sender)
-    )
+    all_ = (*hostile.relayed(), own)
+    return tuple(sorted(all_, key=lambda each: each.contribution.sealing.sender))
 
 
 def far_too_many(hostile):
@@ -317,10 +277,8 @@ def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_an
     world, tmp_path, completed
 ):
     """Also where it could not take the results: there is nothing to open them with any more."""
-    end, damaged = (
-        finish(world, 2, completed=completed),
-        lambda: [tensor.Frame(chunk=b"no manifest")],
-    )
+    end = finish(world, 2, completed=completed)
+    damaged = lambda: [tensor.Frame(chunk=b"no manifest")]  # noqa: E731
     tasks = [offer(world), round_of(world, 0), end, end, offer(world)]
     hostile = play(Keying(world, tasks, fetch=[damaged]), tmp_path)
     assert hostile.calls["fetch"] == completed
@@ -331,10 +289,8 @@ def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_an
 
 def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
     """The coordinator may take the confirmation for the erasure."""
-    hostile, found = (
-        Keying(world, [offer(world), round_of(world, 0), finish(world, 2, completed=False)]),
-        [],
-    )
+    tasks = [offer(world), round_of(world, 0), finish(world, 2, completed=False)]
+    hostile, found = Keying(world, tasks), []
     answer = hostile.answer
 
     async def looking(request, context):

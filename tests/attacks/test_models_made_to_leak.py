@@ -13,9 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 from federation.conftest import job_document
-from federation.test_blind import records_of
 from support import leaky_models
-from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_coordinator import SILO, delivery, ends, offer, play, records, round_of
 from support.hostile_keyed_coordinator import Keyed, Tagged
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
@@ -29,7 +28,6 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import GroupValues
-from staddle.silo.job_folder import split_key
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
@@ -133,7 +131,7 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
     every = torch.cat([own, *(data.x for data in trapped.data.values())])
     trained = opened_model(trapped)
     count = 0 if trained is None else len(LAYER.read(trapped.trap, trained, every, bins=True))
-    denied = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    denied = records(tmp_path, "policy.deny")
     if not why:
         assert count > 20, (
             f"{count} of {len(every)} records were read: the attack does not work as it should"
@@ -177,16 +175,10 @@ def test_a_coordinator_alone_hands_down_a_trap_where_sums_are_tagged(tmp_path):
     drafted = policy_text(list(world.jobs.values()))
     hostile = play(Keyed(world, kind=Handed), tmp_path / "silo", policy=BOUNDS.sub("", drafted))
     assert hostile.calls["fetch"] == 2
-    found = records(tmp_path / "silo")
-    given = [record["round"] for record in found if record["type"] == "egress.intent"]
+    given = [record["round"] for record in records(tmp_path / "silo", "egress.intent")]
     assert given == [0], f"what was trained on the trap left in round {given[-1]}"
-    assert [each["round"] for each in found if each["type"] == "ingress"] == []
-    ended = [
-        (each["round"], each["code"], each["blame"])
-        for each in found
-        if each["type"] == "secagg.end"
-    ]
-    assert ended == [(0, "SUM", COORDINATOR_OR_SILO)]
+    assert records(tmp_path / "silo", "ingress") == []
+    assert ends(tmp_path / "silo", "round") == [(0, "SUM", COORDINATOR_OR_SILO)]
 
 
 # One silo alone; the coordinator and the other silos are honest.
@@ -227,34 +219,21 @@ def trapped(start, tmp_path):
             assert len(BOUNDS.findall(policy.read_text())) == 2
             if not bounded or silo == SILO:
                 policy.write_text(BOUNDS.sub("", policy.read_text()))
-        running.launch(
-            SILO,
-            (TRAPPING, str(folder), kind, layer, str(rounds)),
-            running.federation.silo_config(SILO),
-        )
+        program = (TRAPPING, str(folder), kind, layer, str(rounds))
+        running.launch(SILO, program, running.federation.silo_config(SILO))
         for silo in OTHERS:
             running.start_silo(silo)
         ended = coordinator.wait_for("job.ended", 240)
         running.stop()
+        denials = {silo: running.records(silo, "policy.deny") for silo in OTHERS}
         denied = {
-            silo: [
-                (record["round"], record["purpose"])
-                for record in records_of(running, silo)
-                if denies(record)
-            ]
-            for silo in OTHERS
+            silo: [(each["round"], each["purpose"]) for each in found]
+            for silo, found in denials.items()
         }
-        shards = {
-            s: split(data, split_key(running.federation.state(s)), 0.25)[0]
-            for s, data in running.data.items()
-        }
+        shards = {silo: train for silo, (train, _) in running.shards().items()}
         every = torch.cat([shards[silo].x for silo in OTHERS])
-        return (
-            ended["outcome"],
-            denied,
-            steps_of(folder, rounds, len(shards[SILO]) / sum(map(len, shards.values()))),
-            every,
-        )
+        share = len(shards[SILO]) / sum(map(len, shards.values()))
+        return ended["outcome"], denied, steps_of(folder, rounds, share), every
 
     return call
 
@@ -268,18 +247,13 @@ def steps_of(folder, rounds, share):
     for round_ in range(1, rounds):
         if not (after := folder / f"down-{round_ + 1}").exists():
             break
-        before, given, mean = (
-            load(path) for path in (folder / f"down-{round_}", folder / f"given-{round_}", after)
-        )
+        paths = folder / f"down-{round_}", folder / f"given-{round_}", after
+        before, given, mean = map(load, paths)
         others = {
             name: (value.double() - share * given[name].double()) / (1 - share)
             for name, value in mean.items()
         }
         yield before, others
-
-
-def denies(record):
-    return record["type"] == "policy.deny"
 
 
 NOBODY = {silo: [] for silo in OTHERS}
@@ -301,9 +275,8 @@ def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
     if not bounded:
         assert (outcome, denied) == ("completed", NOBODY)
         least = {"dense": 8, "convolved": 2}[layer]
-        assert read[-1] > least, (
-            f"{read[-1]} of {len(every)} were read: the attack does not work as it should"
-        )
+        told = f"{read[-1]} of {len(every)} were read: the attack does not work as it should"
+        assert read[-1] > least, told
         return
     assert (outcome, denied) == ("failed", AT_ONCE)
     # of the round before the trap

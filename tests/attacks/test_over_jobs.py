@@ -15,7 +15,6 @@ from staddle.files.documents import validate
 from staddle.security.blind.plan import summed
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
-from staddle.silo.job_folder import split_key
 
 pytestmark = pytest.mark.actor("coordinator")
 
@@ -39,9 +38,8 @@ def mean_of(running, job):
 
 def trained(running, job, silo):
     """What a silo gave in the one round."""
-    state = state_from_bytes(
-        (running.federation.state(silo) / "jobs" / job.name / "state-1.safetensors").read_bytes()
-    )
+    path = running.job_folder(job, silo) / "state-1.safetensors"
+    state = state_from_bytes(path.read_bytes())
     return flat(job, lambda name: state.parts[name.partition(".")[0]][name.partition(".")[2]])
 
 
@@ -57,22 +55,16 @@ def test_two_jobs_that_differ_by_one_silo_do_not_tell_its_model(start):
     blind = {"rounds": 1, "min_cohort": 3, "security": SECURITY}
     first = running.job(job_document("first", SILOS, **blind))
     again = running.job(job_document("again", [silo for silo in SILOS if silo != GONE], **blind))
-    coordinator = running.start_coordinator()
+    running.start_coordinator()
     for silo in SILOS:
         running.write_silo(silo)
         policy = running.federation.folder / silo / "policy.toml"
-        policy.write_text(
-            policy.read_text().replace("min_difference = 3\n", "min_difference = 1\n")
-        )
+        text = policy.read_text().replace("min_difference = 3\n", "min_difference = 1\n")
+        policy.write_text(text)
         running.start_silo(silo)
-    for job in (first, again):
-        ended = coordinator.wait_for("job.ended", 120)
-        assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
+    running.completed()
     running.stop()
-    weights = {
-        s: len(split(running.data[s], split_key(running.federation.state(s)), 0.25)[0])
-        for s in SILOS
-    }
+    weights = {silo: len(train) for silo, (train, _) in running.shards().items()}
     with_it, without = (sum(weights[silo] for silo in job.silos) for job in (first, again))
     found = (with_it * mean_of(running, first) - without * mean_of(running, again)) / weights[GONE]
     true = trained(running, first, GONE)
@@ -104,20 +96,16 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
     first = running.job(job_document("a1", SILOS, "fedssa", **blind))
     again = running.job(job_document("a2", four, "fedssa", **blind))
     coordinator = running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     outcomes = [coordinator.wait_for("job.ended", 120) for _ in (first, again)]
     found = holders_of(running, again)
-    train, _ = split(running.data[GONE], split_key(running.federation.state(GONE)), 0.25)
+    train, _ = running.shards()[GONE]
     held = np.bincount(train.y, minlength=10) > 0
     assert found is None, (
         f"wrong classes: {int((held != (holders_of(running, first) - found > 0)).sum())} of 10"
     )
-    assert [(each["job"], each["outcome"]) for each in outcomes] == [
-        ("a1", "completed"),
-        ("a2", "failed"),
-    ]
+    ended = [(each["job"], each["outcome"]) for each in outcomes]
+    assert ended == [("a1", "completed"), ("a2", "failed")]
     for silo in four:
         declined = running.daemons[silo].wait_for("job.declined", 30)
         assert (declined["job"], declined["code"]) == ("a2", "POLICY")
@@ -127,12 +115,9 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
     left(running, GONE)
     once_more = running.job(job_document("a3", four, "fedssa", **blind))
     running.jobs = [once_more]
-    coordinator = running.start_coordinator()
-    for silo in four:
-        running.write_silo(silo)
-        running.start_silo(silo)
-    ended = coordinator.wait_for("job.ended", 120)
-    assert (ended["job"], ended["outcome"], ended["reason"]) == ("a3", "completed", "")
+    running.start_coordinator()
+    running.start_silos(*four)
+    running.completed()
     # as is documented
     assert (held == (holders_of(running, first) - holders_of(running, once_more) > 0)).all()
 
@@ -140,7 +125,7 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
 def left(running, silo):
     """A new version of the roster, without a silo."""
     folder = running.federation.folder
-    roster = rosters.remove(rosters.load(folder / "roster.json"), silo)
+    roster = rosters.remove(running.roster, silo)
     rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
 
 
@@ -156,17 +141,10 @@ def test_a_model_that_training_finds_from_anywhere_is_told_by_two_jobs_that_are_
     Error 7.4e-3, cosine 0.9999 for the convex one, after 500 steps over all records; a network is
     not found.
     """
-    training = {
-        "epochs": 500 if found else 20,
-        "batch_size": 512,
-        "lr": 1.0 if found else 0.1,
-        "weight_decay": 0.01,
-    }
-    changes = {
-        "rounds": 1,
-        "training": training,
-        "model": {"name": model, "classes": 10, "input": [1, 8, 8]},
-    }
+    training = {"epochs": 500, "lr": 1.0} if found else {"epochs": 20, "lr": 0.1}
+    training |= {"batch_size": 512, "weight_decay": 0.01}
+    small = {"name": model, "classes": 10, "input": [1, 8, 8]}
+    changes = {"rounds": 1, "training": training, "model": small}
     four = [silo for silo in SILOS if silo != GONE]
     data = {silo: split(own, silo.encode().ljust(32), 0.25) for silo, own in shards(SILOS).items()}
     counts = {silo: len(train) for silo, (train, _) in data.items()}
@@ -180,9 +158,8 @@ def test_a_model_that_training_finds_from_anywhere_is_told_by_two_jobs_that_are_
         )
 
     whole, without = model_of("first", SILOS, "north"), model_of("again", four, "north")
-    solved = (sum(counts.values()) * whole - sum(counts[silo] for silo in four) * without) / counts[
-        GONE
-    ]
+    others = sum(counts[silo] for silo in four)
+    solved = (sum(counts.values()) * whole - others * without) / counts[GONE]
     true = model_of("alone", (GONE, "north"), GONE, "local")
     cosine = float(solved @ true / (np.linalg.norm(solved) * np.linalg.norm(true)))
     told = f"the recovered model is off by {np.abs(solved - true).max():.1e}, cosine {cosine:.4f}"

@@ -7,7 +7,7 @@ cosine with the true one. Models have weights of about 0.1.
 
 import numpy as np
 import pytest
-from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_coordinator import SILO, delivery, ends, offer, play, records, round_of
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.algorithms.exchange.parts import delivered_items
@@ -27,16 +27,10 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 # 2n + 1 for the four silos of the jobs
 OUTSIDERS = tuple(f"outsider-{number}" for number in range(9))
 COUNT = 60  # records of each silo, as the public job declares them
-SECURITY = {  # without tags, by which a silo refuses most of these deliveries already
-    "public": {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": dict.fromkeys(SILOS, COUNT),
-        "tags": False,
-    },
-    "private": {"secure_aggregation": "required", "weight_most": 2000, "tags": False},
-}
+# without tags, by which a silo refuses most of these deliveries already
+REQUIRED = {"secure_aggregation": "required", "tags": False}
+COUNTED = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, COUNT)}
+SECURITY = {"public": {**REQUIRED, **COUNTED}, "private": {**REQUIRED, "weight_most": 2000}}
 SECURITY["whole"] = {**SECURITY["public"], "dropouts": "batches"}
 
 
@@ -58,10 +52,8 @@ def model_of(folder, job):
     path = max((folder / "jobs" / job.name).glob("state-*.safetensors"))
     state = state_from_bytes(path.read_bytes())
     (part,) = [part for part in summed(job.up(0)) if part.name == "model"]
-    found = [
-        state.parts[module][leaf]
-        for module, _, leaf in (spec.name.partition(".") for spec in part.tensors)
-    ]
+    names = (spec.name.partition(".") for spec in part.tensors)
+    found = [state.parts[module][leaf] for module, _, leaf in names]
     return np.concatenate([tensor.double().numpy().ravel() for tensor in found])
 
 
@@ -96,17 +88,16 @@ def set_back(world, tmp_path, counted):
     ``counted`` is what the real one is told of its rounds.
     """
     absent = [(), *((silo,) for silo in OTHERS)]
-    sums = {
-        number: [Attempted(world, "public", number, absent=gone, empty=True)]
+    attempts = [
+        Attempted(world, "public", number, absent=gone, empty=True)
         for number, gone in enumerate(absent)
-    }
-    tasks = [round_of(world, number, "public", counted=counted(number)) for number in range(4)]
-    hostile = Blind(world, [offer(world, "public"), *tasks], sums)
-    hostile.script["fetch"] = [
-        lambda number=number: delivered_frames(world, number) for number in range(4)
     ]
+    tasks = [round_of(world, number, "public", counted=counted(number)) for number in range(4)]
+    sums = {number: [attempted] for number, attempted in enumerate(attempts)}
+    hostile = Blind(world, [offer(world, "public"), *tasks], sums)
+    hostile.script["fetch"] = [lambda n=n: delivered_frames(world, n) for n in range(4)]
     play(hostile, tmp_path)
-    return [attempt for attempts in sums.values() for attempt in attempts]
+    return attempts
 
 
 @pytest.mark.parametrize(
@@ -119,20 +110,12 @@ def test_leave_one_out_sums_from_one_state_are_not_to_be_had(world, tmp_path, co
     attempts = set_back(world, tmp_path, counted)
     sums, found = solved(attempts)
     error, cosine = error_of(found, model_of(tmp_path, world.jobs["public"]))
-    assert sums == 1, (
-        f"{sums} sums were opened; the recovered model is off by {error:.1e}, cosine {cosine:.4f}"
-    )
+    told = f"the recovered model is off by {error:.1e}, cosine {cosine:.4f}"
+    assert sums == 1, f"{sums} sums were opened; {told}"
     assert error > 0.01
     assert cosine < 0.9
-    ended = [
-        (each["round"], each["code"], each["blame"])
-        for each in records(tmp_path)
-        if each["type"] == "secagg.end"
-    ]
-    assert {(code, blame) for _, code, blame in ended} in (
-        {("ATTEMPT", "coordinator")},
-        {("SUM", "coordinator")},
-    )
+    either = ({("ATTEMPT", "coordinator")}, {("SUM", "coordinator")})
+    assert set(ends(tmp_path)) in either
 
 
 class Unasked(Attempted):
@@ -150,11 +133,8 @@ def test_values_of_one_state_are_not_given_as_if_they_were_of_another(world, tmp
 
     Before, it was given again for any state that the coordinator named.
     """
-    tasks = [
-        offer(world, "public"),
-        round_of(world, 0, "public"),
-        round_of(world, 0, "public", counted=3),
-    ]
+    asked = [round_of(world, 0, "public"), round_of(world, 0, "public", counted=3)]
+    tasks = [offer(world, "public"), *asked]
     hostile = Blind(world, tasks, {0: [Unasked(world, "public", 0)]})
     hostile.script["fetch"] = [lambda: delivery(world, "public", 0)] * 2
     play(hostile, tmp_path)
@@ -174,9 +154,8 @@ def batched(tmp_path_factory):
     outsiders = [silo for silo in BATCHED if silo not in SILOS]
     security = {"half": {**SECURITY["whole"], "counts": dict.fromkeys(BATCHED, COUNT)}}
     silos, folder = {"half": BATCHED}, tmp_path_factory.mktemp("batched")
-    return make_world(
-        folder, security, outsiders, silos, rounds=24, participation=0.5, training=training
-    )
+    changes = {"rounds": 24, "participation": 0.5, "training": training}
+    return make_world(folder, security, outsiders, silos, **changes)
 
 
 @pytest.mark.parametrize("name", ["half", "whole"])
@@ -191,24 +170,17 @@ def test_sums_of_a_part_of_a_batch_are_not_to_be_had(world, batched, tmp_path, n
     mates = [silo for silo in job.cohort(numbers[0]) if silo != SILO]
     tasks, sums, counted = [offer(world, name)], {}, 0
     for number, gone in zip(numbers, ((), *((silo,) for silo in mates)), strict=True):
-        sums[number] = [
-            Attempted(world, name, number, cohort=job.cohort(number), absent=gone, lenient=True)
-        ]
-        tasks.append(round_of(world, number, name, cohort=job.cohort(number), counted=counted))
+        cohort = job.cohort(number)
+        attempted = Attempted(world, name, number, cohort=cohort, absent=gone, lenient=True)
+        sums[number] = [attempted]
+        tasks.append(round_of(world, number, name, cohort=cohort, counted=counted))
         counted = number + 1
     hostile = Blind(world, tasks, sums)
-    hostile.script["fetch"] = [
-        lambda n=number: delivery(world, name, n, seed=n) for number in numbers
-    ]
+    hostile.script["fetch"] = [lambda n=n: delivery(world, name, n, seed=n) for n in numbers]
     play(hostile, tmp_path)
     opened = [set(each.state.u3) for (each,) in sums.values() if each.opened is not None]
     assert opened == [set(job.cohort(numbers[0]))]
-    ended = [
-        (each["round"], each["code"], each["blame"])
-        for each in records(tmp_path)
-        if each["type"] == "secagg.end"
-    ]
-    assert ended[0] == (numbers[1], "SURVIVORS", "coordinator")
+    assert ends(tmp_path, "round")[0] == (numbers[1], "SURVIVORS", "coordinator")
 
 
 # The coordinator has the keys of members of the roster that the job is not for.
@@ -225,14 +197,10 @@ def test_who_is_not_of_the_job_is_in_no_sum(world, tmp_path):
     play(hostile, tmp_path)
     found = unmasked(crowd)
     true = model_of(tmp_path, world.jobs["private"])
-    said = (
-        ""
-        if found is None
-        else "the recovered model is off by {:.1e}, cosine {:.4f}".format(*error_of(found, true))
-    )
-    assert found is None, said
+    off = "the recovered model is off by {:.1e}, cosine {:.4f}"
+    assert found is None, off.format(*error_of(found, true))
     assert [kind for _, _, kind in hostile.given] == ["end"]
-    (ended,) = [each for each in records(tmp_path) if each["type"] == "secagg.end"]
+    (ended,) = records(tmp_path, "secagg.end")
     assert (ended["code"], ended["blame"]) == ("SPEC", "coordinator")
     assert f"names {', '.join(OUTSIDERS)}" in ended["why"]
 
@@ -247,10 +215,8 @@ def unmasked(crowd):
     spec, ctx = crowd.spec, crowd.spec.context()
     holders = {spec.holder(silo): crowd.held[silo][SILO] for silo in OUTSIDERS}
     weights = dict(zip(sorted(holders), weights_at_zero(sorted(holders)), strict=True))
-    own, pair = (
-        join({n: held.of(kind).share for n, held in holders.items()}, weights)
-        for kind in (SELF, PAIR)
-    )
+    shares = lambda kind: {n: held.of(kind).share for n, held in holders.items()}  # noqa: E731
+    own, pair = (join(shares(kind), weights) for kind in (SELF, PAIR))
     h_u2 = crowd.states[OUTSIDERS[0]].h_u2
     terms = [Term(self_key(own, ctx, SILO, spec.prg, h_u2))]
     for silo in crowd.others:
@@ -276,11 +242,9 @@ class Delivered(Attempted):
 
     def framed(self, round_):
         items = delivered_items(self.job.down(round_))
-        digests = list(
-            delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end.tensor_sha256
-        )
+        end = delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end
         plan = JobPlan(self.job).round(round_)
-        model = plan.model_digest(items, digests)
+        model = plan.model_digest(items, list(end.tensor_sha256))
         return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
 
     def act(self, who, effect):
@@ -302,16 +266,13 @@ def test_a_round_that_is_summed_twice_shows_nothing_twice(world, tmp_path, signs
     tasks = [offer(world, "private"), round_of(world, 1, "private")]
     for attempted, told in ((first, tasks), (second, tasks[1:])):
         hostile = Blind(world, told, {1: [attempted]})
-        hostile.script["fetch"] = [
-            lambda seed=attempted.seed: delivery(world, "private", 1, seed=seed)
-        ]
+        seed = attempted.seed
+        hostile.script["fetch"] = [lambda seed=seed: delivery(world, "private", 1, seed=seed)]
         play(hostile, tmp_path)
     assert first.opened is not None
     assert second.opened is not None
     assert set(first.state.u3) == set(second.state.u3) == set(SILOS)
     for one, other in zip(first.opened, second.opened, strict=True):
         assert np.array_equal(one.total, other.total)
-    ended = [
-        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
-    ]
+    ended = ends(tmp_path)
     assert {blame for _, blame in ended} <= {""}

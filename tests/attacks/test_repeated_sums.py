@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_coordinator import SILO, delivery, ends, offer, play, records, round_of
 from support.hostile_sum_coordinator import SILOS, Attempted, Blind, Later, make_world
 
 from staddle.security.arithmetic.masks import Term
@@ -156,9 +156,7 @@ def test_a_second_sum_shows_no_silo(world, tmp_path, monkeypatch, evidence, abse
         monkeypatch.setattr(blind, "begin", lax)
     first, second = played(world, tmp_path, evidence, absent)
     assert first.sum is not None, "the two could not open the first sum"
-    ended = [
-        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
-    ]
+    ended = ends(tmp_path)
     if not refused:
         error = recovered(first, second)
         assert error < 1e-6, f"off by {error:.1e}"
@@ -173,7 +171,7 @@ def test_a_second_sum_without_the_dealer_is_made(world, tmp_path):
     assert second.state.u3 == tuple(silo for silo in sorted(SILOS) if silo != DEALER)
     own = first.contribution(first.spec.groups[0], DEALER).values
     assert np.abs((first.sum - second.opened[0].total) / COUNT - own).max() < 1e-6
-    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [
+    assert [each["survivors"] for each in records(tmp_path, "secagg.sum")] == [
         list(second.state.u3)
     ]
 

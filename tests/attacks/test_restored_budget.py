@@ -9,24 +9,20 @@ what they have cost in truth.
 import asyncio
 import re
 import shutil
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from support.hostile_coordinator import SILO, Hostile, offer, play, records, round_of
+from support.hostile_coordinator import SILO, Hostile, make_world, offer, play, records, round_of
 from support.ledgers import write_start
+from support.signed_federation import job_document
 
-from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.proto import federation_pb2 as pb
 from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import cost
 from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.consistency import Consistency
-from staddle.silo import config as configs
 from staddle.silo.egress.witness import HEADS, Witness
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
@@ -39,36 +35,13 @@ TABLE = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2", "hist
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Keys, a roster, a private job of three rounds, and what the silo has."""
-    federation = local_federation.make(tmp_path_factory.mktemp("restored") / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "first",
-        "seed": 11,
-        "rounds": 3,
-        "silos": list(SILOS),
-        "round_timeout": 60,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "privacy": TABLE,
-    }
-    job = local_federation.sign_job(federation, document)
-    local_federation.write_silo(
-        federation, SILO, "127.0.0.1:1", digits().take(np.arange(200)), [job]
-    )
-    folder, text = federation.folder, local_federation.policy_text([job])
-    return SimpleNamespace(
-        jobs={"first": job},
-        silos=SILOS,
-        signed={"first": (folder / "jobs" / "first.json").read_bytes()},
-        roster=rosters.load(folder / "roster.json"),
-        keys=load_keys(folder / "coordinator" / "keys"),
-        silo_keys=load_keys(folder / SILO / "keys"),
-        other_keys=load_keys(folder / OTHER / "keys"),
-        config=configs.load(federation.silo_config(SILO)),
-        # what comes down are numbers drawn at random
-        policy=re.sub(r"(?m)^max_(step|parallel) = .*\n", "", text),
-    )
+    document = job_document(SILOS, name="first", privacy=TABLE)
+    world = make_world(tmp_path_factory.mktemp("restored"), SILOS, document, records=200)
+    # what comes down are numbers drawn at random
+    text = local_federation.policy_text(list(world.jobs.values()))
+    world.policy = re.sub(r"(?m)^max_(step|parallel) = .*\n", "", text)
+    world.other_keys = world.others[OTHER]
+    return world
 
 
 @pytest.fixture
@@ -142,7 +115,7 @@ class Lives:
 
     def paid(self):
         """Reservations of the budget as it lies there, as events."""
-        lines = records(self.folder, "privacy/data")
+        lines = records(self.folder, log="privacy/data")
         reserved = [record["events"] for record in lines if record["type"] == "budget.reserve"]
         return [
             MechanismSteps(**event).event(event["steps"]) for events in reserved for event in events

@@ -6,7 +6,6 @@ the job completes. The agent of the bad silo is ours but for one function (hosti
 coordinator and other silos are as they ship.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,6 @@ import torch
 from federation.conftest import job_document
 
 from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.security.ledger.audit import ledger_folder, verify
-from staddle.security.log.head import own_log_key
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 
@@ -28,8 +24,8 @@ CLIP = 8.0
 
 
 def play(start, silos, bad, how="beyond"):
-    """A FedAvg job with this silo in it, to its end: the federation, the job, and what the
-    coordinator logged.
+    """A FedAvg job with this silo in it, to its end: the federation, whose ledgers hold, the job,
+    and what the coordinator logged.
     """
     running = start(*silos)
     running.data = {
@@ -46,33 +42,18 @@ def play(start, silos, bad, how="beyond"):
             running.start_daemon(silo, "never")
     coordinator.wait_for("job.ended", 200)
     running.stop()
-    events = [
-        json.loads(line)
-        for line in coordinator.log.read_text().splitlines()
-        if line.startswith("{")
-    ]
-    return running.federation, job, events
+    running.check_ledgers()
+    return running, job, running.events("coordinator")
 
 
-def largest(federation, silo):
+def largest(running, job, silo):
     """The largest number of the model that a silo has in the end; 0 where it has none."""
-    path = federation.state(silo) / "jobs" / "job" / "model.safetensors"
-    if not path.exists():
+    if not (running.job_folder(job, silo) / "model.safetensors").exists():
         return 0.0
-    parts = state_from_bytes(path.read_bytes()).parts
+    parts = running.model(job, silo).parts
     return max(
         float(torch.abs(each).max()) for tensors in parts.values() for each in tensors.values()
     )
-
-
-def records(federation, silo):
-    files = sorted(ledger_folder(federation.state(silo)).glob("seg-*.jsonl"))
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-
-def check_ledger(federation, silo):
-    key = own_log_key(federation.name, federation.keys(silo))
-    assert verify(ledger_folder(federation.state(silo)), key=key).ok
 
 
 def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
@@ -80,7 +61,7 @@ def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
     nobody named.
     """
     silos = tuple(f"silo-{number}" for number in range(8))
-    federation, job, events = play(start, silos, lambda job: job.batches[1][0])
+    running, job, events = play(start, silos, lambda job: job.batches[1][0])
     good, bad = job.batches
     (ended,) = [event for event in events if event["event"] == "job.ended"]
     assert ended["outcome"] == "completed", ended
@@ -92,16 +73,10 @@ def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
     assert [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"] == [
         sorted(bad)
     ]
-    moved = [largest(federation, silo) for silo in silos]
+    moved = [largest(running, job, silo) for silo in silos]
     assert all(0 < each < CLIP for each in moved), f"models of {max(moved) / CLIP:.1f} clips"
-    for silo in silos:
-        check_ledger(federation, silo)
     for silo in silos:  # each sum that was signed stands in the ledger: unions of batches alone
-        signed = {
-            frozenset(each["survivors"])
-            for each in records(federation, silo)
-            if each["type"] == "secagg.signed"
-        }
+        signed = {frozenset(each["survivors"]) for each in running.records(silo, "secagg.signed")}
         assert signed <= {frozenset(silos), frozenset(good), frozenset(bad)}
 
 
@@ -113,9 +88,7 @@ def test_a_lie_told_once_excludes_no_honest_batch(start):
     the job.
     """
     silos = tuple(f"silo-{number}" for number in range(8))
-    federation, job, events = play(
-        start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}"
-    )
+    _, job, events = play(start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}")
     honest, bad = job.batches
     out = [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"]
     assert out == [], f"excluded: {out}"
@@ -124,23 +97,18 @@ def test_a_lie_told_once_excludes_no_honest_batch(start):
     ] * ROUNDS
     rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
     assert rounds == [sorted((bad, honest)[number % 2]) for number in range(ROUNDS)]
-    for silo in silos:
-        check_ledger(federation, silo)
 
 
 def test_where_the_silos_are_one_batch_the_round_is_not_published(start):
     """Four silos cannot be told apart: no one of them is named, and none has taken the sum."""
     silos = ("north", "east", "south", "west")
-    federation, _, events = play(start, silos, lambda _: "east")
+    running, job, events = play(start, silos, lambda _: "east")
     (ended,) = [event for event in events if event["event"] == "job.ended"]
     assert ended["outcome"] == "failed"
     assert "that 4 silos within its clip cannot give; one of them gave others" in ended["reason"]
     assert [event for event in events if event["event"] == "round.closed"] == []
-    moved = [largest(federation, silo) for silo in silos]
+    moved = [largest(running, job, silo) for silo in silos]
     assert max(moved) < CLIP, f"models of {max(moved) / CLIP:.1f} clips"
     for silo in silos:
-        check_ledger(federation, silo)
-        blamed = {
-            each["blame"] for each in records(federation, silo) if each["type"] == "secagg.end"
-        }
+        blamed = {each["blame"] for each in running.records(silo, "secagg.end")}
         assert not blamed & {*silos, "coordinator"}

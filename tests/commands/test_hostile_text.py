@@ -88,9 +88,8 @@ def test_a_silos_ledger(call, ledger, tmp_path):
     with open_ledger(tmp_path / "other" / "ledger", OWNER) as other:
         write_start(other, HOSTILE, HASH, HASH)
     assert r"s\x9bH\u202e\x7f" in call("ledger", "verify", tmp_path / "other", code=1)
-    assert r"\x1b" in call(
-        "ledger", "show", ledger, "--job", HOSTILE.replace("\x00", "") + "x", code=1
-    )
+    job = HOSTILE.replace("\x00", "") + "x"
+    assert r"\x1b" in call("ledger", "show", ledger, "--job", job, code=1)
     call("ledger", "report", ledger, "--out", tmp_path / f"{FILE_NAME}.html")
     first = next(ledger.glob("seg-*"))
     first.write_bytes(first.read_bytes().replace(b'"seq":3', '"seq":"\x9b\u202e"'.encode()))
@@ -120,10 +119,8 @@ def changed(path, to, **fields):
 def test_a_roster_and_a_members_keys(call, federation, tmp_path):
     path = federation.folder / "roster.json"
     document = json.loads(path.read_text())
-    entries = [
-        {**entry, "organisation": HOSTILE, "host_operator": HOSTILE}
-        for entry in document["entries"]
-    ]
+    names = {"organisation": HOSTILE, "host_operator": HOSTILE}
+    entries = [{**entry, **names} for entry in document["entries"]]
     for fields in (
         {"entries": entries},
         {"federation": HOSTILE},
@@ -137,27 +134,13 @@ def test_a_roster_and_a_members_keys(call, federation, tmp_path):
     shutil.copytree(federation.folder / "a" / "keys", keys)
     changed(keys / "entry.json", keys / "entry.json", organisation=HOSTILE)
     assert r"\x1b" in call("keys", "show", keys, code=1)
-    call(
-        "keys",
-        "new",
-        "a\x1b",
-        "--role",
-        "silo",
-        "--organisation",
-        HOSTILE.strip("\x00"),
-        "--out",
-        tmp_path / "n",
-        code=1,
-    )
+    named = ("--role", "silo", "--organisation", HOSTILE.strip("\x00"))
+    call("keys", "new", "a\x1b", *named, "--out", tmp_path / "n", code=1)
 
 
 def changed_entry(federation, folder):
-    return changed(
-        federation.folder / "a" / "keys" / "entry.json",
-        folder / "entry.json",
-        id=HOSTILE,
-        spki=HOSTILE,
-    )
+    entry = federation.folder / "a" / "keys" / "entry.json"
+    return changed(entry, folder / "entry.json", id=HOSTILE, spki=HOSTILE)
 
 
 def test_a_job(call, federation, tmp_path):
@@ -172,10 +155,9 @@ def test_a_job(call, federation, tmp_path):
         signed = sign_document(document, rosters.load(roster), load_keys(operator), JOB)
         path.write_bytes(canonical_json(signed))
         assert json.loads(call("job", "show", path, "--roster", roster)) == document
-        assert r"\x1b" in call(
-            "policy", "check", path, "--policy", policy, "--roster", roster, code=1
-        )
-        call("policy", "check", path, "--policy", policy, "--roster", roster, "--json", code=1)
+        check = ("policy", "check", path, "--policy", policy, "--roster", roster)
+        assert r"\x1b" in call(*check, code=1)
+        call(*check, "--json", code=1)
         call("privacy", "plan", path, "--roster", roster, code=1)
     path.write_bytes(canonical_json({**signed, "signer": HOSTILE, KEYED: 1}))
     assert r"\x1b" in call("job", "show", path, "--roster", roster, code=1)
@@ -188,21 +170,13 @@ def test_a_job(call, federation, tmp_path):
         "a = \x1b[2J\u202e",
     ):
         draft.write_text(written)
-        said = call(
-            "job", "sign", draft, "--keys", operator, "--roster", roster, "--out", path, code=1
-        )
-        assert FILE_SHOWN in said
+        keys = ("--keys", operator, "--roster", roster)
+        assert FILE_SHOWN in call("job", "sign", draft, *keys, "--out", path, code=1)
     call("privacy", "plan", draft, code=1)
     call("simulate", draft, code=1)
 
 
-STATUS = {
-    "job": HOSTILE,
-    "method": HOSTILE,
-    "stage": HOSTILE,
-    "outcome": HOSTILE,
-    "reason": HOSTILE,
-}
+STATUS = dict.fromkeys(("job", "method", "stage", "outcome", "reason"), HOSTILE)
 ANSWER = pb.JobReport(
     status=pb.JobStatus(
         **STATUS,

@@ -160,185 +160,77 @@ def test_an_example_never_overwrites(init, tmp_path):
 def test_the_example_policy_lets_nothing_leave_as_it_stands(init):
     text = init("policy").read_text()
     assert parse_toml(text.encode(), PolicyFile, "f").allow == ()
-    assert [
-        rule.name for rule in parse_toml(uncommented(text).encode(), PolicyFile, "f").allow
-    ] == [
-        "extractor",
-        "metrics",
-    ]
+    rules = parse_toml(uncommented(text).encode(), PolicyFile, "f").allow
+    assert [rule.name for rule in rules] == ["extractor", "metrics"]
 
 
+AT_THE_TOP, IN_TRAINING = "belongs at the top of the file", "belongs in [training]"
+TRESHOLD = "'trust.treshold'; did you mean 'threshold'?"
+
+
+MODELS = {noun: model for noun, _, model, _ in FILES}
 UNKNOWN = [
-    ("silo", SiloConfig, "log = ", "logs = ", "unknown key 'logs'; did you mean 'log'?"),
+    ("silo", "log = ", "logs = ", "unknown key 'logs'; did you mean 'log'?"),
+    ("silo", "[training]", "[traning]", "unknown key 'traning'; did you mean 'training'?"),
+    ("silo", "threshold = ", "treshold = ", f"unknown key {TRESHOLD}"),
+    ("silo", "sha256 = ", "sha265 = ", "unknown key 'weights.0.sha265'; did you mean 'sha256'?"),
+    ("silo", "[training]\n", '[training]\nlog = "json"\n', f"'log' {AT_THE_TOP}"),
+    ("silo", "[data]\n", "[data]\nthreads = 3\n", f"'data.threads'; 'threads' {IN_TRAINING}"),
+    ("coordinator", "jobs = ", "job = ", "unknown key 'job'; did you mean 'jobs'?"),
+    ("coordinator", "[timing]", "[timings]", "unknown key 'timings'; did you mean 'timing'?"),
+    ("coordinator", "beat_seconds", "beat_secs", "unknown key 'timing.beat_secs'; did you mean"),
+    ("coordinator", "[trust]\n", "[trust]\nhold_seconds = 3\n", "belongs in [timing]"),
+    ("operator", "keys = ", "key = ", "unknown key 'key'; did you mean 'keys'?"),
+    ("operator", "threshold = ", "treshold = ", TRESHOLD),
+    ("policy", "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
+    ("policy", "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
+    ("policy", "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
     (
-        "silo",
-        SiloConfig,
-        "[training]",
-        "[traning]",
-        "unknown key 'traning'; did you mean 'training'?",
-    ),
-    (
-        "silo",
-        SiloConfig,
-        "threshold = ",
-        "treshold = ",
-        "unknown key 'trust.treshold'; did you mean 'threshold'?",
-    ),
-    (
-        "silo",
-        SiloConfig,
-        "sha256 = ",
-        "sha265 = ",
-        "unknown key 'weights.0.sha265'; did you mean 'sha256'?",
-    ),
-    (
-        "silo",
-        SiloConfig,
-        "[training]\n",
-        '[training]\nlog = "json"\n',
-        "'log' belongs at the top of the file",
-    ),
-    (
-        "silo",
-        SiloConfig,
-        "[data]\n",
-        "[data]\nthreads = 3\n",
-        "'data.threads'; 'threads' belongs in [training]",
-    ),
-    (
-        "coordinator",
-        CoordinatorConfig,
-        "jobs = ",
-        "job = ",
-        "unknown key 'job'; did you mean 'jobs'?",
-    ),
-    (
-        "coordinator",
-        CoordinatorConfig,
-        "[timing]",
-        "[timings]",
-        "unknown key 'timings'; did you mean 'timing'?",
-    ),
-    (
-        "coordinator",
-        CoordinatorConfig,
-        "beat_seconds",
-        "beat_secs",
-        "unknown key 'timing.beat_secs'; did you mean",
-    ),
-    (
-        "coordinator",
-        CoordinatorConfig,
-        "[trust]\n",
-        "[trust]\nhold_seconds = 3\n",
-        "belongs in [timing]",
-    ),
-    ("operator", OperatorConfig, "keys = ", "key = ", "unknown key 'key'; did you mean 'keys'?"),
-    (
-        "operator",
-        OperatorConfig,
-        "threshold = ",
-        "treshold = ",
-        "'trust.treshold'; did you mean 'threshold'?",
-    ),
-    (
-        "policy",
-        PolicyFile,
-        "[control]",
-        "[controls]",
-        "unknown key 'controls'; did you mean 'control'?",
-    ),
-    ("policy", PolicyFile, "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
-    (
-        "policy",
-        PolicyFile,
-        "never = ",
-        "nevr = ",
-        "unknown key 'allow.0.nevr'; did you mean 'never'?",
-    ),
-    (
-        "policy",
-        PolicyFile,
-        "max_bytes_per_round",
-        "max_bytes",
+        *("policy", "max_bytes_per_round", "max_bytes"),
         "'limits.max_bytes'; did you mean 'max_bytes_per_round'? 'max_bytes' belongs in [control]",
     ),
-    ("job", JobFile, "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
-    ("job", JobFile, "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
-    (
-        "job",
-        JobFile,
-        "epochs = ",
-        "epoch = ",
-        "unknown key 'training.epoch'; did you mean 'epochs'?",
-    ),
-    (
-        "job",
-        JobFile,
-        "[model]\n",
-        "[model]\nepochs = 2\n",
-        "'model.epochs'; 'epochs' belongs in [training]",
-    ),
-    (
-        "job",
-        JobFile,
-        "[training]\n",
-        "[training]\nseed = 2\n",
-        "'training.seed'; 'seed' belongs at the top of the file",
-    ),
+    ("job", "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
+    ("job", "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
+    ("job", "epochs = ", "epoch = ", "unknown key 'training.epoch'; did you mean 'epochs'?"),
+    ("job", "[model]\n", "[model]\nepochs = 2\n", f"'model.epochs'; 'epochs' {IN_TRAINING}"),
+    ("job", "[training]\n", "[training]\nseed = 2\n", f"'training.seed'; 'seed' {AT_THE_TOP}"),
 ]
 
 
-@pytest.mark.parametrize(("noun", "model", "old", "new", "said"), UNKNOWN)
-def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(
-    init, noun, model, old, new, said
-):
+@pytest.mark.parametrize(("noun", "old", "new", "said"), UNKNOWN)
+def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun, old, new, said):
     text = uncommented(init(noun).read_text())
     assert old in text
     with pytest.raises(LocalError) as caught:
-        parse_toml(text.replace(old, new).encode(), model, "f")
+        parse_toml(text.replace(old, new).encode(), MODELS[noun], "f")
     assert said in str(caught.value)
 
 
 def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
     path = init("job", "--method", "pfedsim")
     path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
-    with pytest.raises(
-        LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"
-    ):
+    why = r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"
+    with pytest.raises(LocalError, match=why):
         Job.from_toml(path)
 
 
 def test_docstrings_of_inherited_options_come_before_a_methods_own():
     said = job_example.docstrings(method_class("fedprox").options_model)
     assert list(said) == ["weights", "mu"]
-    assert said["weights"] == "Whether a silo counts by its training records or once."
+    assert said["weights"] == "A silo's weight: its training records, or 1."
+
+
+BLIND = "for blind sums, add [privacy]: blind sums do not bound what a model made to leak reveals"
+DRAFTED = ["As --private drafts it, the job is private: noise of ", "of 8 at delta = 1e-05"]
+PRIVATE = ["as drafted, the job is private: noise of ", "441 steps at most, epsilon 7.9"]
 
 
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        (
-            "fedavg",
-            (),
-            [
-                (
-                    "use [privacy] beside them: blind sums do not bound what a model that is made"
-                    " to leak shows"
-                )
-            ],
-        ),
-        (
-            "fedavg",
-            (),
-            ["As --private drafts it, a job is private: noise of ", "of 8 at delta = 1e-05"],
-        ),
-        (
-            "ppfl",
-            ("--private",),
-            ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.9"],
-        ),
-        ("fedfomo", (), ["a job is refused: job 'first'", "choose fedavg"]),
+        ("fedavg", (), [BLIND, *DRAFTED]),
+        ("ppfl", ("--private",), PRIVATE),
+        ("fedfomo", (), ["the job is refused: job 'first'", "choose fedavg"]),
     ],
 )
 def test_a_job_example_says_what_privacy_costs(tmp_path, method, options, said):

@@ -5,12 +5,12 @@ from hashlib import sha256
 import pytest
 from support.ledgers import (
     first,
+    intend,
     keyed,
     open_ledger,
     private,
     summed,
     write_digest,
-    write_intent,
     write_outcome,
     write_start,
 )
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.ledger.records import Applied, Payload, TensorDigest
 from staddle.security.policy.release import Release
 
 HASH = "ab" * 32
@@ -36,25 +36,16 @@ def fails(*arguments):
     return str(result.exception)
 
 
+def new_keys(member, role, folder):
+    named = ("--role", role, "--organisation", f"Org {member}")
+    return ("keys", "new", member, *named, "--out", folder)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    for member, role in [
-        ("f1", "founder"),
-        ("f2", "founder"),
-        ("coordinator", "coordinator"),
-        ("silo-a", "silo"),
-    ]:
-        run(
-            "keys",
-            "new",
-            member,
-            "--role",
-            role,
-            "--organisation",
-            f"Org {member}",
-            "--out",
-            tmp_path / member,
-        )
+    members = {"f1": "founder", "f2": "founder", "coordinator": "coordinator", "silo-a": "silo"}
+    for member, role in members.items():
+        run(*new_keys(member, role, tmp_path / member))
     return tmp_path
 
 
@@ -67,23 +58,10 @@ def test_keys(folder):
     assert "organisation  Org silo-a" in shown
     assert fingerprint(folder, "silo-a") in shown
     assert "PRIVATE" not in shown
-    again = [
-        "keys",
-        "new",
-        "silo-a",
-        "--role",
-        "silo",
-        "--organisation",
-        "x",
-        "--out",
-        folder / "silo-a",
-    ]
-    assert "holds files already" in fails(*again)
+    assert "holds files already" in fails(*new_keys("silo-a", "silo", folder / "silo-a"))
     (folder / "silo-a" / "log.key").chmod(0o644)
     assert "chmod 600" in fails("keys", "show", folder / "silo-a")
-    assert "Invalid value" in run(
-        "keys", "new", "x", "--role", "boss", "--organisation", "x", "--out", "x", code=2
-    )
+    assert "Invalid value" in run(*new_keys("x", "boss", "x"), code=2)
 
 
 def test_roster_from_founders_to_verified(folder):
@@ -116,26 +94,12 @@ def test_roster_from_founders_to_verified(folder):
 
 def filled(folder):
     release = Release("model", "whole_model", "w", "float32", (1000,))
-    peer = Peer(id="coordinator", spki=HASH)
     with open_ledger(folder / "silo" / "ledger") as log:
         write_start(log, "staddle", HASH, HASH)
         for number in (1, 2):
-            ref = write_intent(
-                log,
-                job=f"j{number}",
-                job_digest=HASH,
-                method="fedavg",
-                round_number=number,
-                attempt=0,
-                purpose="update",
-                rpc="/x",
-                recipient=peer,
-                readers=["coordinator"],
-                form="plain",
-                policy=Applied(file=HASH, rule="round-update", decision="allow"),
-                releases=[release],
-                message_bytes=4000,
-            ).seq
+            policy = Applied(file=HASH, rule="round-update", decision="allow")
+            fields = {"job": f"j{number}", "round_number": number, "policy": policy}
+            ref = intend(log, **fields, releases=[release], message_bytes=4000)
             if number == 1:
                 digest = TensorDigest(part="model", name="w", sha256=HASH)
                 write_digest(log, ref, [digest], Payload(bytes=4000, sha256=HASH))
@@ -165,27 +129,16 @@ def test_ledger_show_and_summary(tmp_path):
     filled(tmp_path)
     silo = tmp_path / "silo"
     shown = run("ledger", "show", silo)
-    for cell in (
-        "j1",
-        "j2",
-        "round-update",
-        "coordinator",
-        "4,000",
-        "sent",
-        "no outcome, no digest",
-    ):
-        assert cell in shown
+    cells = ("j1", "j2", "round-update", "coordinator", "4,000", "sent", "no outcome, no digest")
+    assert [cell for cell in cells if cell not in shown] == []
     assert "2 messages, 8,000 bytes" in shown
     assert "1 messages" in run("ledger", "show", silo, "--round", 2)
     assert "0 messages" in run("ledger", "show", silo, "--round", 2, "--job", "j1")
     for more in ((), ("--json",), ("--round", 2)):
-        assert "no record is of job 'j3'; its jobs: j1, j2" in fails(
-            "ledger", "show", silo, "--job", "j3", *more
-        )
-    assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == [
-        "sent",
-        "no outcome",
-    ]
+        said = fails("ledger", "show", silo, "--job", "j3", *more)
+        assert "no record is of job 'j3'; its jobs: j1, j2" in said
+    outcomes = [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))]
+    assert outcomes == ["sent", "no outcome"]
     assert "8,000 bytes in all" in run("ledger", "summary", silo)
     rows = json.loads(run("ledger", "summary", silo, "--json"))
     assert [(row["job"], row["part"], row["bytes"], row["assumed"]) for row in rows] == [
@@ -197,9 +150,8 @@ def test_ledger_show_and_summary(tmp_path):
     with open_ledger(silo / "ledger") as log:
         log.put_in_force(digest, "a policy")
     for command in ("show", "summary"):
-        assert re.search(
-            rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo)
-        )
+        said = run("ledger", command, silo)
+        assert re.search(rf"policy {digest} in force from 20.*Z on \(record 5,", said)
 
 
 def test_ledger_show_and_summary_of_secure_sums(tmp_path):
@@ -252,11 +204,8 @@ def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
     assert "3 messages, 992 bytes" in run("ledger", "show", tmp_path, "--part", "extractor")
     assert "2 messages, 120 bytes" in run("ledger", "show", tmp_path, "--part", "heads")
     documents = json.loads(run("ledger", "show", tmp_path, "--json"))
-    numbers = [
-        (document["form"], document["hidden"]["number"])
-        for document in documents
-        if document.get("hidden")
-    ]
+    hidden = [document for document in documents if document.get("hidden")]
+    numbers = [(document["form"], document["hidden"]["number"]) for document in hidden]
     assert numbers == [("padded", 0), ("rotated", 0), ("padded", 1), ("padded", 1), ("rotated", 0)]
     rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
     assert [(row["part"], row["messages"], row["bytes"], row["assumed"]) for row in rows] == [
@@ -287,17 +236,10 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
         {"dataset": "data", "ids": [2, 4, 6]},
         None,
     ]
-    assert [document["size"] for document in documents if document["type"] == "privacy.head"] == [
-        3,
-        5,
-        7,
-        3,
-    ]
-    told = run("ledger", "summary", tmp_path)
-    assert (
-        "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001, as of record 6"
-        in told
-    )
+    heads = [document["size"] for document in documents if document["type"] == "privacy.head"]
+    assert heads == [3, 5, 7, 3]
+    spent = "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001"
+    assert f"{spent}, as of record 6" in run("ledger", "summary", tmp_path)
     *rows, data, scans = json.loads(run("ledger", "summary", tmp_path, "--json"))
     assert [
         (row["job"], row["part"], row["taint"], row["messages"], row["bytes"]) for row in rows
@@ -307,12 +249,8 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
         ("j2", "model", "private", 1, 176),
         ("j2", "metric", "private", 1, 8),
     ]
-    assert (data["dataset"], data["epsilon"], scans["dataset"], scans["limit"]) == (
-        "data",
-        "1.7500",
-        "scans",
-        "1.5",
-    )
+    assert (data["dataset"], data["epsilon"]) == ("data", "1.7500")
+    assert (scans["dataset"], scans["limit"]) == ("scans", "1.5")
 
 
 def test_help_names_every_command():

@@ -13,6 +13,7 @@ from support.ledgers import (
     write_privacy_head,
     write_start,
 )
+from support.signed_federation import job_document
 from typer.testing import CliRunner
 
 from staddle.algorithms.course import SiloState
@@ -69,13 +70,8 @@ def made(tmp_path_factory):
 @pytest.fixture
 def coordinator(tmp_path):
     config = tmp_path / "coordinator.toml"
-    document = {
-        "version": 1,
-        "listen": "127.0.0.1:0",
-        "directory": "state",
-        "keys": "k",
-        "roster": "r",
-    }
+    document = {"version": 1, "listen": "127.0.0.1:0", "directory": "state"}
+    document |= {"keys": "k", "roster": "r"}
     trust = {"federation": "lung", "founders": ["SHA256:" + "A" * 43], "threshold": 1}
     config.write_text(to_toml({**document, "trust": trust}))
     return config
@@ -95,26 +91,20 @@ def keep(database, *states):
             database.add_job(b"{}", state, {})
 
 
-OPEN = JobState(
-    "open",
-    SILOS,
-    5,
-    2,
-    1.0,
-    "round",
-    1,
-    dict.fromkeys(SILOS, "accepted"),
-    SILOS,
-    {"a": HASH},
-    {"c": "TRAINING"},
-)
-FAILED = JobState(
-    "bad", SILOS, 5, 2, stage="ended", outcome="failed", reason="0 silos accepted, min_cohort is 2"
-)
+def state(name, rounds, **fields):
+    return JobState(name, SILOS, rounds, 2, **fields)
+
+
+ACCEPTED = dict.fromkeys(SILOS, "accepted")
+GIVEN = {"given": {"a": HASH}, "failed": {"c": "TRAINING"}}
+IN_ROUND = {"cohort": SILOS, "stage": "round", "round": 1, "answers": ACCEPTED}
+OPEN = JobState("open", SILOS, 5, 2, 1.0, **IN_ROUND, **GIVEN)
+WHY = "0 silos accepted, min_cohort is 2"
+FAILED = state("bad", 5, stage="ended", outcome="failed", reason=WHY)
 
 
 def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coordinator, database):
-    keep(database, FAILED, OPEN, JobState("next", SILOS, 7, 2))
+    keep(database, FAILED, OPEN, state("next", 7))
     with database.transaction():
         database.close_round("open", 0, ["a", "b"], METRICS, {}, {})
     bad, job, queued = read(coordinator)["jobs"]
@@ -144,20 +134,12 @@ def test_what_a_coordinator_passes_on_and_cannot_open_is_named(coordinator, data
     keep(database, OPEN)
     words = {("words", part, ""): f"0.{part}.words" for part in ("model", "read", "coupling")}
     with database.transaction():
-        database.close_round(
-            "open",
-            0,
-            ["a", "b"],
-            METRICS,
-            {},
-            {**words, ("result", "read", ""): "0.read.safetensors"},
-        )
+        files = {**words, ("result", "read", ""): "0.read.safetensors"}
+        database.close_round("open", 0, ["a", "b"], METRICS, {}, files)
     (job,) = read(coordinator)["jobs"]
     assert job["relayed"] == ["coupling", "model"]
-    assert (
-        "open: coupling, model: passed on to its silos, which alone can open it"
-        in show(coordinator).splitlines()
-    )
+    said = "open: coupling, model: passed on to its silos, which alone can open it"
+    assert said in show(coordinator).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -200,27 +182,18 @@ def test_reading_neither_waits_for_a_running_coordinator_nor_leaves_a_file(coord
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
+def ledger(made):
+    return Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log)
+
+
 @pytest.fixture
 def silo(made):
-    job = local_federation.sign_job(
-        made,
-        {
-            "version": 1,
-            "name": "first",
-            "seed": 3,
-            "rounds": 4,
-            "silos": list(SILOS),
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 3},
-            "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
-        },
-    )
+    job = local_federation.sign_job(made, job_document(SILOS, name="first", rounds=4))
     data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
     local_federation.write_silo(made, "a", "127.0.0.1:1", data, [job])
     folder = JobFolder(made.state("a") / "jobs" / "first")
     folder.accept((made.folder / "jobs" / "first.json").read_bytes())
-    ledger = made.state("a") / "ledger"
-    with Ledger.open(ledger, "a", made.name, load_keys(made.keys("a")).log) as opened:
+    with ledger(made) as opened:
         write_start(opened, "staddle", HASH, HASH)
         ref = write_control_open(opened, "a-1", Peer(id="coordinator", spki=HASH), 10, 1000).seq
         write_control_close(opened, ref, 3, 120)
@@ -239,26 +212,13 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert (job["job"], job["method"], job["done"], job["rounds"]) == ("first", "fedavg", 1, 4)
     assert (job["tested"], job["correct"], job["finished"], job["problem"]) == (10, 8, False, "")
     assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
-    assert [(total["part"], total["bytes"]) for total in found["ledger"]["totals"]] == [
-        ("(control)", 120)
-    ]
+    (total,) = found["ledger"]["totals"]
+    assert (total["part"], total["bytes"]) == ("(control)", 120)
     silo.save_model(SiloState({}))
     silo.finish(RoundReport(4, 0, 10, 6, 6, None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
-    assert lines[2].split() == [
-        "first",
-        "fedavg",
-        "4",
-        "of",
-        "4",
-        "finished",
-        "6",
-        "of",
-        "10",
-        "right",
-        "(60.0%)",
-    ]
+    assert " ".join(lines[2].split()) == "first fedavg 4 of 4 finished 6 of 10 right (60.0%)"
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
@@ -266,15 +226,12 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
 
 def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
     head = TreeHead("staddle.example/local/a/privacy/data", 3, bytes(32))
-    with Ledger.open(
-        made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
-    ) as opened:
+    with ledger(made) as opened:
         for spent in ("1.0000", "2.5000"):
             write_privacy_head(opened, "data", head, epsilon=spent, delta="0.00001", limit="8")
     shown = show(made.silo_config("a"))
-    assert "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001" in " ".join(
-        shown.split()
-    )
+    said = "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001"
+    assert said in " ".join(shown.split())
     (told,) = read(made.silo_config("a"))["privacy"]
     assert told == {"dataset": "data", "epsilon": "2.5000", "limit": "8", "delta": "0.00001"}
 
@@ -284,17 +241,15 @@ def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
     other.accept(silo.signed())
 
     def state():
-        (line,) = [
-            line for line in show(made.silo_config("a")).splitlines() if line.startswith("other ")
-        ]
+        lines = show(made.silo_config("a")).splitlines()
+        (line,) = [line for line in lines if line.startswith("other ")]
         return line.split()[5]
 
     assert state() == "open"
     other.fail()
     assert state() == "failed"
-    assert [
-        job["failed"] for job in read(made.silo_config("a"))["jobs"] if job["job"] == "other"
-    ] == [True]
+    jobs = {job["job"]: job for job in read(made.silo_config("a"))["jobs"]}
+    assert jobs["other"]["failed"] is True
     other.accept(other.signed())  # offered again
     assert state() == "open"
     shutil.rmtree(other.path)
@@ -303,9 +258,7 @@ def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
 
 
 def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
-    with Ledger.open(
-        made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
-    ) as opened:
+    with ledger(made) as opened:
         write_control_open(opened, "a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
         said = show(made.silo_config("a"))
     assert " bytes left, 1,000 of these assumed\n" in said
@@ -348,20 +301,8 @@ def test_a_file_that_is_no_database_is_named(coordinator, tmp_path):
 
 
 def test_a_blind_round_shows_its_attempt(coordinator, database):
-    keep(
-        database,
-        JobState(
-            "j",
-            SILOS,
-            3,
-            2,
-            stage="round",
-            cohort=SILOS,
-            failed={"c": "lost"},
-            blind=True,
-            attempt=1,
-        ),
-    )
+    fields = {"stage": "round", "cohort": SILOS, "failed": {"c": "lost"}}
+    keep(database, state("j", 3, **fields, blind=True, attempt=1))
     assert "round, round 0, secure sum, attempt 2" in show(coordinator)
     assert read(coordinator)["jobs"][0]["attempt"] == 1
     database.close()
@@ -369,12 +310,8 @@ def test_a_blind_round_shows_its_attempt(coordinator, database):
 
 def test_a_blind_round_shows_whose_masked_words_are_here_and_who_is_excluded(coordinator, database):
     cohort, excluded = SILOS[:2], {SILOS[2]: "BATCH"}
-    keep(
-        database,
-        JobState(
-            "j", SILOS, 3, 2, stage="round", cohort=cohort, excluded=excluded, blind=True, attempt=1
-        ),
-    )
+    fields = {"stage": "round", "cohort": cohort, "excluded": excluded}
+    keep(database, state("j", 3, **fields, blind=True, attempt=1))
     with database.transaction():
         for attempt, silo in enumerate(cohort):  # those of the attempt before do not count
             database.add_secure("j", 0, dumped(attempt, Spooled(silo, 8, bytes(32))))

@@ -3,21 +3,35 @@
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 from federation.fork_server import ForkServer
+from support.ledgers import stored
 from support.split_keys import fix_split
 
-from staddle.algorithms.data.dataset import Dataset, digits
+from staddle.algorithms.course import SiloState
+from staddle.algorithms.data.dataset import Dataset, digits, split
+from staddle.algorithms.engines.simulation import SimulationResult
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.draw import dirichlet
+from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.local_federation import LocalFederation
 from staddle.commands.federation.processes import ChildProcess, Launcher, launched
+from staddle.commands.ledger.reconcile import compare
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.roster import Roster
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.log.head import own_log_key
+from staddle.silo.job_folder import split_key
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 CRASHING = str(Path(__file__).with_name("crashing.py"))
@@ -82,6 +96,12 @@ def check_logs(folder: Path) -> None:
             assert all(isinstance(item, str | int) for value in lists for item in value), line
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 class Running:
     """A federation whose daemons the test starts; all are stopped at its end."""
 
@@ -133,6 +153,98 @@ class Running:
         if plan == "never":
             return self.launch(name, ("-m", f"staddle.{role}"), config)
         return self.launch(name, (CRASHING, role, plan), config)
+
+    def start_silos(self, *silos: str) -> None:
+        for silo in silos or self.data:
+            self.write_silo(silo)
+            self.start_silo(silo)
+
+    def start_all(
+        self, timing: Mapping[str, float], plans: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """All daemons, by their plans, at an address that stays."""
+        self.configure(timing)
+        for name in ("coordinator", *self.data):
+            self.start_daemon(name, plans.get(name, "never"))
+
+    def configure(self, timing: Mapping[str, float], jobs: Sequence[str] | None = None) -> None:
+        """All configurations, for an address that stays."""
+        self.address = f"127.0.0.1:{free_port()}"
+        names = [job.name for job in self.jobs] if jobs is None else jobs
+        local_federation.write_coordinator(self.federation, names, timing, self.address)
+        for silo in self.data:
+            self.write_silo(silo)
+
+    # Its end, and what it leaves behind.
+
+    def completed(self, seconds: float = 120) -> None:
+        """Wait until all jobs have ended well at the coordinator."""
+        for job in self.jobs:
+            ended = self.daemons["coordinator"].wait_for("job.ended", seconds)
+            found = (ended["job"], ended["outcome"], ended["reason"])
+            assert found == (job.name, "completed", "")
+
+    def finished(self, name: str, silos: Sequence[str] = ()) -> None:
+        """Wait until these silos, or all, have the end of a job."""
+        for silo in silos or self.data:
+            daemon = self.daemons[silo]
+            while (ended := daemon.event(150) or {}).get("event", "job.finished") != "job.finished":
+                self.daemons["coordinator"].check()
+            assert (ended.get("job"), ended.get("completed")) == (name, True), daemon.tail()
+
+    def events(self, name: str, *kinds: str) -> list[dict[str, Any]]:
+        """What a daemon has logged, and ``crashing.py`` of its deaths; or events of these kinds."""
+        lines = self.daemons[name].log.read_text().splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [event for event in found if not kinds or event["event"] in kinds]
+
+    def killed(self, name: str) -> list[list[str]]:
+        """The steps at which a daemon died, death by death."""
+        return [event["at"] for event in self.events(name, "killed")]
+
+    @property
+    def roster(self) -> Roster:
+        return rosters.load(self.federation.folder / "roster.json")
+
+    @property
+    def kept(self) -> Path:
+        """The coordinator's state."""
+        return self.federation.state("coordinator")
+
+    def rows(self, query: str) -> list[Any]:
+        with sqlite3.connect(self.kept / "coordinator.sqlite") as database:
+            return database.execute(query).fetchall()
+
+    def job_folder(self, job: Job, silo: str) -> Path:
+        return self.federation.state(silo) / "jobs" / job.name
+
+    def shards(self, silos: Sequence[str] = ()) -> dict[str, tuple[Dataset, Dataset]]:
+        """Records of each silo, as it splits them."""
+        keys = {silo: split_key(self.federation.state(silo)) for silo in silos or self.data}
+        return {silo: split(self.data[silo], key, 0.25) for silo, key in keys.items()}
+
+    def model(self, job: Job, silo: str) -> SiloState:
+        return state_from_bytes((self.job_folder(job, silo) / "model.safetensors").read_bytes())
+
+    def check_models(self, job: Job, expected: SimulationResult, silos: Sequence[str] = ()) -> None:
+        """Every silo has what the simulation says, bit for bit."""
+        for silo in silos or self.data:
+            found = self.model(job, silo)
+            for part, tensors in expected.states[silo].parts.items():
+                for name, value in tensors.items():
+                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
+
+    def records(self, silo: str, *types: str) -> list[dict[str, Any]]:
+        """Records of a silo's ledger, or those of these types."""
+        return stored(ledger_folder(self.federation.state(silo)), *types)
+
+    def check_ledgers(self, silos: Sequence[str] = ()) -> None:
+        """Those of the silos hold, and none contradicts the coordinator's."""
+        for silo in silos or self.data:
+            path = ledger_folder(self.federation.state(silo))
+            key = own_log_key(self.federation.name, self.federation.keys(silo))
+            assert verify(path, key=key).ok
+            assert compare(path, self.kept / "ledger", self.roster).differences == ()
 
     def stop(self) -> None:
         for daemon in self.daemons.values():

@@ -3,25 +3,16 @@ keep.
 """
 
 import json
-import socket
-import sqlite3
 from unittest.mock import patch
 
 import torch
 from support.key_watch import keys_watched
 
-from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet
-from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.commands.federation import local_federation
-from staddle.commands.ledger.reconcile import compare
 from staddle.security.blind.plan import simulated
-from staddle.security.identity import roster as rosters
-from staddle.security.ledger.audit import ledger_folder, verify
-from staddle.security.log.head import own_log_key
-from staddle.silo.job_folder import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 # lost after 30 s: who restarts is not
@@ -41,12 +32,6 @@ def seeded(document, holds):
     return {**document, "seed": next(job.seed for job in jobs if holds(job))}
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def even(running, silos):
     """Give each silo about as many records, so that none outweighs the others in a row."""
     parts = dirichlet(digits().y.numpy(), len(silos), 3.0, 3, minimum=200)
@@ -59,54 +44,7 @@ def even(running, silos):
 
 def counts(running, silos):
     """Training records of each silo, as it will split them."""
-    return {silo: len(train) for silo, (train, _) in shards(running, silos).items()}
-
-
-def shards(running, silos):
-    return {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in silos
-    }
-
-
-def configure(running, silos, timing=TIMING, jobs=None):
-    """All configurations, for an address that stays."""
-    running.address = f"127.0.0.1:{free_port()}"
-    names = [job.name for job in running.jobs] if jobs is None else jobs
-    local_federation.write_coordinator(running.federation, names, timing, running.address)
-    for silo in silos:
-        running.write_silo(silo)
-
-
-def finished(running, silos, name):
-    """Wait until these silos have the end of a job."""
-    for silo in silos:
-        while (ended := running.daemons[silo].event(150) or {}).get(
-            "event", "job.finished"
-        ) != "job.finished":
-            running.daemons["coordinator"].check()
-        assert (ended.get("job"), ended.get("completed")) == (name, True), running.daemons[
-            silo
-        ].tail()
-
-
-def events(running, name):
-    """What a daemon has logged, and ``crashing.py`` of its deaths."""
-    lines = running.daemons[name].log.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def records_of(running, silo):
-    path = ledger_folder(running.federation.state(silo))
-    return [
-        json.loads(line)
-        for file in sorted(path.glob("seg-*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
-
-
-def job_folder(running, job, silo):
-    return running.federation.state(silo) / "jobs" / job.name
+    return {silo: len(train) for silo, (train, _) in running.shards(silos).items()}
 
 
 def group_key(running, job, silos):
@@ -124,17 +62,11 @@ def check_result(running, job, silos):
     torch.set_num_threads(1)
     running.watch.__exit__(None, None, None)
     key = group_key(running, job, silos)
-    closed = stored(running, f"rounds WHERE job = '{job.name}'", "round, members")
+    closed = running.rows(f"SELECT round, members FROM rounds WHERE job = '{job.name}'")
     members = {round_: tuple(json.loads(names)) for round_, names in closed}
     with patch.object(Job, "cohort", lambda _, round_: members[round_]):
-        expected = simulate(job, shards(running, job.silos), exchanges=simulated(job, key))
-    for silo in silos:
-        found = state_from_bytes(
-            (job_folder(running, job, silo) / "model.safetensors").read_bytes()
-        )
-        for part, tensors in expected.states[silo].parts.items():
-            for name, value in tensors.items():
-                assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
+        expected = simulate(job, running.shards(job.silos), exchanges=simulated(job, key))
+    running.check_models(job, expected, silos)
     return members
 
 
@@ -143,43 +75,25 @@ def check_ledgers(running, silos):
 
     Nothing left in the clear, and no two words on a version.
     """
-    roster, state = (
-        rosters.load(running.federation.folder / "roster.json"),
-        running.federation.state,
-    )
+    running.check_ledgers(silos)
     for silo in silos:
-        path = ledger_folder(state(silo))
-        assert verify(
-            path, key=own_log_key(running.federation.name, running.federation.keys(silo))
-        ).ok
-        assert compare(path, state("coordinator") / "ledger", roster).differences == ()
-        records = records_of(running, silo)
-        forms = {record["form"] for record in records if record["type"] == "egress.intent"}
+        forms = {record["form"] for record in running.records(silo, "egress.intent")}
         assert forms <= {"masked", "padded", "rotated"}
         # nobody broke a rule
-        assert {record["blame"] for record in records if record["type"] == "secagg.end"} <= {""}
-
-
-def stored(running, table, columns):
-    path = running.federation.coordinator_config.parent / "state" / "coordinator.sqlite"
-    with sqlite3.connect(path) as database:
-        return database.execute(f"SELECT {columns} FROM {table}").fetchall()
+        assert {record["blame"] for record in running.records(silo, "secagg.end")} <= {""}
 
 
 def check_left_over(running):
     """The coordinator keeps no words of what silos gave once the job has ended, and no row
     of them.
     """
-    folder = running.federation.coordinator_config.parent / "state"
+    folder = running.kept
     kinds = (".part", ".upload", ".masked", ".rotated", ".padded", ".rows")
     left = [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name]
     assert not left, left
     silos = {silo for job in running.jobs for silo in job.silos}
-    rows = [
-        path.name
-        for path in folder.rglob("*.words")
-        if any(f".{silo}." in path.name for silo in silos)
-    ]
+    words = [path.name for path in folder.rglob("*.words")]
+    rows = [name for name in words if any(f".{silo}." in name for silo in silos)]
     assert not rows, rows  # of a directed mix
-    assert stored(running, "hidden", "file") == []
-    assert {room for (room,) in stored(running, "files", "room")} <= {"result", "words"}
+    assert running.rows("SELECT file FROM hidden") == []
+    assert {room for (room,) in running.rows("SELECT room FROM files")} <= {"result", "words"}

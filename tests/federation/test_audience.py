@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation.test_blind import check_ledger, check_silo, records_of
+from federation.test_blind import check_ledger, check_reports
 from federation.test_blind_methods_recorded import MODES, beginnings
 from federation.test_blind_recorded import LIKELY, related, tapped, windows
 from support.key_watch import keys_watched
 from typer.testing import CliRunner
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Sum
 from staddle.algorithms.job.job import Job, JobFile
@@ -31,7 +30,6 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised
 from staddle.security.secagg.masked_sum import opened_group
 from staddle.security.secagg.spec import RoundSpec
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -63,10 +61,7 @@ class Watched(Quantised):
 
 def oracle(running, job):
     """What each silo should have, and the sums by round and part."""
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
+    shards = running.shards(SILOS)
     exchanges = Watched(JobPlan(job).bounds)
     exchanges.sums = []
     expected = simulate(job, shards, exchanges=exchanges)
@@ -116,7 +111,7 @@ def deliveries(calls, job):
 
 def had(running, calls):
     """All bytes that a coordinator sent, received or has on its disk."""
-    folder = running.federation.coordinator_config.parent / "state"
+    folder = running.kept
     crossed = (
         data
         for call in itertools.chain.from_iterable(calls.values())
@@ -208,12 +203,11 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
     for silo in SILOS:
         running.fix_split(silo)
     with keys_watched(running.federation, SILOS) as watched:
-        calls = tapped(running, SILOS)
+        calls = tapped(running)
     seen = had(running, calls)
     for job in running.jobs:
         expected, sums = oracle(running, job)
-        for silo in SILOS:
-            check_silo(running, job, silo, expected)
+        check_reports(running, job, expected)
         quiet, parts = job.name in QUIET, JOBS[job.name][3]
         down = [deliveries(calls[silo], job) for silo in SILOS]
         assert all(told(each) == told(down[0]) for each in down)
@@ -224,11 +218,10 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
         found, looked = places([sums[place] for place in sums if place[1] == "model"], seen)
         assert (found == 0) if quiet else (found > looked / 10), (job.name, found, looked)
         check_results(running, job, parts, quiet, tmp_path)
+    running.check_ledgers()
     for silo in SILOS:
         check_ledger(running, silo, sum(job.length for job in running.jobs))
-        intents = [
-            record for record in records_of(running, silo) if record["type"] == "egress.intent"
-        ]
+        intents = running.records(silo, "egress.intent")
         readers = {record["job"]: record["readers"] for record in intents}
         assert readers == {"read": ["sum"], "avg": ["silos", "sum"], "ppfl": ["silos", "sum"]}
         for record in (record for record in intents if record["job"] in QUIET):

@@ -2,14 +2,11 @@
 close without it.
 """
 
-import json
-
 import pytest
-from federation.keyed import TIMING, configure
+from federation.keyed import TIMING
 
 from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.partition.draw import dirichlet
-from staddle.security.ledger.audit import ledger_folder
 
 SILOS = tuple(f"silo-{number}" for number in range(8))
 DEAD, ROUNDS, AWAY = SILOS[0], 60, 2
@@ -29,7 +26,7 @@ def test_it_and_its_batch_are_summed_again(start, document):
     job = running.job(document("job", SILOS, "fedavg", **changes))
     (batch,) = (batch for batch in job.batches if DEAD in batch)
     assert len(job.batches) == 2
-    configure(running, SILOS, {**TIMING, "beat_seconds": 1})
+    running.configure({**TIMING, "beat_seconds": 1})
     coordinator = running.start_daemon("coordinator")
     for silo in SILOS:
         running.start_daemon(silo, "once:egress.intent job 0 masked" if silo == DEAD else "never")
@@ -40,10 +37,4 @@ def test_it_and_its_batch_are_summed_again(start, document):
     while set(closed["members"]) != set(SILOS):
         closed = coordinator.wait_for("round.closed", 120)
     running.stop()
-    ledger = ledger_folder(running.federation.state(DEAD))
-    records = [
-        json.loads(line)
-        for path in ledger.glob("seg-*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
-    assert {each["blame"] for each in records if each["type"] == "secagg.end"} <= {""}
+    assert {each["blame"] for each in running.records(DEAD, "secagg.end")} <= {""}

@@ -19,13 +19,14 @@ from federation.test_blind_recorded import (
     LIKELY,
     Kept,
     chi_square,
+    paths,
     related,
     tapped,
     told,
 )
 from support.key_watch import keys_watched
 
-from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.count_sketch import count_sketch
 from staddle.algorithms.exchange.parts import Gram, Mix, Sum
@@ -42,7 +43,6 @@ from staddle.security.blind.rotated_sketch import hidden
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import Accumulator
 from staddle.security.secagg.spec import RoundSpec
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
@@ -89,7 +89,7 @@ class World:
     def __init__(self, running, calls, keys):
         self.running, self.calls, self.keys = running, calls, keys
         self.jobs = {job.name: job for job in running.jobs}
-        self.roster = rosters.load(running.federation.folder / "roster.json")
+        self.roster = running.roster
         self.crossed, self.tensors = uploads(calls)
         self.specs = {
             (*place, silo): parse_canonical(spec.document, RoundSpec, "told")
@@ -102,19 +102,9 @@ class World:
 
     def _simulate(self, job):
         torch.set_num_threads(1)
-        state = self.running.federation.state
-        shards = {
-            silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS
-        }
-        said = job.security
-        kept = Kept(
-            JobPlan(job).bounds,
-            said.counts,
-            JobPlan(job).terms,
-            self.keys.get(job.name, bytes(32)),
-            job.digest,
-        )
-        simulate(job, shards, exchanges=kept)
+        plan, key = JobPlan(job), self.keys.get(job.name, bytes(32))
+        kept = Kept(plan.bounds, job.security.counts, plan.terms, key, job.digest)
+        simulate(job, self.running.shards(), exchanges=kept)
         gave = iter(kept.contributions)
         for round_ in range(job.length):
             for silo, _ in itertools.product(job.cohort(round_), job.up(round_)):
@@ -191,20 +181,14 @@ def documents(document, shards):
     by_class = {
         silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()
     }
-    declared = {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": counts,
+    declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+    declared["counts"] = counts
+    security = {
+        "sup": declared,
+        "sup-labels": {**declared, "class_counts": by_class},
+        "sup-directed": {**declared, "class_counts": by_class, "mix": "directed"},
     }
-    away = {
-        "sup": {"participation": 0.8, "security": declared},
-        "sup-labels": {"participation": 0.8, "security": {**declared, "class_counts": by_class}},
-        "sup-directed": {
-            "participation": 0.8,
-            "security": {**declared, "class_counts": by_class, "mix": "directed"},
-        },
-    }
+    away = {name: {"participation": 0.8, "security": table} for name, table in security.items()}
     away["sim-directed"] = {"security": {**SECURITY, "mix": "directed"}}
     common = {"rounds": 2, "min_cohort": 3, "security": SECURITY}
     for name, (_, method, changes) in MODES.items():
@@ -220,14 +204,11 @@ def recorded(start, document):
     }
     for silo in SILOS:
         running.fix_split(silo)
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
+    shards = running.shards(SILOS)
     for each in documents(document, shards):
         running.job(each)
     with keys_watched(running.federation, SILOS) as seen:
-        calls = tapped(running, SILOS)
+        calls = tapped(running)
     keys = {}
     for (job, _), (kept,) in seen.items():
         assert keys.setdefault(job, kept[32:64]) == kept[32:64]
@@ -293,18 +274,14 @@ def check_fields(calls):
                 name = f"Upload {body}"
                 if body == "manifest" and frame.manifest.part:
                     name += ", rotated" if frame.manifest.tensors else ", padded"
-                found[name] |= set() if body == "chunk" else set(mixes.paths(getattr(frame, body)))
+                found[name] |= set() if body == "chunk" else set(paths(getattr(frame, body)))
             elif method == "Secure":
                 message = secure.SecureUpload.FromString(data)
-                found[f"Secure {message.WhichOneof('body')}"] |= set(mixes.paths(message)) | {
-                    "attempt.attempt"
-                }
+                fields = {*paths(message), "attempt.attempt"}
+                found[f"Secure {message.WhichOneof('body')}"] |= fields
             elif method not in test_blind_recorded.ELSEWHERE:
-                found[method] |= set(
-                    mixes.paths(
-                        {**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method].FromString(data)
-                    )
-                )
+                request = {**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method]
+                found[method] |= set(paths(request.FromString(data)))
     allowed = {**{call: set(fields.split()) for call, fields in blind.items()}, **mixes.table()}
     allowed["Secure header"].add("header.tags")  # of keyed jobs
     # rounds may be over before the first heartbeat, or all but round 0
@@ -350,11 +327,8 @@ def check_words(world):
         check_unrelated(words, plain, place)
     # two rounds of a silo, or two silos in a round
     for one, other in itertools.combinations(clear, 2):
-        near = (
-            one.job == other.job
-            and one.part == other.part
-            and (one.silo == other.silo or one.round == other.round)
-        )
+        same_part = (one.job, one.part) == (other.job, other.part)
+        near = same_part and (one.silo == other.silo or one.round == other.round)
         a, b = world.crossed[one], world.crossed[other]
         if near and len(a) == len(b):
             check_unrelated(a, b, (one, other))
@@ -383,30 +357,21 @@ def check_rotated(world):
     for place, part, vectors in world.vectors():
         (sent,) = part.wire
         left = np.frombuffer(world.crossed[place], "<f4").reshape(sent.shape)
-        keys = [
-            JobPlan(world.jobs[place.job]).use(part, place.round, row).key(world.keys[place.job])
-            for row in range(len(vectors))
-        ]
-        expected = [
-            hidden(vectors[row : row + 1].copy(), part.sketch, key)[0]
-            for row, key in enumerate(keys)
-        ]
+        plan, expected = JobPlan(world.jobs[place.job]), []
+        for row in range(len(vectors)):
+            key = plan.use(part, place.round, row).key(world.keys[place.job])
+            expected.append(hidden(vectors[row : row + 1].copy(), part.sketch, key)[0])
         assert np.array_equal(left, np.array(expected, "<f4")), place
         seed = world.jobs[place.job].seed
         for row, (own, other) in enumerate(zip(vectors, left.astype(np.float64), strict=True)):
             plain[place, row], turned[place, row], public[place, row] = own, other, own
             near[place.job] = 2**-22
             if part.sketch:
-                public[place, row] = count_sketch(
-                    torch.from_numpy(own.copy()), part.sketch, seed
-                ).numpy()
+                sketch = count_sketch(torch.from_numpy(own.copy()), part.sketch, seed)
+                public[place, row] = sketch.numpy()
                 near[place.job] = LIKELY * np.sqrt(2 / part.sketch)
-    assert {place.job for place, _ in plain} == {
-        "aims-grouped",
-        "sim",
-        "sim-classes",
-        "sim-directed",
-    }
+    compared = {"aims-grouped", "sim", "sim-classes", "sim-directed"}
+    assert {place.job for place, _ in plain} == compared
     differs = False
     for one, other in itertools.combinations_with_replacement(plain, 2):
         (a, row), (b, column) = one, other

@@ -4,28 +4,24 @@ pure core.
 
 import json
 import sqlite3
-from types import SimpleNamespace
 
 import grpc
 import pytest
 import torch
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
+from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram, Mix
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
 from staddle.coordinator.rounds.events import RoundDeadline, Unkeyed
 from staddle.coordinator.storage import table_seals
 from staddle.files.documents import parse_canonical
 from staddle.security.blind.mix_row import RecipientRow
 from staddle.security.blind.plan import JobPlan, simulated, uploaded
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.silo.ingress.mix_rows import expected_rows
 
 FOUR = ("north", "east", "south", "west")
@@ -57,37 +53,19 @@ def made(part, silos, silo, round_):
 @pytest.fixture
 def world(tmp_path):
     def build(method="pfedsim", options=None, silos=FOUR, **changes):
-        federation = local_federation.make(tmp_path / "federation", silos)
-        document = {
-            "version": 1,
-            "name": "job",
-            "seed": 11,
-            "rounds": 3,
-            "silos": list(silos),
-            "min_cohort": 3,
-            "round_timeout": 60,
-            "method": {"name": method, "options": options or {"rho": 0.0}},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"lr": 0.05},
-            "security": {"secure_aggregation": "required"},
-            **changes,
-        }
-        job = local_federation.sign_job(federation, document)
+        method = {"name": method, "options": options or {"rho": 0.0}}
+        document = pfedsim(silos, method=method, **changes)
+        world = signed_federation(tmp_path, silos, document, beat_seconds=60)
+        job = world.job
         assert job.keyed
-        timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-        local_federation.write_coordinator(federation, ["job"], timing)
-        roster = rosters.load(federation.folder / "roster.json")
-        contributions = lambda silo: (  # noqa: E731
+        world.contributions = lambda silo: (
             lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}
         )
-        keys = {silo: load_keys(federation.folder / silo / "keys") for silo in silos}
-        config = configs.load(federation.coordinator_config)
-        return SimpleNamespace(
-            job=job, roster=roster, contributions=contributions, config=config,
-            folder=config.directory / "jobs" / "job",
-            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job,
-            contributions(name)),
-        )  # fmt: skip
+        world.folder = world.config.directory / "jobs" / "job"
+        world.silo = lambda here, name: MixSilo(
+            here.address, world.keys[name], world.roster, job, world.contributions(name)
+        )
+        return world
 
     return build
 

@@ -2,13 +2,7 @@
 agree all the same.
 """
 
-import json
-import socket
-import sqlite3
-
 import pytest
-
-from staddle.commands.federation import local_federation
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required"}
@@ -16,30 +10,12 @@ TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
 ROUNDS = 2
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def died_at(running):
-    lines = running.daemons["coordinator"].log.read_text().splitlines()
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    return [at for event in events if event["event"] == "killed" for at in event["at"]]
-
-
 @pytest.mark.timeout(200)
 def test_killed_around_each_durable_step_it_goes_on_with_what_it_has(start, document):
     running = start(*SILOS)
     changes = {"options": {"rho": 0.0}, "min_cohort": 3, "rounds": ROUNDS, "round_timeout": 120}
     job = running.job(document("job", SILOS, "pfedsim", security=SECURITY, **changes))
-    running.address = f"127.0.0.1:{free_port()}"
-    local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
-    for silo in SILOS:
-        running.write_silo(silo)
-    running.start_daemon("coordinator", "every:padded")
-    for silo in SILOS:
-        running.start_daemon(silo)
+    running.start_all(TIMING, {"coordinator": "every:padded"})
     for silo in SILOS:
         assert running.daemons[silo].wait_for("job.finished", 180)["completed"]
     running.daemons["coordinator"].wait_for("job.ended", 60)
@@ -49,7 +25,7 @@ def test_killed_around_each_durable_step_it_goes_on_with_what_it_has(start, docu
     running.daemons["coordinator"].wait_for("listening", 60)
     running.daemons["coordinator"].stop()
 
-    died = died_at(running)
+    died = [at for places in running.killed("coordinator") for at in places]
     for round_ in range(ROUNDS):
         for step in (
             "padded or rotated {}: extractor",
@@ -59,15 +35,12 @@ def test_killed_around_each_durable_step_it_goes_on_with_what_it_has(start, docu
             name = f"COMMIT of job {step.format(round_)}"
             assert {f"before {name}", f"after {name}"} <= set(died), died
         assert {f"rename {round_}.{silo}.extractor.padded" for silo in SILOS} <= set(died)
-    folder = running.federation.state("coordinator") / "jobs" / "job"
-    with sqlite3.connect(folder.parent.parent / "coordinator.sqlite") as database:
-        hidden = {row[0] for row in database.execute("SELECT file FROM hidden WHERE signed != x''")}
-        versions = {
-            row[0] for row in database.execute("SELECT file FROM files WHERE room = 'version'")
-        }
-        (rest,) = database.execute("SELECT count(*) FROM hidden WHERE signed = x''").fetchone()
-        memories = database.execute("SELECT silo FROM mixed").fetchall()
-    assert hidden == versions == set()
+    folder = running.job_folder(job, "coordinator")
+    hidden = running.rows("SELECT file FROM hidden WHERE signed != x''")
+    versions = running.rows("SELECT file FROM files WHERE room = 'version'")
+    ((rest,),) = running.rows("SELECT count(*) FROM hidden WHERE signed = x''")
+    memories = running.rows("SELECT silo FROM mixed")
+    assert hidden == versions == []
     assert rest == 0
     assert [path.name for path in folder.glob("*.padded")] == []
     assert any(at.startswith(f"remove {ROUNDS - 1}.") and at.endswith(".padded") for at in died)

@@ -7,15 +7,12 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.tap import Tap
+from federation.test_blind_recorded import LARGEST_CHI_SQUARE, chi_square, paths, tapped
 
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import UPLOAD
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required"}
@@ -27,18 +24,6 @@ REQUESTS = {
     "Padded": secure.PaddedWordUpload,
 }
 OF_TENSORS = {"part", "kind", "name", "dtype", "shape", "size"}
-LARGEST_CHI_SQUARE = 460  # of 256 values, 255 degrees of freedom: exceeded once in 10^13 uploads
-
-
-def paths(message, prefix=""):
-    """Names of the fields that are set."""
-    for descriptor, value in message.ListFields():
-        name = f"{prefix}{descriptor.name}"
-        if descriptor.message_type is None:
-            yield name
-        else:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from paths(inner, f"{name}.")
 
 
 def table():
@@ -59,26 +44,9 @@ def test_the_coordinator_sees_the_fields_of_the_table_and_words_like_random_ones
     running = start(*SILOS)
     changes = {"rounds": 2, "min_cohort": 3, "security": SECURITY, "options": {"rho": 0.0}}
     running.job(document("job", SILOS, "pfedsim", **changes))
-    running.start_coordinator()
-    folder = running.federation.folder
-    keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
-    with Tap(
-        running.address,
-        rosters.load(folder / "roster.json"),
-        load_keys(folder / "coordinator" / "keys"),
-        keys,
-    ) as tap:
-        running.address = tap.address
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_silo(silo)
-        ended = running.daemons["coordinator"].wait_for("job.ended", 90)
-        assert (ended["job"], ended["outcome"]) == ("job", "completed")
-        for silo in SILOS:
-            running.daemons[silo].stop()
-        running.stop()
+    calls = tapped(running)
     found, words = defaultdict(set), []
-    for call in itertools.chain.from_iterable(tap.calls.values()):
+    for call in itertools.chain.from_iterable(calls.values()):
         method = call.method.rpartition("/")[2]
         if method in REQUESTS:
             for data in call.sent:
@@ -91,6 +59,4 @@ def test_the_coordinator_sees_the_fields_of_the_table_and_words_like_random_ones
                 words += [b"".join(frame.chunk for frame in frames)] if form == "padded" else []
     assert dict(found) == table()
     assert len(words) == len(SILOS) * 2
-    for one in words:
-        counts = np.bincount(np.frombuffer(one, np.uint8), minlength=256)
-        assert ((counts - len(one) / 256) ** 2 / (len(one) / 256)).sum() < LARGEST_CHI_SQUARE
+    assert max(map(chi_square, words)) < LARGEST_CHI_SQUARE

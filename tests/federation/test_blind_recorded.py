@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from federation.test_tap import stop_once_idle, tapping
 from support.explained import SECURE, UPLOAD, entries, unexplained
-from support.tap import Tap
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.coordinator.blind.unmask import SURVIVORS, WORDS
 from staddle.coordinator.storage.store import JobStore, opened_sum
@@ -28,13 +27,10 @@ from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.directed_mix import is_row
 from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised, folded, given
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.records import SumOpened
 from staddle.security.secagg.masked_sum import Accumulator, chunks, masked_chunks
 from staddle.security.secagg.spec import RoundSpec
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 2
@@ -90,7 +86,7 @@ class Kept(Quantised):
 @pytest.mark.timeout(240)
 def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
     running, calls = recorded(start, document)
-    roster = rosters.load(running.federation.folder / "roster.json")
+    roster = running.roster
     for silo in SILOS:
         ledger = entries(ledger_folder(running.federation.state(silo)))
         assert unexplained(calls[silo], ledger, roster) == []
@@ -109,11 +105,8 @@ def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
 
 @pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
 def test_the_documentation_has_the_same_table():
-    text = (
-        DOCS.read_text()
-        .partition("## What the coordinator sees of a blind round")[2]
-        .partition("\n## ")[0]
-    )
+    title = "## What the coordinator sees of a blind round"
+    text = DOCS.read_text().partition(title)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text, re.MULTILINE)
     found = {
         call.replace("` `", " "): {field.strip("`,") for field in fields.split()}
@@ -128,29 +121,16 @@ def recorded(start, document):
     for method, options in METHODS.items():
         changes = {"rounds": ROUNDS, "min_cohort": 3, "security": SECURITY, "options": options}
         running.job(document(method, SILOS, method, **changes))
-    return running, tapped(running, SILOS)
+    return running, tapped(running)
 
 
-def tapped(running, silos):
+def tapped(running):
     """All jobs of a federation, done; calls by silo."""
     running.start_coordinator()
-    folder = running.federation.folder
-    keys = {silo: load_keys(folder / silo / "keys") for silo in silos}
-    coordinator = load_keys(folder / "coordinator" / "keys")
-    with Tap(running.address, rosters.load(folder / "roster.json"), coordinator, keys) as tap:
-        running.address = tap.address
-        for silo in silos:
-            running.write_silo(silo)
-            running.start_silo(silo)
-        for job in running.jobs:
-            ended = running.daemons["coordinator"].wait_for("job.ended", 120)
-            assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(
-            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in silos)
-        )
-        for silo in silos:  # before the coordinator, which they would look for
-            running.daemons[silo].stop()
-        running.stop()
+    with tapping(running) as tap:
+        running.start_silos()
+        running.completed()
+        stop_once_idle(running, tap)
     return tap.calls
 
 
@@ -159,10 +139,7 @@ def contributions(running):
     clear)].
     """
     torch.set_num_threads(1)
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
+    shards = running.shards(SILOS)
     found = defaultdict(list)
     for job in running.jobs:
         kept = Kept(JobPlan(job).bounds)
@@ -251,9 +228,8 @@ def check_fields(calls):
             if call.method == UPLOAD:
                 frame = tensor.Frame.FromString(data)
                 body = frame.WhichOneof("body")
-                found[f"Upload {body}"] |= (
-                    set() if body == "chunk" else set(paths(getattr(frame, body)))
-                )
+                fields = () if body == "chunk" else paths(getattr(frame, body))
+                found[f"Upload {body}"] |= set(fields)
             elif call.method == SECURE:
                 message = secure.SecureUpload.FromString(data)
                 found[f"Secure {message.WhichOneof('body')}"] |= set(paths(message))
@@ -370,18 +346,15 @@ def check_plaintext(running, calls, given_by, silo):
             looked += 1
             assert window not in seen, (place, silo, window)
         if place[1] == ROUNDS - 1:  # it is what the silo really had
-            outbox = (
-                running.federation.state(silo) / "jobs" / place[0] / f"outbox-{ROUNDS}.safetensors"
-            )
-            had = safetensors.torch.load_file(outbox)
-            assert had.keys() == {
-                f"{part.name}/{name}" for part, tensors in parts for name in tensors
+            folder = running.federation.state(silo) / "jobs" / place[0]
+            had = safetensors.torch.load_file(folder / f"outbox-{ROUNDS}.safetensors")
+            wanted = {
+                f"{part.name}/{name}": value
+                for part, tensors in parts
+                for name, value in tensors.items()
             }
-            for part, tensors in parts:
-                assert all(
-                    torch.equal(had[f"{part.name}/{name}"], value)
-                    for name, value in tensors.items()
-                )
+            assert had.keys() == wanted.keys()
+            assert all(torch.equal(had[name], value) for name, value in wanted.items())
     assert looked > 1000
 
 

@@ -3,17 +3,7 @@ in any message.
 """
 
 import pytest
-from federation.keyed import (
-    SECURITY,
-    check_ledgers,
-    check_left_over,
-    check_result,
-    configure,
-    even,
-    events,
-    finished,
-    records_of,
-)
+from federation.keyed import SECURITY, TIMING, check_ledgers, check_left_over, check_result, even
 
 SILOS = ("north", "east", "south", "west")
 SHARED = {**SECURITY, "compare": "shared"}
@@ -28,13 +18,11 @@ def begin(running, document, plans, **options):
     }
     running.job(document("compared", SILOS, "pfedsim", security=SHARED, **changes))
     even(running, SILOS)
-    configure(running, SILOS)
-    for name in ("coordinator", *SILOS):
-        running.start_daemon(name, plans.get(name, "never"))
+    running.start_all(TIMING, plans)
 
 
 def check(running):
-    finished(running, SILOS, "compared")
+    running.finished("compared")
     running.daemons["coordinator"].wait_for("job.ended", 60)
     running.stop()
     (job,) = running.jobs
@@ -56,9 +44,7 @@ def test_what_is_compared_by_shares_has_the_bits_of_the_oracle(
     begin(running, document, {}, similarity=similarity)
     job = check(running)
     for silo in SILOS:
-        intents = [
-            record for record in records_of(running, silo) if record["type"] == "egress.intent"
-        ]
+        intents = running.records(silo, "egress.intent")
         assert [intent["form"] for intent in intents] == ["padded", "masked"] * job.length
         for intent in intents[1::2]:
             (rows,) = [tensor for tensor in intent["tensors"] if tensor["part"] == "rows"]
@@ -82,5 +68,5 @@ def test_killed_between_the_steps_the_next_attempt_compares_what_an_undisturbed_
     begin(running, document, plans)
     check(running)
     (name,) = plans
-    died = [line["at"] for line in events(running, name) if line["event"] == "killed"]
+    died = running.killed(name)
     assert len(died) >= 3, died

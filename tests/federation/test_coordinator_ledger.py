@@ -26,14 +26,12 @@ def test_a_coordinator_without_its_ledger_says_how_to_restore_it(start, document
     running = start(*SILOS)
     coordinator = running.start_coordinator()
     coordinator.stop()
-    state = running.federation.coordinator_config.parent / "state"
+    state = running.kept
     ledger, older = state / "ledger", state / "older"
     shutil.copytree(ledger, older)
     job = running.job(document("job", SILOS))
     coordinator = running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     assert coordinator.wait_for("job.ended", 120)["job"] == job.name
     running.stop()
     ledger.rename(state / "newest")

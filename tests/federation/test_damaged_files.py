@@ -7,13 +7,10 @@ bit changes meanwhile.
 
 import pytest
 import torch
-from federation.keyed import configure, events, finished, job_folder, shards
+from federation.keyed import TIMING
 
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.commands.ledger.reconcile import compare
 from staddle.errors import AbortedError
-from staddle.security.identity import roster as rosters
 
 SILOS = ("north", "east")
 
@@ -33,7 +30,7 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
     """
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
-    configure(running, SILOS)
+    running.configure(TIMING)
     running.start_daemon("coordinator", f"once:after COMMIT of {job.name} folding 0")
     running.start_daemon("east")
     # that of round 0, once that of round 1 is there
@@ -46,52 +43,31 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
         running.daemons["north"].wait_for("job.finished", 100)
     flip(running.federation.state("north") / "jobs" / job.name / "outbox-2.safetensors")
     running.start_daemon("north")
-    finished(running, SILOS, job.name)
-    (trained,) = [event for event in events(running, "north") if event["event"] == "outbox.damaged"]
+    running.finished(job.name)
+    (trained,) = running.events("north", "outbox.damaged")
     assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
-    (asked,) = [
-        event for event in events(running, "coordinator") if event["event"] == "upload.damaged"
-    ]
+    (asked,) = running.events("coordinator", "upload.damaged")
     assert (asked["silos"], "the disk changed 0.north.upload" in asked["why"]) == (["north"], True)
     torch.set_num_threads(1)
-    expected = simulate(job, shards(running, SILOS))
-    roster, state = (
-        rosters.load(running.federation.folder / "roster.json"),
-        running.federation.state,
-    )
-    for silo in SILOS:
-        found = state_from_bytes(
-            (job_folder(running, job, silo) / "model.safetensors").read_bytes()
-        )
-        for part, tensors in expected.states[silo].parts.items():
-            assert all(
-                torch.equal(found.parts[part][name], value) for name, value in tensors.items()
-            )
-        assert (
-            compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences
-            == ()
-        )
+    running.check_models(job, simulate(job, running.shards()))
+    running.check_ledgers()
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("step", "file"),
-    [
-        ("drawing 1", "0.model.safetensors"),
-        ("finishing 2", "1.model.safetensors"),
-    ],
+    ("step", "file"), [("drawing 1", "0.model.safetensors"), ("finishing 2", "1.model.safetensors")]
 )
 def test_a_file_that_the_disk_changed_ends_the_job_by_its_name(start, document, step, file):
     """Before: the job went on, to another result."""
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
-    configure(running, SILOS)
+    running.configure(TIMING)
     running.start_daemon("coordinator", f"once:after COMMIT of {job.name} {step}")
     for silo in SILOS:
         running.start_silo(silo)
     with pytest.raises(AbortedError, match="coordinator ended with code"):
         running.daemons["coordinator"].wait_for("job.ended", 100)
-    flip(running.federation.coordinator_config.parent / "state" / "jobs" / job.name / file)
+    flip(running.kept / "jobs" / job.name / file)
     coordinator = running.start_daemon("coordinator")
     ended = coordinator.wait_for("job.ended", 100)
     assert file in ended["reason"]

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from federation.keyed import check_ledgers, check_result, even, finished, job_folder, shards
+from federation.keyed import check_ledgers, check_result, even
 
 SILOS = ("north", "east", "south", "west", "middle")
 SECURITY = {"secure_aggregation": "required", "mix": "directed"}
 
 
 def documents(document, running):
-    counts = {silo: len(train) for silo, (train, _) in shards(running, SILOS).items()}
+    counts = {silo: len(train) for silo, (train, _) in running.shards(SILOS).items()}
     declared = {**SECURITY, "weights": "public", "dropouts": "any", "counts": counts}
     common = {"min_cohort": 3, "model": "cnn-digits"}
     every, part = {"rounds": 4, "options": {"rho": 0.25}}, {"rounds": 5, "options": {"rho": 0.2}}
@@ -29,9 +29,9 @@ def documents(document, running):
 
 def opened(running, job, silo):
     """The newest round of which a silo opened a row."""
-    return json.loads(
-        (job_folder(running, job, silo) / "mix-extractor.directed.json").read_bytes()
-    )["newest"]
+    return json.loads((running.job_folder(job, silo) / "mix-extractor.directed.json").read_bytes())[
+        "newest"
+    ]
 
 
 @pytest.mark.timeout(240)
@@ -42,11 +42,9 @@ def test_members_get_what_the_oracle_computes(start, document):
     for each in documents(document, running):
         running.job(each)
     running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     for job in running.jobs:
-        finished(running, SILOS, job.name)
+        running.finished(job.name)
     running.stop()
     everybody, in_part = running.jobs
     for job in running.jobs:

@@ -4,23 +4,19 @@ which is lost.
 
 import sqlite3
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
 from federation.keyed import seeded
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import DirectedSilo, in_turn
+from support.signed_federation import job_document, signed_federation
 
 from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
 from staddle.proto import federation_pb2 as pb
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 from staddle.security.secagg import silo_events as s
 
 SIX = ("north", "east", "south", "west", "up", "down")
@@ -52,28 +48,11 @@ class GoneError(Exception):
 
 @pytest.fixture
 def world(tmp_path):
-    federation = local_federation.make(tmp_path / "federation", SIX)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 5,
-        "silos": list(SIX),
-        "min_cohort": 3,
-        "participation": 0.67,
-        "round_timeout": 60,
-        "method": {"name": "fedsimsup", "options": {"supervisor": "cnn"}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-        "security": SECURITY,
-    }
-    job = local_federation.sign_job(federation, seeded(document, waits_twice))
-    local_federation.write_coordinator(
-        federation, ["job"], {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-    )
-    roster = rosters.load(federation.folder / "roster.json")
-    keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SIX}
-    config = configs.load(federation.coordinator_config)
+    method = {"name": "fedsimsup", "options": {"supervisor": "cnn"}}
+    fields = {"rounds": 5, "min_cohort": 3, "participation": 0.67, "method": method}
+    document = seeded(job_document(SIX, **fields, security=SECURITY), waits_twice)
+    world = signed_federation(tmp_path, SIX, document, beat_seconds=60)
+    job = world.job
 
     def contributions(silo):
         def of(round_):
@@ -91,13 +70,13 @@ def world(tmp_path):
 
         return of
 
-    return SimpleNamespace(
-        job=job, config=config, contributions=contributions,
-        folder=config.directory / "jobs" / "job",
-        silo=lambda here, name: DirectedSilo(
-            here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name
-        ),
-    )  # fmt: skip
+    world.contributions = contributions
+    world.folder = world.config.directory / "jobs" / "job"
+    world.silo = lambda here, name: DirectedSilo(
+        *(here.address, world.keys[name], world.roster, job, contributions(name)),
+        tmp_path / "silos" / name,
+    )
+    return world
 
 
 class Expected:

@@ -43,6 +43,23 @@ def events_until(coordinator, name, seconds=90):
     return seen
 
 
+def all_until_the_end(running, coordinator):
+    """All silos start; what the coordinator logs until the job has ended."""
+    for silo in SILOS:
+        running.start_silo(silo)
+    return events_until(coordinator, "job.ended")
+
+
+def codes(seen, event):
+    return [(each["silo"], each["code"]) for each in seen if each["event"] == event]
+
+
+def control_alone(running, silo):
+    """Nothing but control messages has left a silo."""
+    left = summary(ledger_folder(running.federation.state(silo)))
+    return {part for _, part in left} == {"(control)"}
+
+
 def test_sigterm_stops_everybody_cleanly(start, document, fork_server):
     """The coordinator and one silo are the shipped commands."""
     silos = SILOS[:2]
@@ -106,19 +123,14 @@ def test_a_policy_that_denies_declines_the_job(start, document):
     running, coordinator = launch(start, document)
     policy = running.federation.folder / "north" / "policy.toml"
     policy.write_text(policy.read_text().replace('"classifier.**"', '"nothing.**"'))
-    for silo in SILOS:
-        running.start_silo(silo)
-    seen = events_until(coordinator, "job.ended")
-    declined = [e for e in seen if e["event"] == "job.declined"]
-    assert [(e["silo"], e["code"]) for e in declined] == [("north", "POLICY")]
+    seen = all_until_the_end(running, coordinator)
+    assert codes(seen, "job.declined") == [("north", "POLICY")]
     assert seen[-1]["outcome"] == "completed"
     log = running.daemons["north"].log.read_text()
     assert "classifier.weight" in log
     assert "fedavg-model" in log
     running.stop()
-    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {
-        "(control)"
-    }
+    assert control_alone(running, "north")
 
 
 def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
@@ -127,17 +139,12 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
     with np.load(path) as arrays:
         x, y = arrays["x"], arrays["y"]
     np.savez(path, x=x * np.float32(1e30), y=y)
-    for silo in SILOS:
-        running.start_silo(silo)
-    seen = events_until(coordinator, "job.ended")
-    dropped = [e for e in seen if e["event"] == "silo.dropped"]
-    assert {e["level"] for e in dropped} == {"warning"}
-    assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
+    seen = all_until_the_end(running, coordinator)
+    assert {e["level"] for e in seen if e["event"] == "silo.dropped"} == {"warning"}
+    assert codes(seen, "silo.dropped") == [("north", "TRAINING")]
     assert seen[-1]["outcome"] == "completed"
     running.stop()
-    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {
-        "(control)"
-    }
+    assert control_alone(running, "north")
 
 
 @pytest.mark.parametrize("fault", ["label", "no npz"])
@@ -149,12 +156,8 @@ def test_data_that_do_not_fit_decline_the_job(start, document, fault):
             np.savez(path, x=arrays["x"], y=arrays["y"] + 5)
     else:
         path.write_bytes(b"not an npz file")
-    for silo in SILOS:
-        running.start_silo(silo)
-    seen = events_until(coordinator, "job.ended")
-    assert [(e["silo"], e["code"]) for e in seen if e["event"] == "job.declined"] == [
-        ("north", "DATA")
-    ]
+    seen = all_until_the_end(running, coordinator)
+    assert codes(seen, "job.declined") == [("north", "DATA")]
     assert seen[-1]["outcome"] == "completed"
 
 
@@ -168,7 +171,7 @@ def test_too_few_silos_end_the_job_with_a_reason(start, document):
     assert "south: no answer" in ended["reason"]
 
 
-def test_silos_check_the_operators_signature_themselves(start, document, monkeypatch):
+async def test_silos_check_the_operators_signature_themselves(start, document, monkeypatch):
     """A coordinator that invents a job, or signs one itself, gets nothing from a silo."""
     running = start(*SILOS)
     job = running.job(document("forged", SILOS))
@@ -182,18 +185,14 @@ def test_silos_check_the_operators_signature_themselves(start, document, monkeyp
         ["forged"],
         {"admission_seconds": 30, "beat_seconds": 1, "hold_seconds": 2},
     )
-
-    async def scenario():
-        config = configs.load(running.federation.coordinator_config)
-        async with server.running(config) as address:
-            running.address = address
-            running.write_silo("north")
-            north = running.start_silo("north")
-            declined = await asyncio.to_thread(north.wait_for, "job.declined", 60)
-            assert declined["code"] == "JOB_SIGNATURE"
-            assert "role coordinator" in declined["why"]
-
-    asyncio.run(scenario())
+    config = configs.load(running.federation.coordinator_config)
+    async with server.running(config) as address:
+        running.address = address
+        running.write_silo("north")
+        north = running.start_silo("north")
+        declined = await asyncio.to_thread(north.wait_for, "job.declined", 60)
+        assert declined["code"] == "JOB_SIGNATURE"
+        assert "role coordinator" in declined["why"]
 
 
 def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):

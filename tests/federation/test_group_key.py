@@ -7,17 +7,15 @@ import contextlib
 import os
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
-import grpc
 import pytest
 from support.coordinator_thread import coordinator
 from support.ledgers import stored, write_start
 from support.raw_silo import SECONDS, Caller, refused
+from support.signed_federation import job_document, pfedsim, signed_federation
 
 from staddle import log
 from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
 from staddle.coordinator.rounds.events import OperatorStopped
 from staddle.files import checked_file
 from staddle.files.documents import canonical_json
@@ -39,44 +37,18 @@ from staddle.silo.egress.witness import HEADS, Witness
 
 SILOS = ("north", "east", "south", "west")
 FIVE = (*SILOS, "elsewhere")  # a silo of the roster, and not of the job
-FAILED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
-
-
-def document(name, method, **changes):
-    return {
-        "version": 1,
-        "name": name,
-        "seed": 11,
-        "rounds": 2,
-        "silos": list(SILOS),
-        "min_cohort": 3,
-        "round_timeout": 60,
-        "method": {"name": method, **({"options": {"rho": 0.5}} if method == "pfedsim" else {})},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "security": {"secure_aggregation": "required"},
-        **changes,
-    }
 
 
 @pytest.fixture
 def world(tmp_path):
     """One keyed job, and another that needs no key; a coordinator's configuration, and all keys."""
-    federation = local_federation.make(tmp_path / "federation", FIVE)
-    job = local_federation.sign_job(federation, document("job", "pfedsim"))
-    plain = local_federation.sign_job(
-        federation,
-        document("plain", "fedavg", security={"secure_aggregation": "required", "tags": False}),
-    )
-    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-    local_federation.write_coordinator(federation, ["job", "plain"], timing)
-    roster = rosters.load(federation.folder / "roster.json")
-    return SimpleNamespace(
-        job=job, plain=plain, roster=roster, federation=federation, folder=tmp_path,
-        keys={silo: load_keys(federation.folder / silo / "keys") for silo in FIVE},
-        config=configs.load(federation.coordinator_config), epoch=g.Epoch.of(roster, SILOS,
-        job.digest),
-    )  # fmt: skip
+    keyed = pfedsim(SILOS, rounds=2)
+    security = {"secure_aggregation": "required", "tags": False}
+    plain = job_document(SILOS, name="plain", rounds=2, min_cohort=3, security=security)
+    made = signed_federation(tmp_path, FIVE, keyed, plain, submitted=2, beat_seconds=60)
+    made.plain, made.epoch = made.jobs["plain"], g.Epoch.of(made.roster, SILOS, made.job.digest)
+    made.at = tmp_path
+    return made
 
 
 class Keyed(Caller):
@@ -101,21 +73,13 @@ class Keyed(Caller):
 
     async def asked(self):
         request = messages.poll_to_wire(messages.KeyPoll(self.session, self.job.name, self.digest))
-        return messages.secagg_delivery_from_wire(
-            await self.stub.GroupKey(request, timeout=SECONDS)
-        )
+        reply = await self.stub.GroupKey(request, timeout=SECONDS)
+        return messages.secagg_delivery_from_wire(reply)
 
     async def key(self):
         seed, signers = self.keys.exchange.private_bytes_raw(), Signers.of(self.world.roster, SILOS)
-        return g.make_key(
-            self.world.epoch,
-            self.silo,
-            seed,
-            self.made()[0],
-            self.secret,
-            await self.asked(),
-            signers,
-        )
+        own, told = (self.made()[0], self.secret), await self.asked()
+        return g.make_key(self.world.epoch, self.silo, seed, *own, told, signers)
 
 
 async def greeted(world, here, silos=SILOS, job=None):
@@ -125,8 +89,18 @@ async def greeted(world, here, silos=SILOS, job=None):
     return made
 
 
+def played(world, *scenarios):
+    """What these return, each at a coordinator of its own; nothing breaks inside."""
+    found = []
+    for scenario in scenarios:
+        with coordinator(world.config) as here:
+            found.append(here.run(scenario(here)))
+            assert here.broken == []
+    return found
+
+
 def test_raw_silos_agree_on_one_key_and_nothing_is_told_before_all_gave(world):
-    async def scenario():
+    async def scenario(here):
         silos = await greeted(world, here)
         for each in silos:
             await each.told("offer")
@@ -142,60 +116,44 @@ def test_raw_silos_agree_on_one_key_and_nothing_is_told_before_all_gave(world):
         assert (await silos[0].told("round")).round == 0
         return keys.pop(), [await each.asked() for each in silos]
 
-    with coordinator(world.config) as here:
-        key, told = here.run(scenario())
-        assert here.broken == []
+    async def again(here):
+        return [await each.asked() for each in await greeted(world, here)]
 
-    async def again():
-        silos = await greeted(world, here)
-        return [await each.asked() for each in silos]
-
-    with coordinator(world.config) as here:  # it was durable before it was taken
-        assert here.run(again()) == told
+    (key, told), later = played(world, scenario, again)
+    assert later == told  # it was durable before it was taken
     database = (world.config.directory / "coordinator.sqlite").read_bytes()
     assert key not in database
 
 
-def test_an_acceptance_without_a_contribution_is_refused_and_the_same_contribution_changes_nothing(
-    world,
-):
-    async def scenario():
+def test_an_acceptance_needs_a_contribution_and_the_same_one_changes_nothing(world):
+    async def scenario(here):
         (north,) = await greeted(world, here, SILOS[:1])
-        await refused(
-            north.answer("ACCEPT"),
-            "SECURE",
-            FAILED,
-            "ORDER",
-            "gave nothing to the key",
-            "call Contribute",
-        )
+        why = ("ORDER", "gave nothing to the key", "call Contribute")
+        await refused(north.answer("ACCEPT"), "SECURE", *why)
         assert (await north.told("offer")).job == "job"
         for _ in range(3):
             await north.contribute()
         kept = here.daemon.contributions.bodies(world.job)
         north.secret = os.urandom(32)
         await refused(
-            north.contribute(), "SECURE", FAILED, "EQUIVOCATION", "a second time, and not the same"
+            north.contribute(), "SECURE", "EQUIVOCATION", "a second time, and not the same"
         )
         north.ephemeral = os.urandom(32)
-        await refused(north.contribute(), "SECURE", FAILED, "EQUIVOCATION")
+        await refused(north.contribute(), "SECURE", "EQUIVOCATION")
         assert here.daemon.contributions.bodies(world.job) == kept
         await north.answer("ACCEPT")
         assert here.daemon.runs[0].state.answers == {"north": "accepted"}
         await north.hello()  # its answer may have been lost: another session, all of it once more
 
-    with coordinator(world.config) as here:
-        here.run(scenario())
-        assert here.broken == []
+    played(world, scenario)
 
 
-def signed(silo, contribution, epoch, **fields):
-    """A silo that signs what it should not."""
-    sealing = replace(contribution.sealing, **fields)
-    payload = g._payload(epoch, sealing, contribution.prekey)
-    return replace(
-        contribution, sealing=sealing, signature=silo.keys.sign(g.GROUP_CONTRIBUTION, payload)
-    )
+def signed(silo, contribution, pieces):
+    """A silo that signs these pieces, whatever they are."""
+    sealing = replace(contribution.sealing, root=Tree(piece.leaf() for piece in pieces).root())
+    payload = g._payload(silo.world.epoch, sealing, contribution.prekey)
+    signature = silo.keys.sign(g.GROUP_CONTRIBUTION, payload)
+    return replace(contribution, sealing=sealing, signature=signature), pieces
 
 
 def another_name(silo, given, pieces):
@@ -229,23 +187,12 @@ def to_all_of_the_roster(silo, *_):
 
 
 def a_piece_short(silo, given, pieces):
-    return (
-        signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in pieces[1:]).root()),
-        pieces[1:],
-    )
+    return signed(silo, given, pieces[1:])
 
 
 def to_a_stranger(silo, given, pieces):
-    swapped = tuple(
-        sorted(
-            (replace(pieces[0], recipient="elsewhere"), *pieces[1:]),
-            key=lambda piece: piece.recipient,
-        )
-    )
-    return (
-        signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in swapped).root()),
-        swapped,
-    )
+    swapped = (replace(pieces[0], recipient="elsewhere"), *pieces[1:])
+    return signed(silo, given, tuple(sorted(swapped, key=lambda piece: piece.recipient)))
 
 
 def pieces_that_it_did_not_sign(_, given, pieces):
@@ -253,10 +200,8 @@ def pieces_that_it_did_not_sign(_, given, pieces):
 
 
 def garbage(_, given, pieces):
-    return (
-        replace(given, sealing=replace(given.sealing, ephemeral=b"\xff" * 32, root=bytes(32))),
-        pieces,
-    )
+    sealing = replace(given.sealing, ephemeral=b"\xff" * 32, root=bytes(32))
+    return replace(given, sealing=sealing), pieces
 
 
 HARM = {
@@ -275,69 +220,51 @@ HARM = {
 
 
 def test_what_a_hostile_silo_gives_is_refused_and_not_kept(world):
-    async def scenario():
+    async def scenario(here):
         north, east = await greeted(world, here, SILOS[:2])
         for harm, text in HARM.items():
-            await refused(north.contribute(*harm(north, *north.made())), "SECURE", FAILED, text)
+            await refused(north.contribute(*harm(north, *north.made())), "SECURE", text)
         malformed = north.message(*north.made())
         malformed.contribution.ClearField("signature")
-        await refused(
-            north.stub.Contribute(malformed, timeout=SECONDS),
-            "SECURE",
-            FAILED,
-            "KEYS: the signature of",
-        )
-        unknown = secure.Contributed.FromString(
-            north.message(*north.made()).SerializeToString() + b"\xf8\x07\x01"
-        )
-        await refused(
-            north.stub.Contribute(unknown, timeout=SECONDS), "MANIFEST", INVALID, "does not know"
-        )
-        await refused(north.answer("ACCEPT"), "SECURE", FAILED, "gave nothing")
+        call = north.stub.Contribute(malformed, timeout=SECONDS)
+        await refused(call, "SECURE", "KEYS: the signature of")
+        data = north.message(*north.made()).SerializeToString() + b"\xf8\x07\x01"
+        unknown = secure.Contributed.FromString(data)
+        await refused(north.stub.Contribute(unknown, timeout=SECONDS), "MANIFEST", "does not know")
+        await refused(north.answer("ACCEPT"), "SECURE", "gave nothing")
         await north.contribute()
         await east.contribute()
         assert set(here.daemon._database.contributions("job")) == {"north", "east"}
 
-    with coordinator(world.config) as here:
-        here.run(scenario())
-        assert here.broken == []
+    played(world, scenario)
 
 
 def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
-    world.config = world.config.model_copy(
-        update={"timing": world.config.timing.model_copy(update={"admission_seconds": 1.0})}
-    )
+    timing = world.config.timing.model_copy(update={"admission_seconds": 1.0})
+    world.config = world.config.model_copy(update={"timing": timing})
 
-    async def scenario():
+    async def scenario(here):
         north, stranger = await greeted(world, here, ("north", "elsewhere"))
-        unknown = ("UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "no job 'job' for this silo")
+        unknown = ("UNKNOWN_JOB", "no job 'job' for this silo")
         await refused(stranger.contribute(*north.made()), *unknown)
         await refused(stranger.asked(), *unknown)
         other = Keyed(here.address, world, "north", world.plain)
         other.session = north.session
-        made = g.contribute(
-            g.Epoch.of(world.roster, SILOS, world.plain.digest),
-            "north",
-            *[bytes(32)] * 3,
-            north.keys.sign,
-        )
-        await refused(
-            other.contribute(*made), "SECURE", FAILED, "ORDER", "job 'plain', which needs none"
-        )
+        epoch = g.Epoch.of(world.roster, SILOS, world.plain.digest)
+        made = g.contribute(epoch, "north", *[bytes(32)] * 3, north.keys.sign)
+        await refused(other.contribute(*made), "SECURE", "ORDER", "job 'plain', which needs none")
         while here.daemon.runs[0].state.stage == "admitting":
             await here.daemon.changed.wait()
         await refused(
-            north.contribute(), "ROUND_CLOSED", FAILED, "does not await its part in a key any more"
+            north.contribute(), "ROUND_CLOSED", "does not await its part in a key any more"
         )
         assert here.daemon._database.contributions("job") == {}
 
-    with coordinator(world.config) as here:
-        here.run(scenario())
-        assert here.broken == []
+    played(world, scenario)
 
 
 def test_a_keyed_job_fails_without_one_of_its_silos(world):
-    async def scenario():
+    async def scenario(here):
         silos = await greeted(world, here)
         for each in silos[:3]:
             await each.contribute()
@@ -347,8 +274,7 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
         assert await silos[0].asked() == ()
         return here.daemon.runs[0].state.reason
 
-    with coordinator(world.config) as here:
-        reason = here.run(scenario())
+    (reason,) = played(world, scenario)
     assert (
         reason == "3 of 4 silos accepted, and the key that its silos share takes all of them (west:"
         " POLICY)"
@@ -360,24 +286,19 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
 
 def later_roster(world, without=None):
     """One member more, or one less, and all signatures anew; the coordinator's file is replaced."""
-    folder = world.federation.folder
     if without:
         made = rosters.remove(world.roster, without)
     else:
-        made = rosters.add(
-            world.roster, create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org")
-        )
-    founder = load_keys(folder / "founder")
-    made = rosters.sign(made, founder)
-    (folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
+        newcomer = create_keys(world.at / "newcomer", "newcomer", Role.SILO, "org")
+        made = rosters.add(world.roster, newcomer)
+    made = rosters.sign(made, load_keys(world.folder / "founder"))
+    (world.folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
     return made
 
 
 @pytest.mark.parametrize("stage", ["admitting", "round", "stopped"])
-def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_taken_up(
-    world, stage
-):
-    async def scenario():
+def test_a_job_fails_whose_roster_has_changed_since_its_silos_gave(world, stage):
+    async def scenario(here):
         silos = await greeted(world, here)
         for each in silos[: 1 if stage == "admitting" else 4]:
             await each.contribute()
@@ -386,7 +307,7 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
             here.daemon.apply(here.daemon.runs[0], OperatorStopped())
         assert here.daemon.runs[0].state.stage == stage
 
-    async def after():
+    async def after(here):
         state = here.daemon.runs[0].state
         assert here.daemon._database.states()[0] == state  # on the disk before anybody is told
         assert (state.stage, state.outcome) == ("finishing", "failed")
@@ -400,12 +321,9 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
         assert (finish.job, finish.completed) == ("job", False)
         await north.answer("DONE")
 
-    with coordinator(world.config) as here:
-        here.run(scenario())
+    played(world, scenario)
     world.roster = later_roster(world)
-    with coordinator(world.config) as here:
-        here.run(after())
-        assert here.broken == []
+    played(world, after)
 
 
 def test_a_job_of_which_a_silo_has_left_the_roster_fails_though_nobody_gave(world):
@@ -432,14 +350,13 @@ def test_a_keyed_job_to_which_nobody_gave_goes_on_under_another_roster(world):
     world.roster = later_roster(world)
     world.epoch = g.Epoch.of(world.roster, SILOS, world.job.digest)
 
-    async def scenario():
+    async def scenario(here):
         silos = await greeted(world, here)
         for each in silos:
             await each.contribute()
         assert len({await each.key() for each in silos}) == 1
 
-    with coordinator(world.config) as here:
-        here.run(scenario())
+    played(world, scenario)
 
 
 # Silos with their own gate and ledger.
@@ -456,10 +373,8 @@ class Tapped:
 
         async def kept(*args):
             reply = await call(*args)
-            for message in (*args, reply):
-                self.bytes += (
-                    message.SerializeToString() if hasattr(message, "SerializeToString") else b""
-                )
+            said = [each for each in (*args, reply) if hasattr(each, "SerializeToString")]
+            self.bytes += b"".join(each.SerializeToString() for each in said)
             return reply
 
         return kept
@@ -471,7 +386,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
 
     @contextlib.asynccontextmanager
     async def silo(name):
-        folder = world.folder / "silos" / name
+        folder = world.at / "silos" / name
         (folder / "jobs" / "job").mkdir(parents=True)
         keys = world.keys[name]
         rules = policies.parse(local_federation.policy_text([world.plain]).encode(), "policy.toml")
@@ -492,7 +407,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
                 await keys.contribute(world.job)
                 await gate.session.answer("job", world.job.digest, 0, "ACCEPT")
             secrets = {
-                name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes()
+                name: (world.at / "silos" / name / "jobs/job" / SECRET).read_bytes()
                 for name in SILOS
             }
             made = {name: await keys.keys(world.job) for name, (_, keys) in at.items()}
@@ -505,7 +420,7 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     ):
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
-    kept = {name: world.folder / "silos" / name / "jobs" / "job" for name in SILOS}
+    kept = {name: world.at / "silos" / name / "jobs" / "job" for name in SILOS}
     files = {name: checked_file.read_bytes(folder / KEY) for name, folder in kept.items()}
     for name, file in files.items():
         own = made[name]
@@ -524,18 +439,14 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     said = "\n".join((printed, repr(made), *events))
     assert "round.opened" in said
     ledgers = b"".join(
-        path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")
+        path.read_bytes() for path in (world.at / "silos").rglob("seg-*.jsonl")
     ).decode()
     for each in hidden:
         assert each not in crossed
         assert not re.search(f"{each.hex()}|{re.escape(repr(each))}", said + ledgers)
     assert world.epoch.context().hex() in ledgers
     for name in SILOS:
-        (record,) = [
-            r
-            for r in stored(world.folder / "silos" / name / "ledger")
-            if r["type"] == "egress.protocol"
-        ]
+        (record,) = stored(world.at / "silos" / name / "ledger", "egress.protocol")
         assert (record["kind"], record["round"], record["ctx"]) == (
             "contribution",
             0,

@@ -2,17 +2,11 @@
 the same one.
 """
 
-import json
-import socket
-import sqlite3
-
 import pytest
 from support.key_watch import keys_watched
 
-from staddle.commands.federation import local_federation
 from staddle.proto import secure_pb2 as secure
 from staddle.security.blind import group_key as g
-from staddle.security.identity import roster as rosters
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.silo.blind.group_keys import ENDED
 from staddle.silo.ingress.keyed_job import OWN
@@ -20,26 +14,6 @@ from staddle.silo.ingress.keyed_job import OWN
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def events(running, name):
-    lines = running.daemons[name].log.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def records(folder):
-    lines = (
-        line
-        for path in sorted(folder.glob("seg-*.jsonl"))
-        for line in path.read_text().splitlines()
-    )
-    return [json.loads(line) for line in lines]
 
 
 def entries(contents):
@@ -76,34 +50,18 @@ PLANS = {
 @pytest.mark.timeout(120)
 def test_killed_around_every_durable_step_all_have_one_key(start, document):
     running = start(*SILOS)
-    made = document(
-        "job",
-        SILOS,
-        "pfedsim",
-        options={"rho": 0.0},
-        min_cohort=3,
-        rounds=1,
-        round_timeout=120,
-        security=SECURITY,
-    )
-    job = running.job(made)
-    running.address = f"127.0.0.1:{free_port()}"
-    local_federation.write_coordinator(running.federation, ["job"], TIMING, running.address)
-    for silo in SILOS:
-        running.write_silo(silo)
+    changes = {"min_cohort": 3, "rounds": 1, "round_timeout": 120, "security": SECURITY}
+    job = running.job(document("job", SILOS, "pfedsim", options={"rho": 0.0}, **changes))
     watched = keys_watched(running.federation, SILOS), keys_watched(running.federation, SILOS, OWN)
     with watched[0] as seen, watched[1] as owned:
-        for name in ("coordinator", *SILOS):
-            running.start_daemon(name, PLANS.get(name, "never"))
+        running.start_all(TIMING, PLANS)
         assert running.daemons["coordinator"].wait_for("job.ended", 100)["outcome"] == "completed"
     running.stop()
 
     for name, steps in STEPS.items():
-        died = [
-            at for line in events(running, name) if line["event"] == "killed" for at in line["at"]
-        ]
+        died = [at for places in running.killed(name) for at in places]
         assert set(steps) <= set(died), died
-    epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
+    epoch = g.Epoch.of(running.roster, SILOS, job.digest)
     keys, prekeys = set(), {}
     for silo in SILOS:
         folder = running.federation.state(silo) / "jobs" / "job"
@@ -126,20 +84,14 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     assert len(keys) == 1
     assert all(prekeys[name] == prekeys[name[1]] for name in prekeys if isinstance(name, tuple))
     assert len(set(prekeys.values())) == len(SILOS)
-    with sqlite3.connect(
-        running.federation.coordinator_config.parent / "state" / "coordinator.sqlite"
-    ) as rows:
-        kept = dict(rows.execute("SELECT silo, body FROM contributions").fetchall())
+    kept = dict(running.rows("SELECT silo, body FROM contributions"))
     assert set(kept) == set(SILOS)
     assert all(secure.Contributed.FromString(body).session == b"" for body in kept.values())
-    refused = [line for line in events(running, "coordinator") if line["event"] == "refused"]
+    refused = running.events("coordinator", "refused")
     # a silo that starts anew gives the very same
     assert [line for line in refused if line["code"] == "SECURE"] == []
     for silo in SILOS:
-        given = [
-            r
-            for r in records(running.federation.state(silo) / "ledger")
-            if r.get("kind") == "contribution"
-        ]
+        left = running.records(silo, "egress.protocol")
+        given = [record for record in left if record["kind"] == "contribution"]
         assert {record["ctx"] for record in given} == {epoch.context().hex()}
         assert len({record["message"]["bytes"] for record in given}) == 1

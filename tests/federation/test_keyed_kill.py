@@ -7,26 +7,20 @@ import signal
 import pytest
 from federation.keyed import (
     SECURITY,
+    TIMING,
     check_ledgers,
     check_left_over,
     check_result,
-    configure,
     counts,
     even,
-    events,
-    finished,
     seeded,
 )
 
 SILOS = ("north", "east", "south", "west", "middle")
 # a round of means, one of rows
 PFEDSIM = {"method": "pfedsim", "options": {"rho": 0.5}, "rounds": 2}
-AWAY = {
-    "method": "fedsimsup",
-    "options": {"similarity": "samples", "tau_theta": 1},
-    "rounds": 4,
-    "participation": 0.8,
-}
+AWAY = {"method": "fedsimsup", "options": {"similarity": "samples", "tau_theta": 1}}
+AWAY |= {"rounds": 4, "participation": 0.8}
 GIVEN = (
     "every:rename mix-extractor|rename gram|job 1 padded|job 1 rotated|of 104448|of 2560|ingress"
     " job 2"
@@ -44,48 +38,45 @@ CASES = {
     "mail": ({"coordinator": ASIDE, "north": MAIL}, AWAY),
     "directed": ({"coordinator": ROWS, "middle": OPENED}, {**AWAY, "mix": "directed"}),
 }
+LEDGER = "sync seg-00000001.jsonl"
+
+
+def commits(step):
+    return f"before COMMIT of job {step}", f"after COMMIT of job {step}"
+
+
+REVEALS = [f"{LEDGER} egress.protocol job {round_} reveal" for round_ in (0, 1)]
 STEPS = {
     "both phases": {
         "coordinator": (
-            "before COMMIT of job padded or rotated 1: extractor",
-            "after COMMIT of job padded or rotated 1: extractor",
-            "before COMMIT of job word on padded 1: extractor",
-            "after COMMIT of job word on padded 1: extractor",
-            "before COMMIT of job padded or rotated 1: rows",
-            "after COMMIT of job padded or rotated 1: rows",
+            *commits("padded or rotated 1: extractor"),
+            *commits("word on padded 1: extractor"),
+            *commits("padded or rotated 1: rows"),
             "after COMMIT of job folding 1: answers 4 given 4 failed 0 done 0",
         ),
         "north": (
             "rename mix-extractor.versions.json",
-            "sync seg-00000001.jsonl egress.intent job 1 padded",
-            "sync seg-00000001.jsonl egress.digest   of 104448 bytes",
-            "sync seg-00000001.jsonl egress.protocol job 1 padded",
+            f"{LEDGER} egress.intent job 1 padded",
+            f"{LEDGER} egress.digest   of 104448 bytes",
+            f"{LEDGER} egress.protocol job 1 padded",
             "rename gram-rows.json",
-            "sync seg-00000001.jsonl egress.intent job 1 rotated",
-            "sync seg-00000001.jsonl egress.digest   of 2560 bytes",
+            f"{LEDGER} egress.intent job 1 rotated",
+            f"{LEDGER} egress.digest   of 2560 bytes",
             "rename mix-extractor.rows.json",
-            "sync seg-00000001.jsonl ingress job 2 ",
+            f"{LEDGER} ingress job 2 ",
         ),
     },
-    "two who signed": dict.fromkeys(
-        ("north", "east"),
-        (
-            "sync seg-00000001.jsonl egress.protocol job 0 reveal",
-            "sync seg-00000001.jsonl egress.protocol job 1 reveal",
-        ),
-    ),
+    "two who signed": {"north": REVEALS, "east": REVEALS},
     "mail": {
         "coordinator": (
-            "before COMMIT of job padded or rotated 2: theta",
-            "after COMMIT of job padded or rotated 2: theta",
-            "before COMMIT of job word on padded 2: theta",
-            "after COMMIT of job word on padded 2: theta",
+            *commits("padded or rotated 2: theta"),
+            *commits("word on padded 2: theta"),
             "rename 2.theta.middle.rows",
         ),
         "north": (
             "rename mix-theta.rows.json",
             "rename mix-theta.versions.json",
-            "sync seg-00000001.jsonl egress.intent job 3 padded",
+            f"{LEDGER} egress.intent job 3 padded",
         ),
     },
     "directed": {
@@ -95,7 +86,7 @@ STEPS = {
             "rename 2.theta.middle.rows",
             "after COMMIT of job folding 2: answers 5 given 4 failed 0 done 0",
         ),
-        "middle": ("rename mix-theta.directed.json", "sync seg-00000001.jsonl ingress job 3 "),
+        "middle": ("rename mix-theta.directed.json", f"{LEDGER} ingress job 3 "),
     },
 }
 
@@ -104,20 +95,13 @@ def begin(running, silos, document, plans, method, mix="one-upload", **changes):
     even(running, silos)
     security = SECURITY
     if changes.get("participation"):
-        security = {
-            "secure_aggregation": "required",
-            "weights": "public",
-            "dropouts": "any",
-            "counts": counts(running, silos),
-            "mix": mix,
-        }
+        security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+        security |= {"counts": counts(running, silos), "mix": mix}
     made = {"min_cohort": 3, "round_timeout": 120, "security": security, **changes}
     wanted = document("job", silos, method, **made)
     job = running.job(seeded(wanted, middle_is_away) if changes.get("participation") else wanted)
     assert job.keyed
-    configure(running, silos)
-    for name in ("coordinator", *silos):
-        running.start_daemon(name, plans.get(name, "never"))
+    running.start_all(TIMING, plans)
     return job
 
 
@@ -133,7 +117,7 @@ def middle_is_away(job):
 
 
 def died(running, name):
-    return [at for line in events(running, name) if line["event"] == "killed" for at in line["at"]]
+    return [at for places in running.killed(name) for at in places]
 
 
 @pytest.mark.timeout(300)
@@ -143,7 +127,7 @@ def test_killed_again_and_again(start, document, case):
     silos = SILOS if "participation" in changes else SILOS[:4]
     running = start(*silos)
     job = begin(running, silos, document, plans, **changes)
-    finished(running, silos, "job")
+    running.finished("job")
     running.daemons["coordinator"].wait_for("job.ended", 60)
     codes = {name: daemon.stop() for name, daemon in running.daemons.items()}
     assert -signal.SIGKILL not in codes.values(), codes  # all of them stop when asked

@@ -10,13 +10,9 @@ from federation.keyed import (
     TIMING,
     check_ledgers,
     check_result,
-    configure,
     counts,
     even,
-    events,
     group_key,
-    job_folder,
-    records_of,
     seeded,
 )
 from typer.testing import CliRunner
@@ -57,29 +53,21 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     Of the second, north is away in its last three rounds.
     """
     running, call = operator
-    declared = {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": counts(running, SILOS),
-    }
+    declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+    declared["counts"] = counts(running, SILOS)
     away = {"rounds": 4, "min_cohort": 3, "participation": 0.8, "security": declared}
     options = {"similarity": "samples", "tau_theta": 1}
     first = running.job(document("first", SILOS, "pfedsim", **PFEDSIM))
     drawn = [True, True, False, False, False]
-    second = running.job(
-        seeded(
-            document("second", SILOS, "fedsimsup", options=options, **away),
-            lambda job: ["north" in job.cohort(round_) for round_ in range(5)] == drawn,
-        )
-    )
-    configure(running, SILOS, jobs=[])
+    as_drawn = lambda job: ["north" in job.cohort(round_) for round_ in range(5)] == drawn  # noqa: E731
+    wanted = document("second", SILOS, "fedsimsup", options=options, **away)
+    second = running.job(seeded(wanted, as_drawn))
+    running.configure(TIMING, [])
     local_federation.write_operator(running.federation, running.address)
     # round 1 stays open: one silo dies before it gives anything in it
+    dies = {"middle": "once:egress.intent first 1 padded"}
     for name in ("coordinator", *SILOS):
-        running.start_daemon(
-            name, "once:egress.intent first 1 padded" if name == "middle" else "never"
-        )
+        running.start_daemon(name, dies.get(name, "never"))
     running.daemons["coordinator"].wait_for("listening", 60)
 
     call("submit", signed(running, "first"))
@@ -104,10 +92,10 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
         members = check_result(running, job, SILOS)
         assert members == {round_: job.cohort(round_) for round_ in range(job.length)}
     assert group_key(running, first, SILOS) != group_key(running, second, SILOS)
-    rows = json.loads((job_folder(running, second, "north") / "mix-theta.rows.json").read_text())
+    rows = json.loads((running.job_folder(second, "north") / "mix-theta.rows.json").read_text())
     assert len(rows["delivered"]) == 3
     words = [
-        r for r in records_of(running, "north") if r.get("kind") == "padded" and r["job"] == "first"
+        r for r in running.records("north") if r.get("kind") == "padded" and r["job"] == "first"
     ]
     # one a round: the word that was given before the stop stands
     assert len({record["ctx"] for record in words}) == 2
@@ -118,7 +106,7 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
     running, _ = operator
     job = running.job(document("job", SILOS, "pfedsim", **PFEDSIM))
     assert job.keyed
-    configure(running, SILOS, TIMING)
+    running.configure(TIMING)
     trust = 'trust = "non-colluding-coordinator"'
     for silo, asked in (("north", 'trust = "none"'), ("east", f"{trust}\nmin_cohort = 4")):
         policy = running.federation.folder / silo / "policy.toml"
@@ -137,7 +125,7 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
     )
     running.stop()
     (north,), (east,) = (
-        [event["why"] for event in events(running, silo) if event["event"] == "job.declined"]
+        [event["why"] for event in running.events(silo, "job.declined")]
         for silo in ("north", "east")
     )
     assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator"' in north
@@ -153,6 +141,4 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
         JobFolder(running.federation.state(silo) / "jobs" / "job").failed for silo in accepted
     )
     for silo in SILOS:
-        assert not [
-            record for record in records_of(running, silo) if record["type"] == "egress.intent"
-        ]
+        assert not running.records(silo, "egress.intent")

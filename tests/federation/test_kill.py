@@ -2,33 +2,19 @@
 same result.
 """
 
-import json
 import signal
-import socket
 
 import pytest
 import torch
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.commands.federation import local_federation
-from staddle.commands.ledger.reconcile import compare
 from staddle.errors import AbortedError
-from staddle.security.identity import roster as rosters
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import messages
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 # lost after 30 s: who restarts is not
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def begin(running, document, plans, rounds):
@@ -38,60 +24,15 @@ def begin(running, document, plans, rounds):
     """
     options = {"participation": 0.75, "rounds": rounds, "round_timeout": 120}
     running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
-    running.address = f"127.0.0.1:{free_port()}"
-    names = [job.name for job in running.jobs]
-    local_federation.write_coordinator(running.federation, names, TIMING, running.address)
-    for silo in SILOS:
-        running.write_silo(silo)
-    for name in ("coordinator", *SILOS):
-        running.start_daemon(name, plans.get(name, "never"))
+    running.start_all(TIMING, plans)
 
 
 def same_as_undisturbed(running):
+    """Both ledgers hold, whoever died when, and no record of one contradicts the other."""
     torch.set_num_threads(1)
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
     for job in running.jobs:
-        expected = simulate(job, shards)
-        for silo in SILOS:
-            path = running.federation.state(silo) / "jobs" / job.name / "model.safetensors"
-            found = state_from_bytes(path.read_bytes())
-            for part, tensors in expected.states[silo].parts.items():
-                for name, value in tensors.items():
-                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
-    roster, state = (
-        rosters.load(running.federation.folder / "roster.json"),
-        running.federation.state,
-    )
-    # whoever died when: both ledgers hold, and no record of one contradicts the other
-    for silo in SILOS:
-        assert (
-            compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences
-            == ()
-        )
-
-
-def deaths(running, victim):
-    lines = (
-        json.loads(line)
-        for line in running.daemons[victim].log.read_text().splitlines()
-        if line.startswith("{")
-    )
-    return [line["at"] for line in lines if line["event"] == "killed"]
-
-
-def finished(running):
-    for job in running.jobs:
-        for silo in SILOS:
-            while (ended := running.daemons[silo].event(150) or {}).get(
-                "event", "job.finished"
-            ) != "job.finished":
-                running.daemons["coordinator"].check()
-            assert (ended.get("job"), ended.get("completed")) == (job.name, True), running.daemons[
-                silo
-            ].tail()
+        running.check_models(job, simulate(job, running.shards()))
+    running.check_ledgers()
 
 
 @pytest.mark.timeout(300)
@@ -115,16 +56,15 @@ def finished(running):
 def test_killed_again_and_again(start, document, plans, rounds, fewest):
     running = start(*SILOS)
     begin(running, document, plans, rounds)
-    finished(running)
+    running.finished("sup")
     codes = {name: daemon.stop() for name, daemon in running.daemons.items()}
     assert -signal.SIGKILL not in codes.values(), codes  # all of them stop when asked
-    died = [death for name in plans for death in deaths(running, name)]
+    died = [death for name in plans for death in running.killed(name)]
     same_as_undisturbed(running)
     assert len(died) >= fewest
     if "full" in plans.values():  # whoever met it said so, and what to do
-        said = [
-            line for name in plans for line in running.daemons[name].log.read_text().splitlines()
-        ]
+        logs = [running.daemons[name].log.read_text() for name in plans]
+        said = [line for log in logs for line in log.splitlines()]
         ends = [line for line in said if line.startswith("staddle: ")]
         assert len(ends) == len(died)
         assert all("make room" in line and str(running.federation.folder) in line for line in ends)
@@ -144,19 +84,13 @@ def test_what_the_ledger_cannot_take_does_not_leave(start, document, part):
     assert line.startswith(said)
     assert line.endswith("make room, then restart")
     assert messages(ledger) == ()
-    received = [
-        json.loads(line) for line in running.daemons["coordinator"].log.read_text().splitlines()
-    ]
-    assert not [
-        event
-        for event in received
-        if event["event"] in ("receipt", "refused") and "north" in str(event)
-    ]
-    state = running.federation.coordinator_config.parent / "state"
-    assert not [path for path in state.rglob("*north*") if path.suffix in (".part", ".upload")]
+    received = running.events("coordinator", "receipt", "refused")
+    assert not [event for event in received if "north" in str(event)]
+    kept = running.kept.rglob("*north*")
+    assert not [path for path in kept if path.suffix in (".part", ".upload")]
 
     running.start_silo("north")  # there is room again
-    finished(running)
+    running.finished("sup")
     running.stop()
     same_as_undisturbed(running)
     assert {message.status for message in messages(ledger)} == {"sent"}

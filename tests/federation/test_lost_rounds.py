@@ -9,16 +9,13 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
 from staddle.errors import RefusedError
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
 # round, silo
@@ -41,7 +38,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 
 
 @pytest.mark.timeout(300)
-def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
+async def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
     """The coordinator turns some uploads away at their end.
 
     The models are those of a simulation without them.
@@ -63,22 +60,15 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
             raise RefusedError(silo, "NOT_FINITE", "the test loses this one")
         return await real_accept(run, silo, round_, *rest)
 
-    async def scenario():
-        config = configs.load(running.federation.coordinator_config)
-        async with server.running(config) as address:
-            running.address = address
-            for silo in SILOS:
-                running.write_silo(silo)
-                running.start_daemon(silo)
-            for job in running.jobs:
-                for silo in SILOS:
-                    ended = await asyncio.to_thread(
-                        running.daemons[silo].wait_for, "job.finished", 120
-                    )
-                    assert (ended["job"], ended["completed"]) == (job.name, True)
-
     monkeypatch.setattr(daemons.JobRun, "accept", accept)
-    asyncio.run(scenario())
+    config = configs.load(running.federation.coordinator_config)
+    async with server.running(config) as address:
+        running.address = address
+        running.start_silos()
+        for job in running.jobs:
+            for silo in SILOS:
+                ended = await asyncio.to_thread(running.daemons[silo].wait_for, "job.finished", 120)
+                assert (ended["job"], ended["completed"]) == (job.name, True)
     running.stop()
     drawn = {
         (job.name, r, s) for job in running.jobs for r in range(job.length) for s in job.cohort(r)
@@ -88,15 +78,6 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
     monkeypatch.setattr(
         Job, "cohort", lambda job, r: tuple(s for s in real_cohort(job, r) if (r, s) not in LOST)
     )
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
+    shards = running.shards(SILOS)
     for job in running.jobs:
-        expected = simulate(job, shards)
-        for silo in SILOS:
-            path = running.federation.state(silo) / "jobs" / job.name / "model.safetensors"
-            found = state_from_bytes(path.read_bytes())
-            for part, tensors in expected.states[silo].parts.items():
-                for name, value in tensors.items():
-                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
+        running.check_models(job, simulate(job, shards))

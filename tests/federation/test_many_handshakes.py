@@ -8,8 +8,6 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 
-from staddle.security.identity import roster as rosters
-
 AT_A_TIME = 16
 EACH = 150
 SECONDS = 20
@@ -19,7 +17,7 @@ def test_many_handshakes_at_a_time_leave_the_coordinator_alive(start):
     running = start("north", "east")
     coordinator = running.start_coordinator()
     host, _, port = running.address.rpartition(":")
-    roster = rosters.load(running.federation.folder / "roster.json")
+    roster = running.roster
     context = ssl.create_default_context(cadata=roster.coordinator.certificate)
     context.set_alpn_protocols(["h2"])
 

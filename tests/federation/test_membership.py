@@ -5,11 +5,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south")
 
@@ -29,19 +27,12 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
     for release in ("last", "never"):
         options = {"models": 2, "membership_lr": 2.0, "release_membership": release}
         running.job(document(f"ppfl-{release}", SILOS, "ppfl", options=options))
-    coordinator = running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
-    for job in running.jobs:
-        ended = coordinator.wait_for("job.ended", 120)
-        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+    running.start_coordinator()
+    running.start_silos()
+    running.completed()
     running.stop()
     last, never = running.jobs
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
+    shards = running.shards()
     expected = simulate(last, shards)
     jobs = running.federation.state("coordinator") / "jobs"
     found = safetensors.torch.load_file(jobs / last.name / "result.safetensors")

@@ -12,10 +12,9 @@ import torch
 from federation.proxy import Proxy
 from support.ledgers import write_start
 
-from staddle.algorithms.data.dataset import Dataset, split
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import upload_items
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator import daemon as daemons
@@ -35,7 +34,6 @@ from staddle.silo.egress import client as clients
 from staddle.silo.egress.gate import Gate
 from staddle.silo.egress.session import open_client
 from staddle.silo.egress.witness import HEADS, Witness
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east")
 MIB = 1024 * 1024
@@ -120,19 +118,8 @@ class Network:
 
     def same_as_simulated(self):
         torch.set_num_threads(1)
-        state = self.running.federation.state
-        shards = {
-            silo: split(self.running.data[silo], split_key(state(silo)), 0.25)
-            for silo in self.silos
-        }
-        expected = simulate(self.job, shards)
-        for silo in self.silos:
-            found = state_from_bytes(
-                (state(silo) / "jobs" / self.job.name / "model.safetensors").read_bytes()
-            )
-            for part, tensors in expected.states[silo].parts.items():
-                for name, value in tensors.items():
-                    assert torch.equal(found.parts[part][name], value), (silo, part, name)
+        expected = simulate(self.job, self.running.shards(self.silos))
+        self.running.check_models(self.job, expected, self.silos)
 
     async def until(self, event, times=1, **fields):
         async with asyncio.timeout(SECONDS):
@@ -181,21 +168,17 @@ def network(start, document, monkeypatch):
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
+async def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
     """Cut four times in two rounds.
 
     Little crosses twice, each byte of it under an intent that declares it.
     """
     net = network()
-
-    async def scenario():
-        async with net.open() as lines:
-            lines["north"].rate = 48 * MIB
-            for place in (2.3, 4.6, 6.9, 10.2):
-                lines["north"].when("up", int(place * MIB), lambda: lines["north"].cut(reset=reset))
-            await net.finish()
-
-    asyncio.run(scenario())
+    async with net.open() as lines:
+        lines["north"].rate = 48 * MIB
+        for place in (2.3, 4.6, 6.9, 10.2):
+            lines["north"].when("up", int(place * MIB), lambda: lines["north"].cut(reset=reset))
+        await net.finish()
     wire, payload = net.lines["north"].bytes["up"], 2 * net.size
     sent = [message for message in net.messages("north") if message.status == "sent"]
     going_on = [message for message in net.messages("north") if message.intent.offset]
@@ -213,7 +196,7 @@ def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
     net.same_as_simulated()
 
 
-def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
+async def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
     """The line is cut after the coordinator has taken the upload, before its receipt is through."""
     net, real, lost = network(), daemons.Daemon.conclude, []
 
@@ -225,12 +208,8 @@ def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
         return receipt
 
     monkeypatch.setattr(daemons.Daemon, "conclude", conclude)
-
-    async def scenario():
-        async with net.open():
-            await net.finish()
-
-    asyncio.run(scenario())
+    async with net.open():
+        await net.finish()
     settled = [(e["round"], e["outcome"]) for e in net.named("upload.settled")]
     assert settled == [(0, "sent"), (1, "sent")]
     assert [(m.intent.round, m.status, m.receipt) for m in net.messages("north")] == [
@@ -240,7 +219,7 @@ def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
     net.same_as_simulated()
 
 
-def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(network, monkeypatch):
+async def test_a_line_that_stalls_is_noticed_and_its_round_ends(network, monkeypatch):
     """Nothing comes through and nothing is closed, as when a router dies.
 
     Times of keepalive are shortened.
@@ -250,26 +229,22 @@ def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(networ
     served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
     monkeypatch.setattr(server, "SERVER_OPTIONS", tuple({**dict(SERVER_OPTIONS), **served}.items()))
     net = network()
+    async with net.open() as lines:
+        north, times = lines["north"], {}
+        north.rate = 48 * MIB
 
-    async def scenario():
-        async with net.open() as lines:
-            north, times = lines["north"], {}
-            north.rate = 48 * MIB
+        def stall():
+            times["stalled"] = time.monotonic()
+            north.stall()
 
-            def stall():
-                times["stalled"] = time.monotonic()
-                north.stall()
-
-            north.when("up", int(3.2 * MIB), stall)
-            running = asyncio.create_task(net.finish())
-            await net.until("coordinator.lost")
-            noticed = net.named("coordinator.lost")[0]["at"] - times["stalled"]
-            assert noticed < 5, noticed
-            assert not net.named("silo.dropped")
-            north.go_on()
-            await running
-
-    asyncio.run(scenario())
+        north.when("up", int(3.2 * MIB), stall)
+        running = asyncio.create_task(net.finish())
+        await net.until("coordinator.lost")
+        noticed = net.named("coordinator.lost")[0]["at"] - times["stalled"]
+        assert noticed < 5, noticed
+        assert not net.named("silo.dropped")
+        north.go_on()
+        await running
     first = net.messages("north")[0]
     assert (first.intent.round, first.status) == (0, "unknown")
     assert any(message.intent.offset for message in net.messages("north"))
@@ -277,36 +252,28 @@ def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(networ
     net.same_as_simulated()
 
 
-def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network, monkeypatch):
+async def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network, monkeypatch):
     monkeypatch.setattr(daemons, "LOST_AFTER_BEATS", 3)
     net = network(beat_seconds=1, hold_seconds=1)
-
-    async def scenario():
-        async with net.open() as lines:
-            lines["north"].when("up", int(1.2 * MIB), lines["north"].stall)
-            running = [asyncio.create_task(net.silo(silo)) for silo in SILOS]
-            await net.until("silo.dropped", silo="north", code="lost")
-            for silo in SILOS:
-                net.agents[silo].stop()
-            lines["north"].go_on()
-            await asyncio.gather(*running)
-
-    asyncio.run(scenario())
+    async with net.open() as lines:
+        lines["north"].when("up", int(1.2 * MIB), lines["north"].stall)
+        running = [asyncio.create_task(net.silo(silo)) for silo in SILOS]
+        await net.until("silo.dropped", silo="north", code="lost")
+        for silo in SILOS:
+            net.agents[silo].stop()
+        lines["north"].go_on()
+        await asyncio.gather(*running)
     spool = coordinator_configs.load(net.running.federation.coordinator_config).directory / "spool"
     assert spool.is_dir()
     assert not list(spool.iterdir())
 
 
-def test_a_throttled_silo_finishes_while_the_others_wait(network):
+async def test_a_throttled_silo_finishes_while_the_others_wait(network):
     net = network(beat_seconds=1)
-
-    async def scenario():
-        async with net.open() as lines:
-            lines["north"].rate = 16 * MIB
-            lines["north"].delay = 0.001
-            await net.finish()
-
-    asyncio.run(scenario())
+    async with net.open() as lines:
+        lines["north"].rate = 16 * MIB
+        lines["north"].delay = 0.001
+        await net.finish()
     assert not net.named("silo.dropped")
     assert [message.status for message in net.messages("north")] == ["sent", "sent"]
     net.same_as_simulated()

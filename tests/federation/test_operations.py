@@ -11,13 +11,10 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south")
 # nobody is held for lost within 30 s: silos come back in up to ten
@@ -44,9 +41,7 @@ def staddle(start):
         coordinator = running.start_coordinator(**TIMING)
         running.jobs = jobs
         made.append(local_federation.write_operator(running.federation, running.address))
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_silo(silo)
+        running.start_silos()
         return running, coordinator, call
 
     return begin
@@ -59,18 +54,8 @@ def signed(running, name):
 def same_as_simulated(running, name):
     torch.set_num_threads(1)
     (job,) = (job for job in running.jobs if job.name == name)
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
-    expected = simulate(job, shards)
-    for silo in SILOS:
-        found = state_from_bytes(
-            (running.federation.state(silo) / "jobs" / name / "model.safetensors").read_bytes()
-        )
-        for part, tensors in expected.states[silo].parts.items():
-            for tensor, value in tensors.items():
-                assert torch.equal(found.parts[part][tensor], value), (silo, part, tensor)
+    expected = simulate(job, running.shards())
+    running.check_models(job, expected)
     return expected
 
 
@@ -100,9 +85,7 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     assert [int(row["correct.trained"]) for row in rows] == [s["correct.trained"] for s in sums]
     assert rows[0]["members"] == "north east south"
     model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
-    kept = state_from_bytes(
-        (running.federation.state("north") / "jobs" / "one" / "model.safetensors").read_bytes()
-    )
+    kept = running.model(running.jobs[0], "north")
     assert model.keys() == {
         f"{part}.{name}" for part, values in kept.parts.items() for name in values
     }

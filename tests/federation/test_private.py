@@ -41,12 +41,7 @@ def budget_of(running, silo):
 
 
 def intents_of(running, silo, job):
-    found = stored(ledger_folder(running.federation.state(silo)))
-    return [
-        record
-        for record in found
-        if record["type"] == "egress.intent" and record["job"] == job.name
-    ]
+    return [each for each in running.records(silo, "egress.intent") if each["job"] == job.name]
 
 
 def check_silo(running, silo):
@@ -62,20 +57,16 @@ def check_silo(running, silo):
             assert taints <= {"dp", "public"}, (silo, job.name, taints)
             assert "dp" in taints
             assert intent["dp"]["dataset"] == "data"
-            for paid in intent["dp"]["ids"]:
-                assert reservations[paid]["job_digest"] == job.digest
-                assert reservations[paid]["round"] <= intent["round"]
-            assert any(
-                reservations[paid]["round"] == intent["round"] for paid in intent["dp"]["ids"]
-            )
-    heads = [record["size"] for record in stored(path) if record["type"] == "privacy.head"]
+            paid = [reservations[seq] for seq in intent["dp"]["ids"]]
+            assert {each["job_digest"] for each in paid} == {job.digest}
+            assert max(each["round"] for each in paid) == intent["round"]
+    heads = [record["size"] for record in stored(path, "privacy.head")]
     assert heads == sorted(set(heads))
     # died between the two
     assert not set(reservations) - {size - 1 for size in heads} or silo in ("south", "west")
     for commit in (record for record in records if record["type"] == "budget.commit"):
-        assert commit["steps"] == [
-            event["steps"] for event in reservations[commit["ref"]]["events"]
-        ]
+        events = reservations[commit["ref"]]["events"]
+        assert commit["steps"] == [event["steps"] for event in events]
 
 
 def left(running, silo, job):

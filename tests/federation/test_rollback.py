@@ -11,7 +11,6 @@ import pytest
 from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
 from staddle.errors import AbortedError
-from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit
 
 SILOS = ("north", "east", "south")
@@ -27,9 +26,7 @@ def federation(start, document):
     for number in (1, 2):
         running.job(document(f"job-{number}", SILOS))
     running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     state = running.federation.state("north")
     ended(running, "job-1")
     running.daemons["north"].wait_for("job.finished", 60)
@@ -77,7 +74,7 @@ def stopped(running, holder):
 
 def reconciled(running, silo):
     state = running.federation.state
-    roster = rosters.load(running.federation.folder / "roster.json")
+    roster = running.roster
     return compare(state(silo) / "ledger", state("coordinator") / "ledger", roster)
 
 

@@ -6,19 +6,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.training.record_checks import counts_by_class
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.errors import AbortedError
 from staddle.files.documents import canonical_json
-from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signed_document import sign_document
 from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.ledger.messages import messages, summary
-from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 
@@ -50,65 +46,38 @@ def test_every_method_gives_one_result(start, document):
     torch.set_num_threads(1)
     running = start(*SILOS)
     for number, (method, model, options, participation) in enumerate(JOBS):
-        running.job(
-            document(
-                f"run-{number}-{method}",
-                SILOS,
-                method,
-                rounds=4,
-                participation=participation,
-                min_cohort=3,
-                model=model,
-                options=options,
-            )
-        )
-    coordinator = running.start_coordinator()
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
-    for job in running.jobs:
-        ended = coordinator.wait_for("job.ended", 120)
-        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
+        fields = {"rounds": 4, "min_cohort": 3, "participation": participation}
+        name = f"run-{number}-{method}"
+        running.job(document(name, SILOS, method, model=model, options=options, **fields))
+    running.start_coordinator()
+    running.start_silos()
+    running.completed()
     running.stop()
-    fraction = 0.25
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), fraction)
-        for silo in SILOS
-    }
+    shards = running.shards()
     for job in running.jobs:
         expected = simulate(job, shards)
+        running.check_models(job, expected)
         for silo in SILOS:
-            folder = running.federation.state(silo) / "jobs" / job.name
-            found = state_from_bytes((folder / "model.safetensors").read_bytes())
-            wanted = expected.states[silo]
+            found, wanted = running.model(job, silo), expected.states[silo]
             assert found.parts.keys() == wanted.parts.keys()
             assert found.extra.keys() == wanted.extra.keys()
             for name, value in wanted.extra.items():
                 assert torch.equal(found.extra[name], value), (job.name, silo, name)
-            for part, tensors in wanted.parts.items():
-                for name, value in tensors.items():
-                    assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
-            report = json.loads((folder / "report.json").read_text())
+            report = json.loads((running.job_folder(job, silo) / "report.json").read_text())
             last = expected.history[silo][-1]
             assert report["final"]["correct_delivered"] == last.correct_delivered
             assert report["final"]["correct_trained"] == last.correct_trained
         check_result(running, job, expected.coordinator)
     check_ledgers(running)
-    check_logs(running, shards)
-
-
-def check_logs(running, shards):
-    """Each silo's own log says by class what it trains and tests on."""
-    for silo in SILOS:
-        events = [json.loads(line) for line in running.daemons[silo].log.read_text().splitlines()]
+    for silo in SILOS:  # each silo's own log says by class what it trains and tests on
         for job in running.jobs:
-            (said,) = (e for e in events if e["event"] == "job.records" and e["job"] == job.name)
+            (said,) = (e for e in running.events(silo, "job.records") if e["job"] == job.name)
             assert counts_by_class(job, *shards[silo]).items() <= said.items()
 
 
 def check_result(running, job, known):
     """The coordinator's file holds what the simulator's coordinator half knows, bit for bit."""
-    path = running.federation.state("coordinator") / "jobs" / job.name / "result.safetensors"
+    path = running.job_folder(job, "coordinator") / "result.safetensors"
     assert path.exists() == bool(known)
     found = safetensors.torch.load_file(path) if known else {}
     assert found.keys() == known.keys()
@@ -127,12 +96,10 @@ def check_ledgers(running):
             for round_ in range(job.length):
                 if silo in job.cohort(round_):
                     for part in job.up(round_):
-                        declared[part.name] = declared.get(part.name, 0) + sum(
-                            spec.nbytes for spec in part.wire
-                        )
-            assert {
-                part: total.bytes for (name, part), total in left.items() if name == job.name
-            } == declared
+                        size = sum(spec.nbytes for spec in part.wire)
+                        declared[part.name] = declared.get(part.name, 0) + size
+            found = {part: total.bytes for (name, part), total in left.items() if name == job.name}
+            assert found == declared
         jobs = {job.name: job for job in running.jobs}
         for message in messages(path):
             assert (message.status, bool(message.receipt)) == ("sent", True)
@@ -146,9 +113,7 @@ def test_a_job_that_our_code_reads_differently_does_not_start(start, document):
     altered = json.loads(json.dumps(job.document()))
     altered["schema"][0]["up"][0]["tensors"][0]["shape"][0] += 1
     folder = running.federation.folder
-    signed = sign_document(
-        altered, rosters.load(folder / "roster.json"), load_keys(folder / "operator"), JOB
-    )
+    signed = sign_document(altered, running.roster, load_keys(folder / "operator"), JOB)
     (folder / "jobs" / "odd.json").write_bytes(canonical_json(signed))
     with pytest.raises(AbortedError, match=r"odd\.json.*schema"):
         running.start_coordinator()

@@ -49,12 +49,10 @@ def tapped(start, document):
     """
     running = start(*SILOS)
     running.data = {silo: records(seed) for seed, silo in enumerate(SILOS)}
-    parts = document(
-        "parts", SILOS, "pfedsim", options={"rho": 0.5}, rounds=2, model="convnet-4x128"
-    )
-    census = document(
-        "census", SILOS, "fedsimsup", options={"tau_theta": 1}, rounds=2, participation=0.75
-    )
+    fields = {"options": {"rho": 0.5}, "model": "convnet-4x128"}
+    parts = document("parts", SILOS, "pfedsim", rounds=2, **fields)
+    fields = {"options": {"tau_theta": 1}, "participation": 0.75}
+    census = document("census", SILOS, "fedsimsup", rounds=2, **fields)
     parts["model"] |= {"input": [1, 16, 16], "norm": "group"}
     census["model"] = {"name": "digits-cnn-a", "classes": 10, "input": [1, 16, 16]}
     for made in (parts, census):
@@ -68,36 +66,46 @@ def tapped(start, document):
 def tapping(running):
     """A tap before the coordinator, which silos that are started from now on dial."""
     folder = running.federation.folder
-    keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
+    keys = {silo: load_keys(folder / silo / "keys") for silo in running.data}
     coordinator = load_keys(folder / "coordinator" / "keys")
-    with Tap(running.address, rosters.load(folder / "roster.json"), coordinator, keys) as tap:
+    with Tap(running.address, running.roster, coordinator, keys) as tap:
         running.address = tap.address
         yield tap
+
+
+def stop_once_idle(running, tap):
+    """Silos before the coordinator, which they would look for."""
+    silos = list(running.data)
+    tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in silos))
+    for silo in silos:
+        running.daemons[silo].stop()
+    running.stop()
+
+
+def explained(running, tap, silo):
+    """A silo's calls and its ledger, which holds and explains all of them."""
+    path = running.federation.state(silo) / "ledger"
+    assert audit.verify(path).ok
+    ledger, calls = entries(path), tap.calls[silo]
+    assert unexplained(calls, ledger, running.roster) == []
+    return ledger, calls
 
 
 def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
     folder = local_federation.make(tmp_path / "federation", SILOS[:2]).folder
     roster, keys = rosters.load(folder / "roster.json"), load_keys(folder / "north" / "keys")
-    root, pair = (
-        roster.coordinator.certificate.encode(),
-        (keys.tls_key, keys.entry.certificate.encode()),
-    )
+    root = roster.coordinator.certificate.encode()
+    own = grpc.ssl_channel_credentials(root, keys.tls_key, keys.entry.certificate.encode())
     name = [("grpc.ssl_target_name_override", "coordinator.staddle")]
+    coordinator = load_keys(folder / "coordinator" / "keys")
     with (
-        Tap(
-            "127.0.0.1:1", roster, load_keys(folder / "coordinator" / "keys"), {"north": keys}
-        ) as tap,
-        grpc.secure_channel(
-            tap.address, grpc.ssl_channel_credentials(root, *pair), name
-        ) as channel,
+        Tap("127.0.0.1:1", roster, coordinator, {"north": keys}) as tap,
+        grpc.secure_channel(tap.address, own, name) as channel,
     ):
         told = channel.stream_unary("/other.Service/Tell")
+        secret = (("x-secret", "secret"), ("x-bin", b"\x00"))
         with pytest.raises(grpc.RpcError):
-            told(
-                iter([b"one", b"two"]),
-                metadata=(("x-secret", "secret"), ("x-bin", b"\x00")),
-                timeout=20,
-            )
+            told(iter([b"one", b"two"]), metadata=secret, timeout=20)
         tap.wait_for(lambda: not tap.open("north"))
     (call,) = tap.calls["north"]
     assert (call.method, call.sent[:1], call.cut) == ("/other.Service/Tell", [b"one"], True)
@@ -108,9 +116,7 @@ def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
 def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
     running, tap = tapped
     tap.cut_next_upload(CUT, 3)  # the manifest and two chunks
-    for silo in SILOS:
-        running.write_silo(silo)
-        running.start_silo(silo)
+    running.start_silos()
     running.daemons[KILLED].wait_for("leaving", 120)
     running.daemons[KILLED].kill()
     running.daemons[KILLED].stop()
@@ -118,20 +124,9 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
     for job in running.jobs:
         while running.daemons["coordinator"].wait_for("job.ended", 200)["job"] != job.name:
             pass
-    tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
-    for silo in SILOS:  # before the coordinator, which they would look for
-        running.daemons[silo].stop()
-    running.stop()
-
+    stop_once_idle(running, tap)
     for silo in SILOS:
-        path = running.federation.state(silo) / "ledger"
-        assert audit.verify(path).ok
-        ledger, calls = entries(path), tap.calls[silo]
-        assert (
-            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
-            == []
-        )
-        check_sums(path, ledger, calls)
+        check_sums(running.federation.state(silo) / "ledger", *explained(running, tap, silo))
     check_what_happened(running, tap)
 
 
@@ -140,30 +135,15 @@ def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, 
     running = start(*SILOS)
     security = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
     job = running.job(document("blind", SILOS, "fedavg", rounds=2, min_cohort=3, security=security))
-    coordinator = running.start_coordinator(beat_seconds=2)
+    running.start_coordinator(beat_seconds=2)
     with tapping(running) as tap:
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_silo(silo)
-        ended = coordinator.wait_for("job.ended", 120)
-        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(
-            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS)
-        )
-        for silo in SILOS:
-            running.daemons[silo].stop()
-        running.stop()
+        running.start_silos()
+        running.completed()
+        stop_once_idle(running, tap)
     late = Counter()
     for silo in SILOS:
-        path = running.federation.state(silo) / "ledger"
-        ledger, calls = entries(path), tap.calls[silo]
-        assert (
-            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
-            == []
-        )
-        kinds = Counter(
-            entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage)
-        )
+        ledger, calls = explained(running, tap, silo)
+        kinds = kinds_of(ledger)
         assert kinds.keys() <= {"keys", "shares", "header", *LATE}
         assert {kinds[kind] for kind in ("keys", "shares", "header")} == {job.length}
         assert max(kinds[kind] for kind in LATE) <= job.length
@@ -185,24 +165,14 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
     """
     running = start(*SILOS)
     security = {"secure_aggregation": "required", "weight_most": 2000}
-    job = document(
-        "keyed", SILOS, "pfedsim", options={"rho": 0.0}, rounds=3, min_cohort=3, security=security
-    )
-    job = running.job(job)
-    coordinator = running.start_coordinator(beat_seconds=2)
+    fields = {"options": {"rho": 0.0}, "rounds": 3, "min_cohort": 3, "security": security}
+    job = running.job(document("keyed", SILOS, "pfedsim", **fields))
+    running.start_coordinator(beat_seconds=2)
     with tapping(running) as tap:
         tap.cut_next_upload(CUT, 1)  # the manifest
-        for silo in SILOS:
-            running.write_silo(silo)
-            running.start_silo(silo)
-        ended = coordinator.wait_for("job.ended", 200)
-        assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(
-            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS)
-        )
-        for silo in SILOS:
-            running.daemons[silo].stop()
-        running.stop()
+        running.start_silos()
+        running.completed(200)
+        stop_once_idle(running, tap)
     hidden = Counter(
         "padded" if isinstance(part.exchange, Mix) else "rotated"
         for round_ in range(job.length)
@@ -210,17 +180,9 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
     )
     assert set(hidden) == {"padded", "rotated"}
     for silo in SILOS:
-        path = running.federation.state(silo) / "ledger"
-        ledger, calls = entries(path), tap.calls[silo]
-        assert audit.verify(path).ok
-        assert (
-            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
-            == []
-        )
-        check_sums(path, ledger, calls)
-        kinds = Counter(
-            entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage)
-        )
+        ledger, calls = explained(running, tap, silo)
+        check_sums(running.federation.state(silo) / "ledger", ledger, calls)
+        kinds = kinds_of(ledger)
         assert (kinds["contribution"], kinds["padded"]) == (1, hidden["padded"])
         forms = Counter(entry.record.form for entry in ledger if isinstance(entry.record, Intent))
         assert forms == hidden + Counter(masked=job.length, padded=silo == CUT)
@@ -230,6 +192,11 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
             if call.method == FETCH
         ]
         assert any(manifest.rows for manifest in deliveries)
+
+
+def kinds_of(ledger):
+    """How many protocol messages of each kind a ledger has."""
+    return Counter(e.record.kind for e in ledger if isinstance(e.record, ProtocolMessage))
 
 
 def check_sums(path, ledger, calls):

@@ -11,7 +11,7 @@ import subprocess
 
 import grpc
 import pytest
-from federation.test_kill import free_port
+from federation.conftest import free_port
 from support.raw_silo import SECONDS, Caller
 
 from staddle.commands.federation import local_federation

@@ -5,12 +5,8 @@ killed.
 import pytest
 import torch
 
-from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.security.blind.plan import simulated
-from staddle.security.ledger.audit import ledger_folder, verify
-from staddle.silo.job_folder import split_key
 
 SILOS = tuple(f"silo-{number}" for number in range(9))
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "colluders": 0}
@@ -48,19 +44,8 @@ def test_rounds_over_batches_give_what_the_simulation_gives(world):
         running.start_silo(silo)
     assert coordinator.wait_for("job.ended", 200)["outcome"] == "completed"
     running.stop()
-    shards = {
-        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
-        for silo in SILOS
-    }
-    expected = simulate(job, shards, exchanges=simulated(job))
-    for silo in SILOS:
-        state = running.federation.state(silo)
-        found = state_from_bytes((state / "jobs" / job.name / "model.safetensors").read_bytes())
-        for part, tensors in expected.states[silo].parts.items():
-            assert all(
-                torch.equal(found.parts[part][name], value) for name, value in tensors.items()
-            ), (silo, part)
-        assert verify(ledger_folder(state)).ok
+    running.check_models(job, simulate(job, running.shards(), exchanges=simulated(job)))
+    running.check_ledgers()
 
 
 @pytest.mark.timeout(300)

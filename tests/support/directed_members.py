@@ -2,42 +2,21 @@
 of raw calls.
 """
 
-from types import SimpleNamespace
-
 import torch
 from support.directed_rows import FIVE
 from support.raw_mixing_silo import DirectedSilo, in_turn
+from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.exchange.parts import Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.commands.federation import local_federation
-from staddle.coordinator import config as configs
-from staddle.security.identity import roster as rosters
-from staddle.security.identity.keys import load_keys
 
 
 def make_world(tmp_path, **security):
     """Three rounds of five silos: the first compares, and the others mix."""
-    federation = local_federation.make(tmp_path / "federation", FIVE)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 3,
-        "silos": list(FIVE),
-        "min_cohort": 3,
-        "round_timeout": 60,
-        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-        "security": {"secure_aggregation": "required", "mix": "directed", **security},
-    }
-    job = local_federation.sign_job(federation, document)
-    timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
-    local_federation.write_coordinator(federation, ["job"], timing)
-    roster = rosters.load(federation.folder / "roster.json")
-    keys = {silo: load_keys(federation.folder / silo / "keys") for silo in FIVE}
+    document = pfedsim(FIVE, security={"mix": "directed", **security})
+    world = signed_federation(tmp_path, FIVE, document, beat_seconds=60)
+    job = world.job
 
     def contributions(silo):
         def of(round_):
@@ -63,14 +42,13 @@ def make_world(tmp_path, **security):
 
         return of
 
-    return SimpleNamespace(
-        job=job, config=configs.load(federation.coordinator_config), contributions=contributions,
-        keys=keys,
-        folder=configs.load(federation.coordinator_config).directory / "jobs" / "job",
-        silo=lambda here, name: DirectedSilo(
-            here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name
-        ),
-    )  # fmt: skip
+    world.contributions = contributions
+    world.folder = world.config.directory / "jobs" / "job"
+    world.silo = lambda here, name: DirectedSilo(
+        *(here.address, world.keys[name], world.roster, job, contributions(name)),
+        tmp_path / "silos" / name,
+    )
+    return world
 
 
 async def begin(world, here):

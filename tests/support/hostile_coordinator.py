@@ -9,14 +9,17 @@ for coordinators of blind rounds, ``contribute`` and ``group_key`` for those of 
 import asyncio
 import contextlib
 import re
+from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import torch
 from support.ledgers import first, stored, write_start, write_stop
 from support.split_keys import fix_split
 
+from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.exchange.parts import delivered_items
-from staddle.commands.federation.local_federation import policy_text
+from staddle.commands.federation import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
@@ -24,6 +27,7 @@ from staddle.proto.channel import SERVER_OPTIONS
 from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit, messages
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
@@ -32,6 +36,7 @@ from staddle.security.log.head import Signer
 from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy import policy as policies
 from staddle.security.policy.release import nothing_paid
+from staddle.silo import config as configs
 from staddle.silo import daemon
 from staddle.silo.admission.signed_sets import check_remembered
 from staddle.silo.agent import Agent
@@ -42,6 +47,31 @@ from staddle.silo.egress.witness import HEADS, Witness
 SILO = "north"
 SECONDS = 20
 MAX_STEP = re.compile(r"^max_step = .*\n", re.MULTILINE)
+
+# What it and the silo have.
+
+
+def make_world(folder, silos, *documents, records=80):
+    """Keys of all silos, a roster, these signed jobs, and what the real silo has."""
+    federation = local_federation.make(folder / "federation", silos)
+    jobs = [local_federation.sign_job(federation, document) for document in documents]
+    shard = digits().take(np.arange(records))
+    local_federation.write_silo(federation, SILO, "127.0.0.1:1", shard, jobs)
+    folder = federation.folder
+    others = [silo for silo in silos if silo != SILO]
+    return SimpleNamespace(
+        federation=federation,
+        jobs={job.name: job for job in jobs},
+        silos=silos,
+        signed={job.name: (folder / "jobs" / f"{job.name}.json").read_bytes() for job in jobs},
+        roster=rosters.load(folder / "roster.json"),
+        keys=load_keys(folder / "coordinator" / "keys"),
+        silo_keys=load_keys(folder / SILO / "keys"),
+        others={silo: load_keys(folder / silo / "keys") for silo in others},
+        config=configs.load(federation.silo_config(SILO)),
+        policy=policy_for(jobs),
+    )
+
 
 # The coordinator.
 
@@ -155,7 +185,7 @@ def policy_for(jobs):
     """What a local federation's silo has for these jobs, but that what is drawn by ``delivery`` may
     come down.
     """
-    return MAX_STEP.sub("", policy_text(jobs))
+    return MAX_STEP.sub("", local_federation.policy_text(jobs))
 
 
 def delivery(world, job, round_, seed=0, change=None):
@@ -178,11 +208,8 @@ def delivery(world, job, round_, seed=0, change=None):
         tensors=to_wire(items),
     )
     end = tensor.End(sha256=digester.digests().total, tensor_sha256=digester.digests().tensors)
-    return [
-        tensor.Frame(manifest=manifest),
-        *(tensor.Frame(chunk=piece) for piece in pieces),
-        tensor.Frame(end=end),
-    ]
+    sent = [tensor.Frame(chunk=piece) for piece in pieces]
+    return [tensor.Frame(manifest=manifest), *sent, tensor.Frame(end=end)]
 
 
 @contextlib.asynccontextmanager
@@ -237,28 +264,19 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
     fix_split(folder, SILO)
-    with Ledger.open(
-        folder / "ledger", SILO, world.roster.federation, world.silo_keys.log
-    ) as ledger:
-        config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
+    config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
+    with Ledger.open(folder / "ledger", SILO, world.roster.federation, keys.log) as ledger:
         check_remembered(folder / "jobs", ledger)
         write_start(ledger, "test", rosters.digest(world.roster), rules.digest)
         with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
             async with listening(hostile) as address:
                 witness = Witness(ledger, world.roster, keys, folder / HEADS)
                 client = open_client(address, keys, world.roster)
-                gate = Gate(
-                    client,
-                    ledger,
-                    rules,
-                    world.roster,
-                    witness,
-                    budget.paid if budget else nothing_paid,
-                )
+                paid = budget.paid if budget else nothing_paid
+                gate = Gate(client, ledger, rules, world.roster, witness, paid)
                 config = config.model_copy(update={"coordinator": address})
-                await told_all(
-                    hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds
-                )
+                agent = Agent(config, SILO, world.roster, rules, gate, keys, budget)
+                await told_all(hostile, agent, seconds)
         write_stop(ledger, "asked to stop")
     assert complaints == []
     recorded(hostile, folder)
@@ -279,8 +297,15 @@ async def told_all(hostile, agent, seconds):
     assert await asyncio.wait_for(running, SECONDS) == ""
 
 
-def records(folder, log="ledger"):
-    return stored(folder / log)
+def records(folder, *types, log="ledger"):
+    """All records of a silo's ledger, or those of these types."""
+    return stored(folder / log, *types)
+
+
+def ends(folder, *fields):
+    """How its secure sums ended: code and blame, behind these fields of the records."""
+    found = records(folder, "secagg.end")
+    return [tuple(record[name] for name in (*fields, "code", "blame")) for record in found]
 
 
 def recorded(hostile, folder):
@@ -297,32 +322,27 @@ def recorded(hostile, folder):
 
 
 def play(hostile, folder, **options):
-    async def scenario():
-        await attacked(hostile, folder, **options)
-
-    asyncio.run(scenario())
+    asyncio.run(attacked(hostile, folder, **options))
     return hostile
 
 
 # Tasks.
 
 
+def fields_of(world, name, **fields):
+    return {"job": name, "job_digest": bytes.fromhex(world.jobs[name].digest), **fields}
+
+
 def offer(world, name="first", **changes):
-    digest = bytes.fromhex(world.jobs[name].digest)
-    return pb.Task(
-        offer=pb.Offer(
-            **{"job": name, "job_digest": digest, "signed_job": world.signed[name], **changes}
-        )
-    )
+    fields = fields_of(world, name, signed_job=world.signed[name])
+    return pb.Task(offer=pb.Offer(**{**fields, **changes}))
 
 
 def round_of(world, number, name="first", **changes):
-    digest = bytes.fromhex(world.jobs[name].digest)
-    fields = {"job": name, "job_digest": digest, "round": number, "cohort": world.silos, **changes}
-    return pb.Task(round=pb.Round(**fields))
+    fields = fields_of(world, name, round=number, cohort=world.silos)
+    return pb.Task(round=pb.Round(**{**fields, **changes}))
 
 
 def finish(world, number, name="first", **changes):
-    digest = bytes.fromhex(world.jobs[name].digest)
-    fields = {"job": name, "job_digest": digest, "round": number, "completed": True, **changes}
-    return pb.Task(finish=pb.Finish(**fields))
+    fields = fields_of(world, name, round=number, completed=True)
+    return pb.Task(finish=pb.Finish(**{**fields, **changes}))

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import grpc
 import numpy as np
-from support.hostile_coordinator import SILO, Hostile, delivery, policy_for
+from support.hostile_coordinator import SILO, Hostile, delivery
+from support.hostile_coordinator import make_world as make_files
+from support.signed_federation import job_document
 
-from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.exchange.parts import delivered_items
-from staddle.commands.federation import local_federation
 from staddle.files.documents import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
@@ -29,7 +29,6 @@ from staddle.proto.convert.secagg_sent import Attempt, Over, secagg_upload_from_
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
-from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signers import Signers
 from staddle.security.secagg import coordinator
 from staddle.security.secagg import coordinator_events as c
@@ -38,7 +37,6 @@ from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.masked_sum import Accumulator, GroupValues, chunks, masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Terms, specify
-from staddle.silo import config as configs
 
 OTHERS = ("east", "south", "west")
 SILOS = (SILO, *OTHERS)
@@ -51,43 +49,16 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
     ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by
     its name; ``changes`` are to the jobs' documents.
     """
-    federation = local_federation.make(folder / "federation", (*SILOS, *outsiders))
-    documents = (
-        {
-            "version": 1,
-            "name": name,
-            "seed": 11,
-            "rounds": 2,
-            "min_cohort": 3,
-            "silos": list((silos or {}).get(name, SILOS)),
-            "round_timeout": 60,
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-            "security": table,
-            **changes,
-        }
+    documents = [
+        job_document(
+            (silos or {}).get(name, SILOS),
+            **{"name": name, "rounds": 2, "min_cohort": 3, "security": table, **changes},
+        )
         for name, table in security.items()
-    )
-    jobs = {
-        job.name: job
-        for job in (local_federation.sign_job(federation, document) for document in documents)
-    }
-    local_federation.write_silo(
-        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values())
-    )
-    folder = federation.folder
-    return SimpleNamespace(
-        jobs=jobs,
-        silos=SILOS,
-        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in jobs},
-        roster=rosters.load(folder / "roster.json"),
-        keys=load_keys(folder / "coordinator" / "keys"),
-        silo_keys=load_keys(folder / SILO / "keys"),
-        others={silo: load_keys(folder / silo / "keys") for silo in (*OTHERS, *outsiders)},
-        config=configs.load(federation.silo_config(SILO)),
-        policy=policy_for(list(jobs.values())),
-    )
+    ]
+    world = make_files(folder, (*SILOS, *outsiders), *documents)
+    world.silos = SILOS
+    return world
 
 
 class Attempted:
@@ -118,12 +89,8 @@ class Attempted:
 
         ``lenient``: the others sign whatever survives.
         """
-        self.cohort, self.others, self.absent, self.empty = (
-            cohort,
-            [silo for silo in cohort if silo != SILO],
-            absent,
-            empty,
-        )
+        self.cohort, self.others = cohort, [silo for silo in cohort if silo != SILO]
+        self.absent, self.empty = absent, empty
         # what the others hold of all secrets while the sum goes on
         self.opened, self.held = None, {}
         self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
@@ -134,9 +101,8 @@ class Attempted:
         self.spec = specify(self.frame, cohort, attempt)
         self.attempt = self.named(self.spec)
         self.told, self.states, self.uploads, self.queue, self.later = [], {}, {}, [], []
-        self.state, effects = coordinator.begin(
-            self.spec, self.signers, self.terms, world.keys.sign
-        )
+        known = self.spec, self.signers, self.terms
+        self.state, effects = coordinator.begin(*known, world.keys.sign)
         self.do("coordinator", effects)
 
     def framed(self, round_):
@@ -144,21 +110,17 @@ class Attempted:
         end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, list(end.tensor_sha256) if items else ())
-        return plan.frame(
-            self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts
-        )
+        roster = self.world.roster
+        return plan.frame(roster.federation, rosters.digest(roster), model, self.parts)
 
     def named(self, spec):
-        job = self.world.jobs[spec.job]
-        return Attempt(
-            job.name, bytes.fromhex(job.digest), spec.round, spec.attempt, spec.context()
-        )
+        job, place = self.world.jobs[spec.job], (spec.round, spec.attempt)
+        return Attempt(job.name, bytes.fromhex(job.digest), *place, spec.context())
 
     def signed(self, **changes):
         """A specification with other fields, as the coordinator signs it."""
-        document = canonical_json(
-            {**self.spec.model_dump(mode="json", exclude_none=True), **changes}
-        )
+        fields = self.spec.model_dump(mode="json", exclude_none=True)
+        document = canonical_json({**fields, **changes})
         return SignedSpec(document, self.world.keys.sign(SECAGG_SPEC, document))
 
     # What happens, in one thread, one thing after another.
@@ -174,12 +136,10 @@ class Attempted:
             if to == "coordinator":
                 self.state, effects = coordinator.advance(self.state, event)
             elif isinstance(event, c.Ask):
-                party = machine.Participant(
-                    to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes
-                )
-                self.states[to], effects = machine.begin(
-                    party, self.frame, event.document, event.signature, Memory()
-                )
+                keys, signed = self.world.others[to], (event.document, event.signature)
+                known = self.signers, self.terms
+                party = machine.Participant(to, *known, keys.sign, np.random.bytes)
+                self.states[to], effects = machine.begin(party, self.frame, *signed, Memory())
             else:
                 self.states[to], effects = machine.advance(self.states[to], event)
             self.do(to, effects)
@@ -191,24 +151,22 @@ class Attempted:
     def tell(self, silos, body):
         for silo in silos:
             if silo == SILO:
-                self.told += [
-                    each
-                    if isinstance(each, secure.SecureDelivery | bytes)
-                    else secagg_delivery_to_wire(self.addressed(each))
-                    for each in self.alter(self, body)
-                ]
+                self.told += [self.addressed(each) for each in self.alter(self, body)]
             else:
                 self.queue.append((silo, body))
 
     def addressed(self, body):
-        return body if isinstance(body, SecaggDelivery) else SecaggDelivery(self.attempt, body)
+        """A message of this attempt, unless it is one of another already."""
+        if isinstance(body, secure.SecureDelivery | bytes):
+            return body
+        whole = isinstance(body, SecaggDelivery)
+        return secagg_delivery_to_wire(body if whole else SecaggDelivery(self.attempt, body))
 
     def act(self, who, effect):
         match effect:
             case c.Ask():
-                self.tell(
-                    [SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs)
-                )
+                signed = effect.document, effect.signature
+                self.tell([SILO], SignedSpec(*signed, self.notes, self.proofs))
                 for silo in self.others:
                     self.happen(silo, effect)
             case c.DeliverKeys(silo, bundles, keys):
@@ -234,22 +192,17 @@ class Attempted:
             case s.UploadWords(terms):
                 self.held[who] = self.states[who].held
                 made = [self.contribution(group, who) for group in self.spec.groups]
-                self.uploads[who] = b"".join(
-                    w.tobytes() for w in masked_chunks(self.spec, who, made, terms)
-                )
-                self.queue.append(
-                    (who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who])))
-                )
+                words = masked_chunks(self.spec, who, made, terms)
+                self.uploads[who] = upload = b"".join(each.tobytes() for each in words)
+                self.queue.append((who, s.Streamed(len(upload), digest_of(upload))))
             case s.SendKeys() | s.SendShares() | s.SendHeader() | s.SendSurvival() | s.SendReveal():
                 self.queue.append(("coordinator", self.event(who, effect)))
 
     def contribution(self, group, silo):
         """Other numbers of each silo, the same in all rounds."""
         rng = np.random.default_rng([*group.name.encode(), *silo.encode()])
-        return GroupValues(
-            0.05 * rng.standard_normal(group.elements),
-            np.ones(group.rows) if group.weights == "private" else None,
-        )
+        weights = np.ones(group.rows) if group.weights == "private" else None
+        return GroupValues(0.05 * rng.standard_normal(group.elements), weights)
 
     def pieces(self, payload):
         at = 0

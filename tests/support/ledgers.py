@@ -107,10 +107,11 @@ def first(folder):
     return segment(Path(folder), 1)
 
 
-def stored(folder):
-    """All records as they stand in the files."""
+def stored(folder, *types):
+    """All records as they stand in the files, or those of these types."""
     paths = sorted(Path(folder).glob("seg-*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+    found = [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+    return [record for record in found if not types or record["type"] in types]
 
 
 def copied(folder):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from support.raw_silo import SECONDS, Caller
 
 from staddle.algorithms.exchange.parts import delivered_items
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
 from staddle.proto.convert.secagg_sent import (
     Over,
@@ -28,8 +27,6 @@ from staddle.security.secagg.masked_sum import masked_chunks
 from staddle.security.secagg.memory import NO_STATE, Memory
 from staddle.security.secagg.spec import Terms
 
-MIB = 1 << 20
-
 
 class BlindSilo(Caller):
     """``contributions(round)``: its tensors by part.
@@ -40,9 +37,8 @@ class BlindSilo(Caller):
     def __init__(self, address, keys, roster, job, contributions):
         super().__init__(address, keys, roster, job)
         terms = replace(Terms(colluders=job.security.colluders), batches=job.batches)
-        self.party = machine.Participant(
-            self.silo, Signers.of(roster), terms, keys.sign, os.urandom
-        )
+        signers = Signers.of(roster)
+        self.party = machine.Participant(self.silo, signers, terms, keys.sign, os.urandom)
         self.whole_roster, self.contributions, self.memory = roster, contributions, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None
@@ -61,18 +57,16 @@ class BlindSilo(Caller):
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""
         asked = SecaggPoll(self.session, self.job.name, self.digest, round_, self.had)
-        told = secagg_delivery_from_wire(
-            await self.stub.SecureNext(poll_to_wire(asked), timeout=SECONDS)
-        )
+        reply = await self.stub.SecureNext(poll_to_wire(asked), timeout=SECONDS)
+        told = secagg_delivery_from_wire(reply)
         self.had += told is not None
         return told
 
     async def take_part(self, round_):
         """The round, until its sum is open; what it was told in the end."""
         own = await self.frame(round_)
-        self.memory = self.memory.starting(
-            NO_STATE if JobPlan(self.job).round(round_).sums_metrics_alone else round_
-        )
+        stateless = JobPlan(self.job).round(round_).sums_metrics_alone
+        self.memory = self.memory.starting(NO_STATE if stateless else round_)
         self.had, self.finished = 0, None
         async with asyncio.timeout(SECONDS):
             while self.finished is None:
@@ -85,11 +79,10 @@ class BlindSilo(Caller):
             case SignedSpec(document, signature, notes, proofs):
                 excused = proven(proofs, own.federation, own.job_digest, self.party.signers)
                 party = replace(self.party, terms=replace(self.party.terms, excused=excused))
-                evidence = next(
-                    (each for each in proofs if each.is_of(self.memory.signed_ctx)), None
-                )
+                fitting = [each for each in proofs if each.is_of(self.memory.signed_ctx)]
+                evidence, signed = (fitting or [None])[0], (document, signature)
                 self.state, effects = machine.begin(
-                    party, own, document, signature, self.memory, notes, evidence
+                    party, own, *signed, self.memory, notes, evidence
                 )
             case Over(code):
                 self.state, effects = machine.advance(self.state, s.AttemptStopped(code))
@@ -109,9 +102,8 @@ class BlindSilo(Caller):
                     self.words = self.masked(terms)
                     await self.upload(self.masked_frames())
                     sha256 = hashlib.sha256(self.words).digest()
-                    self.state, more = machine.advance(
-                        self.state, s.Streamed(len(self.words), sha256, self.tags, self.kept)
-                    )
+                    streamed = s.Streamed(len(self.words), sha256, self.tags, self.kept)
+                    self.state, more = machine.advance(self.state, streamed)
                     await self.do(more)
                 case s.Finish(sha256):
                     self.finished = sha256
@@ -121,9 +113,8 @@ class BlindSilo(Caller):
                     await self.say(effect)
 
     async def say(self, body):
-        await self.stub.Secure(
-            secagg_upload_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS
-        )
+        message = secagg_upload_to_wire(SecaggUpload(self.session, self.attempt, body))
+        await self.stub.Secure(message, timeout=SECONDS)
 
     tags = b""  # of masked words, padded; where the job's silos share a key
     kept = b""  # its own share of what is compared by shares
@@ -138,25 +129,6 @@ class BlindSilo(Caller):
 
     def masked_frames(self, **changes):
         """Its upload, right in all that ``changes`` of the manifest leave."""
-        manifest = {
-            "session": self.session,
-            "job": self.job.name,
-            "job_digest": self.digest,
-            "round": self.state.spec.round,
-            "size": len(self.words),
-            "context": self.state.ctx,
-            **changes,
-        }
-        pieces = [
-            self.words[at : at + MIB]
-            for at in range(manifest.get("offset", 0), len(self.words), MIB)
-        ]
-        digest = hashlib.sha256(self.words).digest()
-        end = tensor.End(
-            sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
-        )
-        return [
-            tensor.Frame(manifest=tensor.Manifest(**manifest)),
-            *(tensor.Frame(chunk=piece) for piece in pieces),
-            tensor.Frame(end=end),
-        ]
+        fields = {"size": len(self.words), "context": self.state.ctx, **changes}
+        manifest = self.of_round(self.state.spec.round) | fields
+        return self.frames_of_bytes(self.words, manifest)

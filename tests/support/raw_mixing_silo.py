@@ -7,12 +7,11 @@ import os
 from dataclasses import replace
 
 import torch
-from support.raw_blind_silo import MIB, BlindSilo
+from support.raw_blind_silo import BlindSilo
 from support.raw_silo import SECONDS
 
 from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix, upload_items
 from staddle.proto import federation_pb2 as pb
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.group_key import Contributed, contributed_to_wire
 from staddle.proto.convert.mix import PaddedWord, padded_to_wire, rows_from_wire, words_from_wire
 from staddle.proto.convert.secagg_received import SignedSpec
@@ -74,14 +73,12 @@ class MixSilo(BlindSilo):
         return self.epoch.others(self.silo)
 
     def line(self, part):
-        return JobPlan(self.job).line(
-            part, self.whole_roster.federation, rosters.digest(self.whole_roster)
-        )
+        roster = self.whole_roster
+        return JobPlan(self.job).line(part, roster.federation, rosters.digest(roster))
 
     async def contribute(self):
-        made = contribute(
-            self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign
-        )
+        seeds = (os.urandom(32) for _ in range(3))
+        made = contribute(self.epoch, self.silo, *seeds, self.keys.sign)
         message = contributed_to_wire(Contributed(self.session, self.job.name, self.digest, *made))
         await self.stub.Contribute(message, timeout=SECONDS)
 
@@ -112,19 +109,16 @@ class MixSilo(BlindSilo):
         values = flat(part, self.contributions(round_)[part.name])
         words = b"".join(w.tobytes() for w in o.hidden_pieces(line, version, seed, values, tagger))
         tag = tagger.padded(KEY, version.context(line), self.silo)
-        sha256 = hashlib.sha256(words).digest()
-        made = o.make_upload(
-            line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign
-        )
+        sha256, sealing, sign = hashlib.sha256(words).digest(), os.urandom(32), self.keys.sign
+        made = o.make_upload(line, version, sha256, tag, seed, sealing, self.others, sign)
         # others of this kind go on sealing to keys of the roster
         root, generation = made[0].sealing.root, self.number
         made = (*made, publish(line, version, root, generation, os.urandom(32), self.keys.sign))
         return words, version.context(line), made
 
     def word(self, part, made, /, **changes):
-        message = padded_to_wire(
-            PaddedWord(self.session, self.job.name, self.digest, part.name, *made)
-        )
+        word = PaddedWord(self.session, self.job.name, self.digest, part.name, *made)
+        message = padded_to_wire(word)
         for name, value in changes.items():
             setattr(message, name, value)
         return message
@@ -136,41 +130,19 @@ class MixSilo(BlindSilo):
         """The bytes of an upload of a Gram, and what it is bound to."""
         (spec,) = part.tensors
         vectors = self.contributions(round_)[part.name][spec.name].double().numpy()
-        turned = [
-            rotate(
-                vectors[row : row + 1].copy(), JobPlan(self.job).use(part, round_, row).key(KEY)
-            )[0]
-            for row in range(len(vectors))
-        ]
+        plan, turned = JobPlan(self.job), []
+        for row in range(len(vectors)):
+            key = plan.use(part, round_, row).key(KEY)
+            turned.append(torch.from_numpy(rotate(vectors[row : row + 1].copy(), key)[0]))
         told = self.whole_roster.federation, rosters.digest(self.whole_roster)
-        value = torch.stack([torch.from_numpy(row) for row in turned]).to(DTYPES[spec.dtype])
-        return bytes(tensor_bytes(value)), JobPlan(self.job).use(part, round_).context(*told)
+        value = torch.stack(turned).to(DTYPES[spec.dtype])
+        return bytes(tensor_bytes(value)), plan.use(part, round_).context(*told)
 
     def part_frames(self, part, round_, payload, context, /, **changes):
         """The upload of a part, right in all that ``changes`` of the manifest leave."""
         headers = to_wire(upload_items([part])) if isinstance(part.exchange, Gram) else ()
-        manifest = {
-            "session": self.session,
-            "job": self.job.name,
-            "job_digest": self.digest,
-            "round": round_,
-            "size": len(payload),
-            "part": part.name,
-            "context": context,
-            "tensors": headers,
-            **changes,
-        }
-        digest = hashlib.sha256(payload).digest()
-        end = tensor.End(
-            sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
-        )
-        offset = manifest.get("offset", 0)
-        pieces = [payload[at : at + MIB] for at in range(offset, len(payload), MIB)]
-        return [
-            tensor.Frame(manifest=tensor.Manifest(**manifest)),
-            *(tensor.Frame(chunk=piece) for piece in pieces),
-            tensor.Frame(end=end),
-        ]
+        fields = {"size": len(payload), "part": part.name, "context": context, "tensors": headers}
+        return self.frames_of_bytes(payload, self.of_round(round_, **fields) | changes)
 
     async def give_part(self, part, round_):
         if isinstance(part.exchange, Mix):
@@ -198,27 +170,19 @@ class MixSilo(BlindSilo):
             given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts
         ]
         tagger = Tagger(KEY, spec.context(), len(spec.groups))
-        made = b"".join(
-            words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger)
-        )
+        words = masked_chunks(spec, self.silo, values, terms, tagger)
+        made = b"".join(each.tobytes() for each in words)
         self.tags = tagger.padded(KEY, spec.context(), self.silo, terms=terms)
         if spec.compared is None:
             return made
         (part,) = shared(self.job.up(spec.round))
         vectors = self.contributions(spec.round)[part.name][part.tensors[0].name].double().numpy()
-        sealed, self.kept = deal_sealed(
-            spec, self.silo, quantise(spec.compared, vectors), self.hiding
-        )
+        integers = quantise(spec.compared, vectors)
+        sealed, self.kept = deal_sealed(spec, self.silo, integers, self.hiding)
         return made + b"".join(sealed)
 
     async def part_standing(self, part, round_):
-        request = pb.StandingRequest(
-            session=self.session,
-            job=self.job.name,
-            job_digest=self.digest,
-            round=round_,
-            part=part.name,
-        )
+        request = pb.StandingRequest(**self.of_round(round_, part=part.name))
         return await self.stub.Standing(request, timeout=SECONDS)
 
     # What it gets.
@@ -237,24 +201,16 @@ class MixSilo(BlindSilo):
         at = sum(header.size for header in manifest.tensors)
         mixes = {p.name: p for n in range(self.job.length) for p in uploaded(self.job.up(n))}
         found = {}
-        for mixed, sha256 in zip(
-            rows_from_wire("coordinator", manifest.rows, 100),
-            end.tensor_sha256[len(manifest.tensors) :],
-            strict=True,
-        ):
+        rows = rows_from_wire("coordinator", manifest.rows, 100)
+        own = {0: self.keys.exchange.private_bytes_raw()}
+        for mixed, sha256 in zip(rows, end.tensor_sha256[len(manifest.tensors) :], strict=True):
             part = mixes[mixed.part]
-            line = self.line(part)
+            line, signed = self.line(part), (mixed.document, mixed.signature)
+            remembered = self.memories.get(part.name, mix_row.RowMemory())
             row, memory = mix_row.admit(
-                line,
-                self.silo,
-                mixed.document,
-                mixed.signature,
-                self.memory_of(part),
-                self.terms,
-                self.signers,
+                line, self.silo, *signed, remembered, self.terms, self.signers
             )
             mix_row.check_uploads(row, [each.upload for each in mixed.summands])
-            own = {0: self.keys.exchange.private_bytes_raw()}
             seeds = [
                 o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers)
                 for e in mixed.summands
@@ -276,9 +232,6 @@ class MixSilo(BlindSilo):
     def terms(self):
         return Terms(min_cohort=self.job.min_cohort, colluders=self.job.security.colluders)
 
-    def memory_of(self, part):
-        return self.memories.get(part.name, mix_row.RowMemory())
-
     def counted(self, round_):
         """Its contributions of a round counted: they are its versions."""
         for part in uploaded(self.job.up(round_)):
@@ -298,9 +251,8 @@ class DirectedSilo(MixSilo):
     def __init__(self, address, keys, roster, job, contributions, folder):
         super().__init__(address, keys, roster, job, contributions)
         folder.mkdir(parents=True, exist_ok=True)
-        self.sharing = Sharing.of(
-            JobPlan(job), roster, keys, JobKeys(KEY, PARTS, self.others), folder
-        )
+        shared_keys = JobKeys(KEY, PARTS, self.others)
+        self.sharing = Sharing.of(JobPlan(job), roster, keys, shared_keys, folder)
         self.sharing.memory.begin(job)
         self.last = self.gave = -1  # rounds whose sum it is in, and whose parts it has given
         # in place of prekeys
@@ -308,18 +260,16 @@ class DirectedSilo(MixSilo):
 
     def masked(self, terms):
         spec = self.state.spec
-        of, _ = sum_groups(
-            self.job.up(spec.round), JobPlan(self.job).bounds, self.job.row_readers(spec.round)
-        )
+        readers = self.job.row_readers(spec.round)
+        of, _ = sum_groups(self.job.up(spec.round), JobPlan(self.job).bounds, readers)
         contributions = self.contributions(spec.round)
         values = [
             given(part, group, contributions[part.name])
             for part, group in zip(of, spec.groups, strict=True)
         ]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
-        made = b"".join(
-            words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads)
-        )
+        words = masked_chunks(spec, self.silo, values, terms, tagger, pads)
+        made = b"".join(each.tobytes() for each in words)
         own = {index: pad.key for index, pad in pads.items()}
         self.tags = tagger.padded(KEY, spec.context(), self.silo, own, terms)
         self.last = spec.round

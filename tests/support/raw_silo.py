@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from hashlib import sha256
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from staddle.security.log.merkle import Tree
 from staddle.security.log.tree_head import TreeHead
 
 SECONDS = 20
+MIB = 1 << 20
 
 
 class Caller:
@@ -40,13 +42,8 @@ class Caller:
         self.roster = bytes.fromhex(rosters.digest(roster))
 
     async def hello(self, **changes):
-        request = {
-            "silo": self.silo,
-            "protocol_min": 1,
-            "protocol_max": 1,
-            "roster_digest": self.roster,
-        }
-        request |= {"challenge": bytes(32), **changes}
+        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1}
+        request |= {"roster_digest": self.roster, "challenge": bytes(32), **changes}
         reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
         self.session = reply.session
         self.ledger.held = TreeHead.parse(notes.parse(reply.held).text).size if reply.held else 0
@@ -71,10 +68,22 @@ class Caller:
     def digest(self):
         return bytes.fromhex(self.job.digest)
 
+    def of_round(self, round_, **fields):
+        """Fields of a message of a round."""
+        named = {"job": self.job.name, "job_digest": self.digest, "round": round_}
+        return {"session": self.session, **named, **fields}
+
+    def frames_of_bytes(self, payload, manifest):
+        """An upload of one piece of bytes, from the offset of its manifest on."""
+        digest = sha256(payload).digest()
+        total, place = sha256(digest).digest(), self.ledger.end()
+        end = tensor.End(sha256=total, tensor_sha256=[digest], **place)
+        places = range(manifest.get("offset", 0), len(payload), MIB)
+        sent = [tensor.Frame(chunk=payload[at : at + MIB]) for at in places]
+        return [tensor.Frame(manifest=tensor.Manifest(**manifest)), *sent, tensor.Frame(end=end)]
+
     async def answer(self, kind, round_=0, code=0):
-        request = pb.AnswerRequest(
-            session=self.session, job=self.job.name, job_digest=self.digest, round=round_, code=code
-        )
+        request = pb.AnswerRequest(**self.of_round(round_, code=code))
         request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
         await self.stub.Answer(request, timeout=SECONDS)
 
@@ -110,16 +119,11 @@ class Caller:
         return await self.upload(frames_of(self, round_, **changes), wary)
 
     async def standing(self, round_=0):
-        request = pb.StandingRequest(
-            session=self.session, job=self.job.name, job_digest=self.digest, round=round_
-        )
+        request = pb.StandingRequest(**self.of_round(round_))
         return await self.stub.Standing(request, timeout=SECONDS)
 
     def fetch(self, round_):
-        request = pb.FetchRequest(
-            session=self.session, job=self.job.name, job_digest=self.digest, round=round_
-        )
-        return self.stub.Fetch(request, timeout=SECONDS)
+        return self.stub.Fetch(pb.FetchRequest(**self.of_round(round_)), timeout=SECONDS)
 
     async def delivered(self, round_):
         return b"".join([frame.chunk async for frame in self.fetch(round_)])
@@ -147,62 +151,65 @@ class NoLedger:
         note = self.signer.sign(seq + 1, self.tree.root(seq + 1))
         proof = Consistency(held, self.tree.consistency_proof(min(held, seq + 1), seq + 1), note)
         inclusion = self.tree.inclusion_proof(seq, seq + 1)
-        return {
-            "ledger_seq": seq,
-            "ledger_leaf": self.leaf,
-            "head": bytes(proof),
-            "inclusion": inclusion,
-        }
+        place = {"ledger_seq": seq, "ledger_leaf": self.leaf}
+        return {**place, "head": bytes(proof), "inclusion": inclusion}
 
 
 def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):
     """An upload with correct digests; ``named`` tensors hold a value of their own."""
     items = upload_items(caller.job.up(round_))
     counts = min(max(fill, 0), 2**40)  # of right answers: what any silo may say
-    values = [
-        torch.full(
-            i.spec.shape,
-            {WEIGHT: weight}.get(i.spec.name, counts if i.part == METRICS.name else fill),
-            dtype=torch.float64,
-        ).to(DTYPES[i.spec.dtype])
-        for i in items
-    ]
-    for item, value in zip(items, values, strict=True):
-        value.reshape(-1)[-1:] = (named or {}).get(item.spec.name, value.reshape(-1)[-1:])
+    values = []
+    for item in items:
+        spec, value = item.spec, counts if item.part == METRICS.name else fill
+        value = weight if spec.name == WEIGHT else value
+        made = torch.full(spec.shape, value, dtype=torch.float64).to(DTYPES[spec.dtype])
+        made.reshape(-1)[-1:] = (named or {}).get(spec.name, made.reshape(-1)[-1:])
+        values.append(made)
     digester = Digester([item.spec.nbytes for item in items])
     pieces = [bytes(piece.payload) for piece in chunks(values, size)]
     for piece in pieces:
         digester.update(piece)
     digests = digester.digests()
-    manifest = tensor.Manifest(
-        session=caller.session,
-        job=caller.job.name,
-        job_digest=caller.digest,
-        round=round_,
-        size=sum(item.spec.nbytes for item in items),
-        tensors=to_wire(items),
-    )
-    ledger = getattr(caller, "ledger", None)
-    end = tensor.End(
-        sha256=digests.total, tensor_sha256=digests.tensors, **(ledger.end(seq) if ledger else {})
-    )
-    return [
-        tensor.Frame(manifest=manifest),
-        *(tensor.Frame(chunk=piece) for piece in pieces),
-        tensor.Frame(end=end),
-    ]
+    size = sum(item.spec.nbytes for item in items)
+    manifest = tensor.Manifest(**caller.of_round(round_, size=size, tensors=to_wire(items)))
+    place = caller.ledger.end(seq)
+    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, **place)
+    sent = [tensor.Frame(chunk=piece) for piece in pieces]
+    return [tensor.Frame(manifest=manifest), *sent, tensor.Frame(end=end)]
 
 
 def code_of(error):
     return dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
 
 
-async def refused(call, code, status, *words):
+STATUS = {
+    "BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
+    "DIGEST": grpc.StatusCode.DATA_LOSS,
+    "IDENTITY": grpc.StatusCode.PERMISSION_DENIED,
+    "INTERRUPTED": grpc.StatusCode.ABORTED,
+    "LEDGER": grpc.StatusCode.FAILED_PRECONDITION,
+    "LENGTH": grpc.StatusCode.INVALID_ARGUMENT,
+    "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "MANIFEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
+    "PROTOCOL_VERSION": grpc.StatusCode.FAILED_PRECONDITION,
+    "ROSTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "ROUND_CLOSED": grpc.StatusCode.FAILED_PRECONDITION,
+    "SECURE": grpc.StatusCode.FAILED_PRECONDITION,
+    "SESSION": grpc.StatusCode.UNAUTHENTICATED,
+    "UNKNOWN_JOB": grpc.StatusCode.NOT_FOUND,
+    "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+async def refused(call, code, *words):
+    """The call ends with this code of ours, its status of gRPC, and these words."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     details = caught.value.details()
     assert code_of(caught.value) == code, details
-    assert caught.value.code() is status
+    assert caught.value.code() is STATUS[code]
     for word in words:
         assert word in details
 

@@ -53,6 +53,7 @@ class Made:
 
     def job(self, name, method="fedper", silos=SILOS, options=None, **changes) -> Job:
         """A job that the operator has signed."""
+        options = options or ({"rho": 0.5} if method == "pfedsim" else {})
         document = {
             "version": 1,
             "name": name,
@@ -61,10 +62,7 @@ class Made:
             "silos": list(silos),
             "model": {"name": "cnn-digits", "classes": 3},
             **changes,
-            "method": {
-                "name": method,
-                "options": options or ({"rho": 0.5} if method == "pfedsim" else {}),
-            },
+            "method": {"name": method, "options": options},
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         }
         self.jobs[name] = local_federation.sign_job(self.files, document)
@@ -128,10 +126,8 @@ class FakeClient:
 
     def _control(self, method, request, *replies):
         self.messages.append(request)
-        sent, received = (
-            [request.SerializeToString()],
-            [reply.SerializeToString() for reply in replies],
-        )
+        sent = [request.SerializeToString()]
+        received = [reply.SerializeToString() for reply in replies]
         self.calls.append(Call(f"/staddle.v1.Federation/{method}", AGENT, sent, received))
 
     async def hello(self, request):
@@ -203,9 +199,9 @@ class FakeClient:
         return self.frames[-1].end
 
 
-def records(path):
+def records(path, *types):
     """All records of a ledger's folder."""
-    return stored(path)
+    return stored(path, *types)
 
 
 def kinds(found):
@@ -260,9 +256,8 @@ class World:
 
     def wanted(self, payload, round_=0):
         """The bytes on the wire, the obvious way."""
-        return [
-            bytes(tensor_bytes(payload[item.part][item.spec.name])) for item in self.items(round_)
-        ]
+        tensors = (payload[item.part][item.spec.name] for item in self.items(round_))
+        return [bytes(tensor_bytes(each)) for each in tensors]
 
     def receipt(self, client):
         digests = stream.Digests(tuple(client.end.tensor_sha256))
@@ -288,12 +283,8 @@ class World:
             if not self.gate.session.token:
                 await self.gate.session.hello()
             given = self.payload(round_) if payload is None else payload
-            await self.gate.upload_plain(
-                self.declared,
-                round_,
-                given if isinstance(given, Contributions) else Contributions(given),
-                SILOS,
-            )
+            given = given if isinstance(given, Contributions) else Contributions(given)
+            await self.gate.upload_plain(self.declared, round_, given, SILOS)
 
         asyncio.run(scenario())
 
@@ -321,7 +312,7 @@ class World:
 
     def outcome(self):
         """The outcome record; durable at the latest when the ledger is closed."""
-        return next(r for r in reversed(records(self.path)) if r["type"] == "egress.outcome")
+        return records(self.path, "egress.outcome")[-1]
 
     def nothing_left(self):
         assert self.client.uploads == 0

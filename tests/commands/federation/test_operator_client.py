@@ -6,6 +6,7 @@ import shutil
 import socket
 import sqlite3
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import safetensors.torch
 import torch
 from support.coordinator_thread import coordinator
 from support.raw_silo import Caller
+from support.signed_federation import job_document
 from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation, operator_client
@@ -36,17 +38,8 @@ SILOS = ("north", "east", "south")
 
 
 def document(name="one", **changes):
-    return {
-        "version": 1,
-        "name": name,
-        "seed": 11,
-        "rounds": 2,
-        "silos": list(SILOS),
-        "method": {"name": "pfedsim", "options": {"rho": 0.5}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-        **changes,
-    }
+    method = {"name": "pfedsim", "options": {"rho": 0.5}}
+    return job_document(SILOS, name=name, **{"rounds": 2, "method": method, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +57,15 @@ def world(federation, tmp_path):
     timing = {"beat_seconds": 60, "hold_seconds": 1, "admission_seconds": 60}
     local_federation.write_coordinator(federation, [], timing)
     roster = rosters.load(folder / "roster.json")
-    config = configs.load(federation.coordinator_config).model_copy(
-        update={"directory": tmp_path / "state"}
-    )
+    config = configs.load(federation.coordinator_config)
+    config = config.model_copy(update={"directory": tmp_path / "state"})
     with coordinator(config) as here:
         operator = local_federation.write_operator(federation, here.address)
         callers = []
 
         def call(*arguments, code=0, operator=operator):
-            result = CliRunner().invoke(
-                app, ["job", *map(str, arguments), "--operator", str(operator)]
-            )
+            words = ["job", *map(str, arguments), "--operator", str(operator)]
+            result = CliRunner().invoke(app, words)
             if result.exception is not None and not isinstance(result.exception, SystemExit):
                 raise result.exception
             assert result.exit_code == code, result.output
@@ -123,6 +114,13 @@ def world(federation, tmp_path):
         assert here.broken == []
 
 
+@contextmanager
+def refusing(code, why):
+    with pytest.raises(RefusedError, match=why) as caught:
+        yield
+    assert caught.value.code == code
+
+
 def shown(world, name="one"):
     return json.loads(world.call("show", name, "--json"))
 
@@ -132,21 +130,10 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     unheard = "; not seen since the coordinator started: north, east, south"
     assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds{unheard}\n"
     state = shown(world)
-    assert state == {
-        "job": "one",
-        "method": "pfedsim",
-        "digest": job.digest,
-        "stage": "admitting",
-        "round": 0,
-        "rounds": 2,
-        "outcome": "running",
-        "reason": "",
-        "answers": dict.fromkeys(SILOS, ""),
-        "cohort": [],
-        "given": [],
-        "failed": {},
-        "unheard": list(SILOS),
-    } | {"rounds": []}
+    expected = {"job": "one", "method": "pfedsim", "digest": job.digest, "stage": "admitting"}
+    expected |= {"round": 0, "rounds": 2, "outcome": "running", "reason": "", "cohort": []}
+    expected |= {"answers": dict.fromkeys(SILOS, ""), "given": [], "failed": {}}
+    assert state == {**expected, "unheard": list(SILOS)} | {"rounds": []}
     north, east, south = world.silos(job)
     world.give(north, 0)
     state = shown(world)
@@ -168,50 +155,35 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
     watched = world.call("watch", "one").splitlines()
-    assert (
-        watched[0] == "round 0 closed: north, east: the silos keep their test counts to themselves"
-    )
-    assert (
-        watched[1]
-        == "round 1 closed: north, east: correct.delivered 6, correct.trained 6, tested 6"
-    )
-    assert watched[2:] == [f"{'one':<24} {'ended completed':<18} 2 of 2 rounds"]
+    sums = "north, east: correct.delivered 6, correct.trained 6, tested 6"
+    assert watched == [
+        "round 0 closed: north, east: the silos keep their test counts to themselves",
+        f"round 1 closed: {sums}",
+        f"{'one':<24} {'ended completed':<18} 2 of 2 rounds",
+    ]
     (line,) = [json.loads(line) for line in world.call("watch", "one", "--json").splitlines()]
     assert [closed["round"] for closed in line["closed"]] == [0, 1]
     text = world.call("show", "one").splitlines()
     assert "answers    east accepted, north accepted, south accepted" in text
     assert "cohort     -" in text
     assert "reason     -" in text
-    assert text[-1] == "round 1: north, east: correct.delivered 6, correct.trained 6, tested 6"
+    assert text[-1] == f"round 1: {sums}"
     assert [entry["job"] for entry in json.loads(world.call("list", "--json"))] == ["one"]
     far = world.call("results", "one", "--out", tmp_path / "far").split()
     assert [path.rpartition("/")[2] for path in far] == ["rounds.csv", "job.json"]
     near = results.write(tmp_path / "near", results.read(world.config.directory, "one"))
-    assert {path.name for path in near} == {
-        "rounds.csv",
-        "job.json",
-        "result.safetensors",
-        "model.safetensors",
-    }
+    files = {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
+    assert {path.name for path in near} == files
     assert all(path.is_file() for path in near)
-    tables = [
-        list(csv.DictReader((tmp_path / folder / "rounds.csv").open()))
-        for folder in ("far", "near")
-    ]
+    both = [tmp_path / folder for folder in ("far", "near")]
+    tables = [list(csv.DictReader((folder / "rounds.csv").open())) for folder in both]
     assert tables[0] == tables[1]
     assert [row["members"] for row in tables[0]] == ["north east"] * 2
-    assert list(tables[0][0]) == [
-        "round",
-        "members",
-        "correct.delivered",
-        "correct.trained",
-        "tested",
-    ]
+    counts = ["correct.delivered", "correct.trained", "tested"]
+    assert list(tables[0][0]) == ["round", "members", *counts]
     sums = [{name: int(row[name]) for name in list(row)[2:]} for row in tables[0]]
     assert sums == [closed["metrics"] for closed in shown(world)["rounds"]]
-    documents = [
-        json.loads((tmp_path / folder / "job.json").read_text()) for folder in ("far", "near")
-    ]
+    documents = [json.loads((folder / "job.json").read_text()) for folder in both]
     assert [[c["round"] for c in d["rounds"]] for d in documents] == [[0, 1]] * 2
     assert [d["state"]["outcome"] for d in documents] == ["completed"] * 2
     model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
@@ -248,30 +220,22 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
 def test_jobs_run_in_turn_stop_and_resume(world):
     for name in ("one", "two"):
         assert world.call("submit", world.signed(name)[1]).split()[0] == name
-    assert [line.split()[:2] for line in world.call("list").splitlines()] == [
-        ["one", "admitting"],
-        ["two", "queued"],
-    ]
+    stages = [line.split()[:2] for line in world.call("list").splitlines()]
+    assert stages == [["one", "admitting"], ["two", "queued"]]
     assert world.call("stop", "one").split()[:2] == ["one", "stopped"]
     assert [line.split()[1] for line in world.call("list").splitlines()] == ["stopped", "admitting"]
     assert world.call("resume", "one").split()[:2] == ["one", "queued"]
     for command in ("show", "stop", "resume", "watch"):
-        with pytest.raises(
-            RefusedError, match="no job 'three' here; `staddle job list` has all"
-        ) as caught:
+        with refusing("UNKNOWN_JOB", "no job 'three' here; `staddle job list` has all"):
             world.call(command, "three")
-        assert caught.value.code == "UNKNOWN_JOB"
 
 
 def test_a_submission_again_changes_nothing_and_another_job_needs_another_name(world):
     _, path = world.signed()
     assert world.call("submit", path) == world.call("submit", path)
     assert len(world.here.daemon.runs) == 1
-    with pytest.raises(
-        RefusedError, match="another job has the name 'one'; have this one signed under"
-    ) as caught:
+    with refusing("JOB_INVALID", "another job has the name 'one'; have this one signed under"):
         world.call("submit", world.signed(rounds=3)[1])
-    assert caught.value.code == "JOB_INVALID"
     assert [run.job.rounds for run in world.here.daemon.runs] == [2]
 
 
@@ -280,9 +244,8 @@ def test_a_job_that_has_ended_is_not_submitted_again(world):
     world.call("submit", path)
     run = world.here.daemon.runs[0]
     run.state = replace(run.state, stage="ended", outcome="failed")
-    with pytest.raises(
-        LocalError, match="job 'one' has ended; to run it again, have it signed under a new name"
-    ):
+    why = "job 'one' has ended; to run it again, have it signed under a new name"
+    with pytest.raises(LocalError, match=why):
         world.call("submit", path)
 
 
@@ -291,27 +254,20 @@ def test_only_so_many_jobs_are_kept(world, monkeypatch):
     first = world.signed("one")[1]
     for path in (first, world.signed("two")[1]):
         world.call("submit", path)
-    with pytest.raises(RefusedError, match="2 jobs are kept here") as caught:
+    with refusing("LIMIT", "2 jobs are kept here"):
         world.call("submit", world.signed("three")[1])
-    assert caught.value.code == "LIMIT"
     world.call("submit", first)  # known already
 
 
 def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
     job, path = world.signed()
-    by_silo = sign_document(
-        job.document(), world.roster, load_keys(world.folder / "north" / "keys"), JOB
-    )
-    path.write_bytes(canonical_json(by_silo))
-    with pytest.raises(RefusedError, match="only a member of role operator may sign") as caught:
+    silo = load_keys(world.folder / "north" / "keys")
+    path.write_bytes(canonical_json(sign_document(job.document(), world.roster, silo, JOB)))
+    with refusing("JOB_SIGNATURE", "only a member of role operator may sign"):
         world.call("submit", path)
-    assert caught.value.code == "JOB_SIGNATURE"
     for stranger in ("west", "operator"):
-        with pytest.raises(
-            RefusedError, match=f"silo '{stranger}' is not a silo of the roster; add it"
-        ) as caught:
+        with refusing("JOB_INVALID", f"silo '{stranger}' is not a silo of the roster; add it"):
             world.call("submit", world.signed("strange", silos=["north", stranger])[1])
-        assert caught.value.code == "JOB_INVALID"
     assert world.call("list") == "no jobs\n"
 
 
@@ -322,11 +278,8 @@ def test_a_watcher_is_told_when_the_coordinator_stops(world):
         next(reports)
         world.here.daemon.stopping = True
         world.here.run(told_to_look(world.here.daemon))
-        with pytest.raises(
-            RefusedError, match="this coordinator is stopping; try again later"
-        ) as caught:
+        with refusing("STOPPING", "this coordinator is stopping; try again later"):
             next(reports)
-    assert caught.value.code == "STOPPING"
 
 
 async def told_to_look(daemon):
@@ -353,18 +306,14 @@ def test_only_an_operator_of_the_roster_connects(world, tmp_path):
     keys = f'"{world.folder}/operator"'
     for other in ("founder", "north/keys"):
         path = changed(world, tmp_path, keys=(keys, f'"{world.folder}/{other}"'))
-        with pytest.raises(
-            LocalError, match="is not an operator of roster version 6; have it added"
-        ):
+        why = "is not an operator of roster version 6; have it added"
+        with pytest.raises(LocalError, match=why):
             world.call("list", operator=path)
-    create_keys(tmp_path / "own", "operator", Role.OPERATOR, "an impostor of the same name")
-    path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/own"'))
-    with pytest.raises(LocalError, match="'operator' is not an operator of roster version 6"):
-        world.call("list", operator=path)
-    create_keys(tmp_path / "new", "another", Role.OPERATOR, "not yet added")
-    path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/new"'))
-    with pytest.raises(LocalError, match="'another' is not an operator of roster version 6"):
-        world.call("list", operator=path)
+    for name in ("operator", "another"):  # an impostor of the same name, and one not yet added
+        create_keys(tmp_path / name, name, Role.OPERATOR, "an organisation")
+        path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/{name}"'))
+        with pytest.raises(LocalError, match=f"'{name}' is not an operator of roster version 6"):
+            world.call("list", operator=path)
 
 
 def test_a_roster_that_is_not_the_pinned_one_is_refused(world, tmp_path):
@@ -375,28 +324,25 @@ def test_a_roster_that_is_not_the_pinned_one_is_refused(world, tmp_path):
 
 def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
     path = changed(world, tmp_path, address=(world.here.address, "127.0.0.1:1"))
-    with pytest.raises(
-        PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE.*roster show"
-    ) as caught:
+    silent = r"no answer from 127.0.0.1:1 \(UNAVAILABLE"
+    with pytest.raises(PeerError, match=f"{silent}.*roster show") as caught:
         world.call("list", operator=path)
     assert not isinstance(caught.value, RefusedError)
-    with pytest.raises(PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE"):
+    with pytest.raises(PeerError, match=silent):
         world.call("watch", "one", operator=path)
+    path = changed(world, tmp_path, address=(world.here.address, "nowhere"))
     with pytest.raises(LocalError, match="not host:port"):
-        world.call(
-            "list", operator=changed(world, tmp_path, address=(world.here.address, "nowhere"))
-        )
+        world.call("list", operator=path)
 
 
 def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):
     monkeypatch.setattr(operator_client, "CALL_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
+        path = changed(world, tmp_path, address=(world.here.address, address))
         started = time.monotonic()
         with pytest.raises(PeerError, match=f"no answer from {address}"):
-            world.call(
-                "list", operator=changed(world, tmp_path, address=(world.here.address, address))
-            )
+            world.call("list", operator=path)
         assert time.monotonic() - started < 10
 
 
@@ -421,9 +367,8 @@ def test_results_are_of_one_place_and_a_show_of_one_kind(world, tmp_path):
 
 
 def test_results_that_cannot_be_read_say_why(world, tmp_path):
-    with pytest.raises(
-        LocalError, match=r"coordinator.sqlite: no such file; a coordinator with this configuration"
-    ):
+    why = "coordinator.sqlite: no such file; a coordinator with this configuration"
+    with pytest.raises(LocalError, match=why):
         results.read(tmp_path / "empty", "one")
     with pytest.raises(LocalError, match="has no job 'one'; it has none"):
         results.read(world.config.directory, "one")
@@ -432,18 +377,13 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     with pytest.raises(LocalError, match="has no job 'one'; it has two, a-third"):
         results.read(world.config.directory, "one")
     kept = results.read(world.config.directory, "two")
-    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == (
-        "admitting",
-        [],
-        {},
-        (),
-    )
+    assert kept.state["stage"] == "admitting"
+    assert (kept.rounds, kept.published, kept.relayed) == ([], {}, ())
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")
-    with pytest.raises(
-        LocalError, match=r"coordinator.sqlite: cannot read it: file is not a database"
-    ):
+    why = "coordinator.sqlite: cannot read it: file is not a database"
+    with pytest.raises(LocalError, match=why):
         results.read(other, "one")
 
 
@@ -470,12 +410,10 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     assert results.to_csv(rounds) == "round,members,correct,tested\n0,b a,,\n1,a,2,3\n"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
-    with pytest.raises(
-        LocalError, match="cannot write it: No such file or directory; a round may just have closed"
-    ):
-        results.write(
-            tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"})
-        )
+    why = "cannot write it: No such file or directory; a round may just have closed"
+    kept = results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"})
+    with pytest.raises(LocalError, match=why):
+        results.write(tmp_path / "out", kept)
     assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
 
 
@@ -485,8 +423,7 @@ def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
     kept = results.Kept({}, [], {"model": path})
     assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
     path.write_bytes(data[:-1] + b"\0")
-    with pytest.raises(
-        LocalError, match=r"1\.model\.safetensors is refused: .*the disk changed it"
-    ):
+    why = r"1\.model\.safetensors is refused: .*the disk changed it"
+    with pytest.raises(LocalError, match=why):
         results.write(tmp_path / "out", kept)
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -39,19 +39,20 @@ from staddle.security.ledger.records import Peer
 from staddle.security.log import head
 
 
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+
+
 def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     return result.output
 
 
 def fails(*arguments):
-    result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
-    assert isinstance(result.exception, LocalError | PeerError | ProofError), (
-        result.output,
-        result.exception,
-    )
-    return str(result.exception)
+    error = invoke(*arguments).exception
+    assert isinstance(error, LocalError | PeerError | ProofError), error
+    return str(error)
 
 
 class World:
@@ -60,18 +61,14 @@ class World:
     """
 
     def __init__(self, folder):
-        members = [
-            ("f", Role.FOUNDER),
-            ("coordinator", Role.COORDINATOR),
-            ("silo-a", Role.SILO),
-            ("silo-b", Role.SILO),
-        ]
-        entries = {
-            name: create_keys(folder / name, name, role, f"Org {name}") for name, role in members
-        }
-        roster = rosters.new(FEDERATION, [entries["f"]], 1)
-        for name in ("coordinator", "silo-a", "silo-b"):
-            roster = rosters.add(roster, entries[name])
+        members = {"f": Role.FOUNDER, "coordinator": Role.COORDINATOR}
+        members |= {"silo-a": Role.SILO, "silo-b": Role.SILO}
+        founder, *entries = (
+            create_keys(folder / name, name, role, f"Org {name}") for name, role in members.items()
+        )
+        roster = rosters.new(FEDERATION, [founder], 1)
+        for entry in entries:
+            roster = rosters.add(roster, entry)
         self.roster = folder / "roster.json"
         rosters.save(rosters.sign(roster, load_keys(folder / "f")), self.roster)
         self.folder = folder
@@ -110,18 +107,12 @@ def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
     run("verify", world.silo)
     put_back(world.ledger, killed)
     said = run("verify", world.silo, code=1)
-    assert (
-        "problem: the last 1 records are signed by nobody, and no agent runs that would sign them"
-        in said
-    )
+    alone = "the last 1 records are signed by nobody, and no agent runs that would sign them"
+    assert f"problem: {alone}" in said
     assert "17 of 18 records signed" in said
     document = json.loads(run("verify", world.silo, "--json", code=1))
-    assert [document[name] for name in ("ok", "silo", "unsigned", "running")] == [
-        False,
-        "silo-a",
-        1,
-        False,
-    ]
+    assert (document["ok"], document["running"]) == (False, False)
+    assert (document["silo"], document["unsigned"]) == ("silo-a", 1)
     with world.open():
         pass
     assert "18 of 18 records signed" in run("verify", world.silo)
@@ -130,18 +121,14 @@ def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
 def test_verify_wants_the_ledger_of_the_silo_that_is_named(world):
     assert "verified" in run("verify", world.silo, "--silo", "silo-a")
     said = run("verify", world.silo, "--silo", "silo-b", code=1)
-    assert (
-        "problem: it is the ledger of silo silo-a, not of silo-b; name the folder of silo-b" in said
-    )
+    other = "it is the ledger of silo silo-a, not of silo-b; name the folder of silo-b"
+    assert f"problem: {other}" in said
     assert "NOT VERIFIED" in said
 
 
 def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(world):
-    plain = (
-        f"ledger of silo-a, federation {FEDERATION}\n17 of 17 records signed, by whom was not"
-        " checked (give --roster)"
-    )
-    assert plain in run("verify", world.silo)
+    plain = "17 of 17 records signed, by whom was not checked (give --roster)"
+    assert f"ledger of silo-a, federation {FEDERATION}\n{plain}" in run("verify", world.silo)
     shown = run("verify", world.silo, "--roster", world.roster, "--checkpoint", world.held)
     assert f"17 of 17 records signed, by {world.vkey}\n" in shown
     assert "\nverified: 17 records" in shown
@@ -175,15 +162,12 @@ def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
         if command[0] in ("verify", "summary"):
             assert "roster version 4: signed by f, whose keys were named" in shown
             plain = run(*command, "--roster", world.roster)
-            assert (
-                "signed by founders that it names itself; for who vouches for it, give --founder"
-                in plain
-            )
+            said = "signed by founders that it names itself; for who vouches for it, give --founder"
+            assert said in plain
         other = fails(*command, "--roster", world.roster, "--founder", fingerprint(world, "silo-b"))
         assert f"has no founder with {fingerprint(world, 'silo-b')}; name the fingerprint" in other
-        assert "--founder and --threshold say who signed a roster" in fails(
-            *command, "--founder", fingerprint(world)
-        )
+        alone = fails(*command, "--founder", fingerprint(world))
+        assert "--founder and --threshold say who signed a roster" in alone
         more = ("--founder", fingerprint(world), "--threshold", 2)
         assert "but 1 founders are named" in fails(*command, "--roster", world.roster, *more)
         for old, new, said in (
@@ -207,19 +191,11 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     def send(opened, number, signed):
         ref = give(opened, round_number=number, recipient=peer, status="silent")
         message = opened.unsettled[-1]
-        fields = {
-            "federation": FEDERATION,
-            "roster": rosters.digest(roster),
-            "silo": "silo-a",
-            "job": HASH,
-        }
-        fields |= {"size": message.digest.message.bytes, "sha256": HASH, "round": signed}
-        receipt = Receipt(
-            **fields,
-            ledger_seq=message.place.seq,
-            ledger_leaf=message.place.leaf,
-            ledger_root=opened.root(message.place.seq + 1).hex(),
-        ).sign(coordinator)
+        place, root = message.place, opened.root(message.place.seq + 1).hex()
+        fields = {"federation": FEDERATION, "roster": rosters.digest(roster), "silo": "silo-a"}
+        fields |= {"job": HASH, "size": message.digest.message.bytes, "sha256": HASH}
+        fields |= {"ledger_seq": place.seq, "ledger_leaf": place.leaf, "ledger_root": root}
+        receipt = Receipt(**fields, round=signed).sign(coordinator)
         write_outcome(opened, ref, "sent", message.intent.message.bytes, receipt.hex())
 
     with world.open() as opened:
@@ -227,10 +203,8 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
         send(opened, 5, 5)
     options = ("--roster", world.roster, "--founder", fingerprint(world))
     page = world.folder / "page.html"
-    told = (
-        "1 receipts hold; 0 messages that were sent have none; 1 are under rosters that were not"
-        " given"
-    )
+    others = "1 are under rosters that were not given"
+    told = f"1 receipts hold; 0 messages that were sent have none; {others}"
     assert told in run("verify", world.silo, *options)
     assert told in run("summary", world.silo, *options)
     document = json.loads(run("verify", world.silo, *options, "--json"))
@@ -238,12 +212,12 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     assert document["rosters"] == {"4": ["f"]}
     run("report", world.silo, *options, "--out", page)
     text = page.read_text()
-    assert (
-        f"Federation</dt><dd>{FEDERATION} (roster version 4, signed by f, whose keys were named"
-        in text
-    )
-    assert "1 hold: the coordinator of the roster signed that it received just these bytes" in text
-    assert "under another roster than was given, and so not checked: 1" in text
+    for part in (
+        f"Federation</dt><dd>{FEDERATION} (roster version 4, signed by f, whose keys were named",
+        "1 hold: the coordinator of the roster signed that it received just these bytes",
+        "under another roster than was given, and so not checked: 1",
+    ):
+        assert part in text
     assert (text.count("<td>holds</td>"), text.count("<td>not checked</td>")) == (1, 1)
     run("report", world.silo, "--out", page)
     assert "Receipts</dt><dd>not checked: no roster was given" in page.read_text()
@@ -257,9 +231,7 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     assert "does NOT hold" in run("report", world.silo, *options, "--out", page, code=1)
     assert "This ledger does not hold" in page.read_text()
     assert "NOT" not in run("verify", world.silo)  # without a roster nobody knows
-    result = CliRunner().invoke(
-        app, ["ledger", "summary", *map(str, (world.silo, *options)), "--json"]
-    )
+    result = invoke("summary", world.silo, *options, "--json")
     assert (result.exit_code, said in result.stderr) == (1, True)
     assert {row["job"] for row in json.loads(result.stdout)} == {"j1", "j2", "lung-1", "(control)"}
 
@@ -267,18 +239,13 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
 def test_verify_with_a_roster_refuses_another_silos_signature(world):
     files = copied(world.ledger)
     note = files["checkpoint"].decode()
-    (world.ledger / "checkpoint").write_text(note.replace("silo-a", "silo-b"))
-    assert "signed by none of the keys" in run(
-        "verify", world.silo, "--roster", world.roster, code=1
-    )
-    (world.ledger / "checkpoint").write_text(note.replace("/lung/", "/lungs/"))
-    assert "of federation 'lungs', the roster of 'lung'" in fails(
-        "verify", world.silo, "--roster", world.roster
-    )
-    (world.ledger / "checkpoint").write_text(note.replace("/egress", "/ingress"))
-    assert "which is not a silo's egress ledger" in fails(
-        "verify", world.silo, "--roster", world.roster
-    )
+    path, verify = world.ledger / "checkpoint", ("verify", world.silo, "--roster", world.roster)
+    path.write_text(note.replace("silo-a", "silo-b"))
+    assert "signed by none of the keys" in run(*verify, code=1)
+    path.write_text(note.replace("/lung/", "/lungs/"))
+    assert "of federation 'lungs', the roster of 'lung'" in fails(*verify)
+    path.write_text(note.replace("/egress", "/ingress"))
+    assert "which is not a silo's egress ledger" in fails(*verify)
 
 
 def test_a_record_is_proven_to_who_has_the_key_alone(world):
@@ -290,21 +257,17 @@ def test_a_record_is_proven_to_who_has_the_key_alone(world):
     for record in (line, world.line(12).decode()):
         for key in (("--key", world.vkey), ("--roster", world.roster)):
             shown = run("verify-proof", proof, "--record", record, *key)
-            assert (
-                "proven: this is record 12 of staddle.example/lung/silo-a/egress, under its"
-                " checkpoint of 17" in shown
-            )
-    assert "leads to" in fails(
-        "verify-proof", proof, "--record", world.line(11).decode(), "--key", world.vkey
-    )
+            log = "staddle.example/lung/silo-a/egress"
+            assert f"proven: this is record 12 of {log}, under its checkpoint of 17" in shown
+    record = world.line(11).decode()
+    assert "leads to" in fails("verify-proof", proof, "--record", record, "--key", world.vkey)
     other = head.own_log_key(FEDERATION, world.folder / "silo-b")
     assert "none of the keys" in fails("verify-proof", proof, "--record", line, "--key", other)
     assert "either --key VKEY or --roster ROSTER" in fails("verify-proof", proof, "--record", line)
     assert "record 17 is not under the checkpoint, which has 17" in fails("prove", 17, world.silo)
     assert "exists already" in fails("prove", 1, world.silo, "--out", proof)
-    assert "no ledger here, in 'ledger' or in 'state/ledger'" in fails(
-        "prove", 1, world.folder / "silo-b"
-    )
+    nothing = fails("prove", 1, world.folder / "silo-b")
+    assert "no ledger here, in 'ledger' or in 'state/ledger'" in nothing
 
 
 def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
@@ -354,43 +317,30 @@ def test_a_redacted_export_tells_no_more_than_number_type_and_hash(world):
     assert len(lines) == 17
     assert {tuple(json.loads(line)) for line in lines} == {("leaf", "proof", "seq", "type")}
     assert b"staddle 0.1.0" not in path.read_bytes()
-    assert "proven: 17 leaf hashes, which are all, of " in run(
-        "verify-export", path, "--key", world.vkey
-    )
+    shown = run("verify-export", path, "--key", world.vkey)
+    assert "proven: 17 leaf hashes, which are all, of " in shown
 
 
 def test_an_export_of_a_job_has_its_records_and_what_became_of_its_messages(world):
     path, (_, *lines) = export(world, "--job", "j1")
     kinds = [json.loads(line)["type"] for line in lines]
-    assert kinds == [
-        "job.accept",
-        "ingress",
-        "egress.intent",
-        "egress.digest",
-        "egress.outcome",
-        "policy.deny",
-    ]
+    message = ["egress.intent", "egress.digest", "egress.outcome"]
+    assert kinds == ["job.accept", "ingress", *message, "policy.deny"]
     shown = run("verify-export", path, "--roster", world.roster)
     assert "proven: 6 records, of job 'j1', of staddle.example/lung/silo-a/egress" in shown
-    assert [json.loads(line)["record"] for line in lines] == [
-        stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)
-    ]
+    records = stored(world.ledger)
+    wanted = [records[number] for number in (6, 9, 10, 11, 12, 13)]
+    assert [json.loads(line)["record"] for line in lines] == wanted
 
 
 def test_an_export_of_a_job_has_what_paid_and_nothing_of_what_others_spent(tmp_path):
     private(tmp_path / "ledger")
-    _, *lines = (
-        json.loads(line)
-        for line in ledger_export.export(tmp_path / "ledger", redact=False, job="j1")
-    )
+    exported = ledger_export.export(tmp_path / "ledger", redact=False, job="j1")
+    _, *lines = map(json.loads, exported)
     assert {line["type"] for line in lines} == {"egress.intent", "egress.digest", "egress.outcome"}
-    assert [line["record"]["dp"]["ids"] for line in lines if line["type"] == "egress.intent"] == [
-        [2, 4],
-        [2, 4, 6],
-    ]
-    _, *lines = (
-        json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=True)
-    )
+    intents = [line["record"] for line in lines if line["type"] == "egress.intent"]
+    assert [intent["dp"]["ids"] for intent in intents] == [[2, 4], [2, 4, 6]]
+    _, *lines = map(json.loads, ledger_export.export(tmp_path / "ledger", redact=True))
     assert [line["type"] for line in lines].count("privacy.head") == 4
     assert not any("record" in line for line in lines)
 
@@ -399,32 +349,21 @@ def test_what_is_changed_in_an_export_is_found(world):
     path, lines = export(world)
     whole = b"".join(lines)
     assert "proven: 17 records, which are all" in run("verify-export", path, "--key", world.vkey)
+    start = b'"seq":0,"type":"start"}'
+    other = whole.replace(b'"software":"staddle"', b'"software":"stapple"', 1)
+    of_job = whole.replace(b'"job":null', b'"job":"j1"')
+    swapped = [*lines[:3], lines[4], lines[3], *lines[5:]]
     for change, said in [
-        (
-            whole.replace(b'"software":"staddle"', b'"software":"stapple"', 1),
-            "another leaf hash than it says",
-        ),
+        (other, "another leaf hash than it says"),
         (b"".join([*lines[:3], *lines[4:]]), "16 records, not each of the 17"),
         (b"".join([*lines[:4], lines[3], *lines[4:]]), "18 records, not each of the 17"),
-        (
-            b"".join([*lines[:3], lines[4], lines[3], *lines[5:]]),
-            "not each of the 17 of its checkpoint once",
-        ),
-        (
-            whole.replace(b'"seq":0,"type":"start"}', b'"seq":1,"type":"start"}', 2),
-            "another|leads to",
-        ),
+        (b"".join(swapped), "not each of the 17 of its checkpoint once"),
+        (whole.replace(start, start.replace(b"0", b"1"), 2), "another|leads to"),
         (whole.replace(b'"redacted":false', b'"redacted":true'), "line 2: unknown key 'record'"),
-        (
-            whole.replace(b'"job":null', b'"job":"j1"').replace(lines[3], lines[3] * 2),
-            "a record twice, or not in order",
-        ),
+        (of_job.replace(lines[3], lines[3] * 2), "a record twice, or not in order"),
         (b"".join([lines[0], b"[]\n"]), "line 2: "),
         (b"".join([lines[0], b"{}\n"]), "line 2: missing key"),
-        (
-            whole.replace(b'"seq":0,"type":"start"}\n', b'"seq":"0","type":"start"}\n'),
-            "line 2: seq = '0': give a whole",
-        ),
+        (whole.replace(start, start.replace(b"0", b'"0"')), "line 2: seq = '0': give a whole"),
         (whole.replace(b'"proof":["', b'"proof":["A', 1), "line 2: proof is not base64"),
         (lines[1], "line 1: missing key 'checkpoint'|line 1: "),
         (b"", "not valid JSON"),
@@ -433,22 +372,18 @@ def test_what_is_changed_in_an_export_is_found(world):
         assert re.search(said, fails("verify-export", path, "--key", world.vkey)), said
 
 
+def rekey(world, old, new):
+    return ("rekey", world.silo, "--old", world.folder / old, "--new", world.folder / new)
+
+
 def test_a_ledger_goes_on_under_new_keys(world):
     create_keys(world.folder / "keys-2", "silo-a", Role.SILO, "Org silo-a")
     new = load_keys(world.folder / "keys-2").log
     with pytest.raises(LocalError, match="use the keys that it was signed with"):
         open_ledger(world.ledger, key=new)
-    said = fails(
-        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "silo-b"
-    )
-    assert "the keys are of 'silo-a' and 'silo-b'" in said
-    said = fails(
-        "rekey", world.silo, "--old", world.folder / "keys-2", "--new", world.folder / "silo-a"
-    )
-    assert "signed by none of the keys" in said
-    shown = run(
-        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2"
-    )
+    assert "the keys are of 'silo-a' and 'silo-b'" in fails(*rekey(world, "silo-a", "silo-b"))
+    assert "signed by none of the keys" in fails(*rekey(world, "keys-2", "silo-a"))
+    shown = run(*rekey(world, "silo-a", "keys-2"))
     key = head.own_log_key(FEDERATION, world.folder / "keys-2")
     assert f"record 17 names the new key, {key}" in shown
     with open_ledger(world.ledger, key=new) as opened:
@@ -471,9 +406,7 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
     assert rekey_all(folder / "none", FEDERATION, "silo-a", old, new) == ()
     with opened("first", old) as budget:
         budget.rekey(new)  # as if killed before the second
-    shown = run(
-        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2"
-    )
+    shown = run(*rekey(world, "silo-a", "keys-2"))
     assert "the budget of data set 'second' continues under the new key" in shown
     for dataset in ("first", "second"):
         with pytest.raises(LocalError, match="use the keys that it was signed with"):
@@ -483,15 +416,13 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
 
 
 def test_show_says_what_the_policy_held_back_and_who_reads_a_part_that_not_all_can_open(world):
-    (denied,) = [record for record in stored(world.ledger) if record["type"] == "policy.deny"]
+    (denied,) = stored(world.ledger, "policy.deny")
     shown = json.loads(run("show", world.silo, "--json"))
-    assert [each["reasons"] for each in shown if each.get("type") == "policy.deny"] == [
-        denied["reasons"]
-    ]
+    reasons = [each["reasons"] for each in shown if each.get("type") == "policy.deny"]
+    assert reasons == [denied["reasons"]]
     shown = run("show", world.silo)
-    assert f"held back by the policy: {denied['reasons'][0]}" in " ".join(
-        shown.replace("│", " ").split()
-    )
+    said = " ".join(shown.replace("│", " ").split())
+    assert f"held back by the policy: {denied['reasons'][0]}" in said
     assert max(len(line) for line in shown.splitlines()) <= 200
     assert "held back" not in run("show", world.silo, "--job", "j2")
     assert "read by" not in shown

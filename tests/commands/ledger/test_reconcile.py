@@ -43,10 +43,18 @@ from staddle.silo.egress.witness import HEADS
 SILO = "silo-a"
 
 
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+
+
 def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     return result.output
+
+
+def receiving(folder, keys):
+    return ReceivingLedger.open(folder, "coordinator", "local", keys.log)
 
 
 @pytest.fixture
@@ -62,9 +70,7 @@ def world(tmp_path):
     before = {}
     with (
         Ledger.open(ours, SILO, "local", keys[SILO].log) as silo,
-        ReceivingLedger.open(
-            theirs, "coordinator", "local", keys["coordinator"].log
-        ) as coordinator,
+        receiving(theirs, keys["coordinator"]) as coordinator,
     ):
         write_start(silo, "staddle", rosters.digest(roster), HASH)
         write_serving(coordinator, "coordinator", "staddle", rosters.digest(roster))
@@ -72,25 +78,12 @@ def world(tmp_path):
             ref = intend(silo, round_number=round_)
             sealed = write_digest(silo, ref, DIGESTS, payload())
             place = {"ledger_seq": sealed.place.seq, "ledger_leaf": sealed.place.leaf}
-            receipt = Receipt(
-                federation="local",
-                roster=rosters.digest(roster),
-                silo=SILO,
-                job=HASH,
-                round=round_,
-                size=payload().bytes,
-                sha256=HASH,
-                ledger_root=sealed.head.root.hex(),
-                **place,
-            ).sign(keys["coordinator"])
-            fields = {
-                "silo": SILO,
-                "job": "j1",
-                "job_digest": HASH,
-                "round": round_,
-                "message": payload(),
-                **place,
-            }
+            fields = {"silo": SILO, "round": round_, **place}
+            signed = {"federation": "local", "roster": rosters.digest(roster), "job": HASH}
+            signed |= {"size": payload().bytes, "sha256": HASH}
+            receipt = Receipt(**fields, **signed, ledger_root=sealed.head.root.hex())
+            receipt = receipt.sign(keys["coordinator"])
+            fields |= {"job": "j1", "job_digest": HASH, "message": payload()}
             note = bytes(sealed.checkpoint).decode()
             coordinator.seal(Received(**fields, checkpoint=note, receipt=receipt.hex()))
             write_outcome(silo, ref, "sent", payload().bytes, receipt.hex())
@@ -108,10 +101,8 @@ def sides(world):
 
 def test_two_ledgers_that_agree(world):
     said = run("reconcile", *sides(world), "--roster", world.folder / "roster.json")
-    assert (
-        "reconciled: silo-a and coordinator both have 2 uploads of 368 bytes and 0 deliveries"
-        in said
-    )
+    both = "silo-a and coordinator both have 2 uploads of 368 bytes and 0 deliveries"
+    assert f"reconciled: {both}" in said
     assert "receipts and heads checked" in said
     assert "not checked (give --roster)" in run("reconcile", *sides(world))
     found = json.loads(run("reconcile", *sides(world), "--json"))
@@ -133,10 +124,7 @@ def test_a_receipt_or_head_that_does_not_hold_under_the_roster(world, tmp_path):
     for member, role in ((SILO, Role.SILO), ("coordinator", Role.COORDINATOR)):
         roster = rosters.add(roster, create_keys(tmp_path / member, member, role, "Org"))
     rosters.save(rosters.sign(roster, load_keys(tmp_path / "f")), tmp_path / "other.json")
-    result = CliRunner().invoke(
-        app,
-        ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(tmp_path / "other.json")],
-    )
+    result = invoke("reconcile", *sides(world), "--roster", tmp_path / "other.json")
     assert isinstance(result.exception, LocalError)
     assert "does not hold" in str(result.exception)
     assert "signed by none of the keys" in str(result.exception)
@@ -145,7 +133,7 @@ def test_a_receipt_or_head_that_does_not_hold_under_the_roster(world, tmp_path):
 def test_a_ledger_that_does_not_hold_is_not_compared(world):
     path = next(world.theirs.glob("seg-*.jsonl"))
     path.write_bytes(path.read_bytes().replace(b'"round":1', b'"round":2'))
-    result = CliRunner().invoke(app, ["ledger", "reconcile", *map(str, sides(world))])
+    result = invoke("reconcile", *sides(world))
     assert "does not hold" in str(result.exception)
     assert "staddle ledger verify" in str(result.exception)
 
@@ -156,17 +144,12 @@ def test_what_a_coordinators_ledger_shows(world):
     assert said.count(" received ") == 2
     assert "received: 2, 368 bytes" in said
     one = json.loads(run("show", folder, "--round", 1, "--json"))
-    assert [(record["type"], record["silo"], record["round"]) for record in one] == [
-        ("received", SILO, 1)
-    ]
+    found = [(record["type"], record["silo"], record["round"]) for record in one]
+    assert found == [("received", SILO, 1)]
     assert json.loads(run("show", folder, "--recipient", "nobody", "--json")) == []
-    for command, why in (
-        (("summary", folder), "is the coordinator's ledger"),
-        (("report", folder), "is the coord"),
-    ):
-        result = CliRunner().invoke(app, ["ledger", *map(str, command)])
-        assert why in str(result.exception)
-    result = CliRunner().invoke(app, ["ledger", "show", str(folder), "--part", "model"])
+    for command, why in (("summary", "is the coordinator's ledger"), ("report", "is the coord")):
+        assert why in str(invoke(command, folder).exception)
+    result = invoke("show", folder, "--part", "model")
     assert "does not name parts" in str(result.exception)
 
 
@@ -179,9 +162,7 @@ def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_s
     run("rekey", folder, "--old", folder / "keys", "--new", tmp_path / "new")
     key = Signer.of("local", "coordinator", load_keys(tmp_path / "new").log).public
     assert audit.verify(world.theirs, key=key).ok
-    with ReceivingLedger.open(
-        world.theirs, "coordinator", "local", load_keys(tmp_path / "new").log
-    ):
+    with receiving(world.theirs, load_keys(tmp_path / "new")):
         pass
 
 
@@ -216,23 +197,18 @@ def test_a_silo_that_began_anew_under_new_keys(world, tmp_path):
     assert "DIFFERENCE" in run("reconcile", *sides(world), code=1)
 
 
-def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
-    """Whoever has a silo's log key could make one that says what its own does."""
-    records = stored(world.theirs)
+def written_anew(world, records, member):
+    """The coordinator's ledger of these records, under a member's key."""
     put_back(world.theirs, {})
-    with AppendLog.open(world.theirs, Signer.of("local", SILO, world.keys[SILO].log)) as log:
+    with AppendLog.open(world.theirs, Signer.of("local", member, world.keys[member].log)) as log:
         for record in records:
             log.append({name: value for name, value in record.items() if name not in FRAME})
-    result = CliRunner().invoke(
-        app,
-        [
-            "ledger",
-            "reconcile",
-            *map(str, sides(world)),
-            "--roster",
-            str(world.folder / "roster.json"),
-        ],
-    )
+
+
+def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
+    """Whoever has a silo's log key could make one that says what its own does."""
+    written_anew(world, stored(world.theirs), SILO)
+    result = invoke("reconcile", *sides(world), "--roster", world.folder / "roster.json")
     assert isinstance(result.exception, LocalError)
     assert "is the ledger of 'silo-a'; the coordinator is 'coordinator'" in str(result.exception)
 
@@ -241,48 +217,27 @@ def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
     """The coordinator's ledger without its last record, signed anew: an upload of which the silo
     had no receipt.
     """
-    with ReceivingLedger.open(
-        world.theirs, "coordinator", "local", world.keys["coordinator"].log
-    ) as ledger:
-        write_refused(
-            ledger, SILO, head.stored(world.ours), "so the coordinator must not say any more"
-        )
+    why = "so the coordinator must not say any more"
+    with receiving(world.theirs, world.keys["coordinator"]) as ledger:
+        write_refused(ledger, SILO, head.stored(world.ours), why)
     kept = {"forks": {}, "heads": {"coordinator": bytes(head.stored(world.theirs)).decode()}}
     (world.ours.parent / HEADS).write_bytes(canonical_json(kept))
     for roster in (("--roster", world.folder / "roster.json"), ()):
         run("reconcile", *sides(world), *roster)
-    records = stored(world.theirs)[:-1]
-    put_back(world.theirs, {})
-    with AppendLog.open(
-        world.theirs, Signer.of("local", "coordinator", world.keys["coordinator"].log)
-    ) as log:
-        for record in records:
-            log.append({name: value for name, value in record.items() if name not in FRAME})
+    written_anew(world, stored(world.theirs)[:-1], "coordinator")
     for roster in (("--roster", world.folder / "roster.json"), ()):
         said = run("reconcile", *sides(world), *roster, code=1)
-        assert (
-            "DIFFERENCE: the coordinator's ledger: records were cut off: there are 3, and silo-a"
-            " holds" in said
-        )
+        cut = "records were cut off: there are 3, and silo-a holds"
+        assert f"DIFFERENCE: the coordinator's ledger: {cut}" in said
 
 
 def test_a_head_that_the_coordinator_did_not_sign_blames_nobody(world):
     """Whoever can write the silo's files cannot make the coordinator's ledger look altered."""
     note = Signer.of("local", "coordinator", world.keys["coordinator"].log).sign(99, bytes(32))
     text = bytes(note).decode().replace("\n99\n", "\n98\n")
-    (world.ours.parent / HEADS).write_bytes(
-        canonical_json({"forks": {}, "heads": {"coordinator": text}})
-    )
-    result = CliRunner().invoke(
-        app,
-        [
-            "ledger",
-            "reconcile",
-            *map(str, sides(world)),
-            "--roster",
-            str(world.folder / "roster.json"),
-        ],
-    )
+    heads = canonical_json({"forks": {}, "heads": {"coordinator": text}})
+    (world.ours.parent / HEADS).write_bytes(heads)
+    result = invoke("reconcile", *sides(world), "--roster", world.folder / "roster.json")
     assert isinstance(result.exception, LocalError)
     assert "heads.json: what it has of 'coordinator'" in str(result.exception)
 
@@ -292,18 +247,12 @@ def test_a_roster_that_its_founders_did_not_sign_says_nothing(world, tmp_path):
     fingerprint = load_keys(world.folder / "f").entry.protocol_fingerprint
     said = run("reconcile", *sides(world), "--roster", roster, "--founder", fingerprint)
     assert "signed by f" in said
-    assert "for who vouches for it, give --founder" in run(
-        "reconcile", *sides(world), "--roster", roster
-    )
+    said = run("reconcile", *sides(world), "--roster", roster)
+    assert "for who vouches for it, give --founder" in said
     stranger = create_keys(tmp_path / "stranger", "f", Role.FOUNDER, "F").protocol_fingerprint
     edited = tmp_path / "edited.json"
-    signature = rosters.load(roster).signatures
-    forged = rosters.load(roster).model_copy(
-        update={"signatures": dict.fromkeys(signature, "00" * 64)}
-    )
-    rosters.save(forged, edited)
+    signatures = dict.fromkeys(rosters.load(roster).signatures, "00" * 64)
+    rosters.save(rosters.load(roster).model_copy(update={"signatures": signatures}), edited)
     for file, *more in ((edited,), (roster, "--founder", stranger)):
-        result = CliRunner().invoke(
-            app, ["ledger", "reconcile", *map(str, (*sides(world), "--roster", file, *more))]
-        )
+        result = invoke("reconcile", *sides(world), "--roster", file, *more)
         assert isinstance(result.exception, StaddleError), result.output

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from support.signed_federation import job_document
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS
@@ -40,13 +41,25 @@ def jobs(federation, tmp_path_factory):
     return found
 
 
+def parsed(text):
+    return policies.parse(text.encode(), "policy.toml")
+
+
+def leaves(job, roster, policy):
+    """All that the job gives may leave."""
+    return all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
+
+
+def blind_rules(policy):
+    """What a policy says of blind sums beside the defaults."""
+    return policy.file.secure_aggregation.model_dump(exclude_defaults=True)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_draft_allows_its_job_and_no_other_method(federation, jobs, method):
     roster = rosters.load(federation.folder / "roster.json")
-    policy = policies.parse(draft([jobs[method]]).encode(), "policy.toml")
-    assert all(
-        outflow.decision.allow for outflow in outflows(JobPlan(jobs[method]), roster, policy)
-    )
+    policy = parsed(draft([jobs[method]]))
+    assert leaves(jobs[method], roster, policy)
     for other, job in jobs.items():
         allowed = [
             verdict
@@ -62,7 +75,7 @@ def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
     A byte more does not leave.
     """
     roster, job = rosters.load(federation.folder / "roster.json"), jobs["pfedsim"]
-    flows = outflows(JobPlan(job), roster, policies.parse(draft([job]).encode(), "policy.toml"))
+    flows = outflows(JobPlan(job), roster, parsed(draft([job])))
     largest = max(flow.size for flow in flows)
     limit = policies.parse(
         draft([job, jobs["local"]]).encode(), "p"
@@ -70,33 +83,24 @@ def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
     assert 2 * largest <= limit < 2 * largest + 1024
 
 
+def lenet(side):
+    return {"name": "lenet5", "classes": 10, "input": [3, side, side]}
+
+
 def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs, federation):
+    method = {"name": "fedper"}
     small, large = (
         local_federation.sign_job(
-            federation,
-            {
-                "version": 1,
-                "name": name,
-                "seed": 1,
-                "rounds": 3,
-                "silos": SILOS,
-                "method": {"name": "fedper"},
-                "model": {"name": "lenet5", "classes": 10, "input": [3, side, side]},
-                "training": {"lr": 0.1},
-            },
+            federation, job_document(SILOS, name=name, method=method, model=model)
         )
-        for name, side in (("small", 32), ("large", 48))
+        for name, model in (("small", lenet(32)), ("large", lenet(48)))
     )
     for pair in ([small, large], [large, small]):
-        policy = policies.parse(draft(pair).encode(), "policy.toml")
+        policy = parsed(draft(pair))
         rules = {rule.name: rule for rule in policy.file.allow}
         assert set(rules) == {"fedper-extractor", "fedper-metrics"}
-        most = max(
-            spec.elements
-            for part in large.up(0)
-            if part.name == "extractor"
-            for spec in part.tensors
-        )
+        (extractor,) = (part for part in large.up(0) if part.name == "extractor")
+        most = max(spec.elements for spec in extractor.tensors)
         assert rules["fedper-extractor"].max_elements == most
         assert "'small', 'large'" in draft([small, large])
 
@@ -121,19 +125,9 @@ def signed(federation):
     """Sign jobs of four silos that differ in method and [security]."""
 
     def call(name, security=None, method="fedavg", options=None, **fields):
-        document = {
-            "version": 1,
-            "name": name,
-            "seed": 1,
-            "rounds": 3,
-            "silos": list("abcd"),
-            "min_cohort": 3,
-            "method": {"name": method, "options": options or {}},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"lr": 0.1},
-            "security": security or {},
-            **fields,
-        }
+        silos, method = fields.pop("silos", "abcd"), {"name": method, "options": options or {}}
+        fields = {"name": name, "min_cohort": 3, "method": method, **fields}
+        document = job_document(silos, **fields, security=security or {})
         return local_federation.sign_job(federation, document)
 
     return call
@@ -156,14 +150,13 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     # declared counts stand for no other weights
     counted = {"weights": "samples"} if method == "ppfl" else {}
     job = signed("blind", security, method, counted, silos=list(silos))
-    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
+    policy = parsed(draft([job], trust=True))
     assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
+    assert leaves(job, roster, policy)
     trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
-    least = (
-        {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
-    )
-    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust | least
+    fewest = 2 if security.get("colluders") == 0 else 3
+    least = {"min_difference": fewest} if tells_fixed(job) else {}
+    assert blind_rules(policy) == asked | trust | least
     for rule in policy.file.allow:
         assert (rule.forms, rule.readers) == (("masked",), ("sum",))
         assert set(rule.dtypes) <= {"uint32", "uint64"}
@@ -175,14 +168,11 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
 def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     both = [signed("plain"), signed("blind", PUBLIC)]
-    policy = policies.parse(draft(both).encode(), "policy.toml")
+    policy = parsed(draft(both))
     for job in both:
         assert sum_objections(JobPlan(job), policy, roster) == ()
-        assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
-    assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {
-        "public_counts": True,
-        "min_difference": 3,
-    }
+        assert leaves(job, roster, policy)
+    assert blind_rules(policy) == {"public_counts": True, "min_difference": 3}
     rule = policy.rule("fedavg", "model")
     assert (rule.forms, rule.readers) == (("plain", "masked"), ("coordinator", "sum"))
     assert rule.dtypes == ("float32", "float64", "uint32")
@@ -194,10 +184,10 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
 def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     job = signed("keyed", {**BLIND, "clip_exponent": 6}, "pfedsim")
-    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
+    policy = parsed(draft([job], trust=True))
     assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
-    asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
+    assert leaves(job, roster, policy)
+    asked = blind_rules(policy)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     forms = {rule.parts[0]: (rule.forms, rule.readers, rule.dtypes) for rule in policy.file.allow}
     assert forms == {
@@ -222,9 +212,9 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
     security = {"secure_aggregation": "required", "compare": "shared"}
     job = signed("shared", security, "pfedsim", {"rho": 0.0})
     text = draft([job], trust=True)
-    policy = policies.parse(text.encode(), "policy.toml")
+    policy = parsed(text)
     roster = rosters.load(federation.folder / "roster.json")
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
+    assert leaves(job, roster, policy)
     rule = policy.rule("pfedsim", "rows")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
     said = " ".join(text.replace("#", " ").split())
@@ -236,15 +226,13 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
 
 def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
-    job, other = (
-        signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"),
-        signed("open", BLIND, "ppfl"),
-    )
-    policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
+    job = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl")
+    other = signed("open", BLIND, "ppfl")
+    policy = parsed(draft([job], trust=True))
     assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
-    assert not all(outflow.decision.allow for outflow in outflows(JobPlan(other), roster, policy))
-    asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
+    assert leaves(job, roster, policy)
+    assert not leaves(other, roster, policy)
+    asked = blind_rules(policy)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     readers = {rule.parts[0]: (rule.forms, rule.readers) for rule in policy.file.allow}
     masked = ("masked",)
@@ -252,21 +240,19 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     assert readers == {**silos, "metrics": (masked, ("sum",))}
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert "masked and padded: only silos can read their sum over a round's silos." in flowing
-    both = policies.parse(draft([job, other], trust=True).encode(), "policy.toml")
+    both = parsed(draft([job, other], trust=True))
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
-        assert all(outflow.decision.allow for outflow in outflows(JobPlan(each), roster, both))
+        assert leaves(each, roster, both)
 
 
 def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed):
     """As it is drafted it declines the job, for this one reason; uncommented, it takes it."""
     roster = rosters.load(federation.folder / "roster.json")
-    job, other = (
-        signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim"),
-        signed("summing-too", BLIND),
-    )
+    job = signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim")
+    other = signed("summing-too", BLIND)
     text = draft([job, other])
-    policy = policies.parse(text.encode(), "policy.toml")
+    policy = parsed(text)
     assert policy.file.secure_aggregation.trust == "none"
     (why,) = sum_objections(JobPlan(job), policy, roster)
     assert 'set it to "non-colluding-coordinator" if you trust' in why
@@ -274,15 +260,14 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "what 'keyed-too' mixes or compares" in flowing
     assert (
-        "As written, this policy declines such jobs; to accept them, remove the # from"
-        " the line below." in flowing
+        "As written, this policy declines such jobs; to accept them, remove the # from the line"
+        " below." in flowing
     )
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
     assert decided != text
-    assert (
-        sum_objections(JobPlan(job), policies.parse(decided.encode(), "policy.toml"), roster) == ()
-    )
+    policy = parsed(decided)
+    assert sum_objections(JobPlan(job), policy, roster) == ()
     # who makes a local federation has decided
     assert local_federation.policy_text([job]).count(line) == 1
 
@@ -308,19 +293,8 @@ def run(*arguments):
 
 
 def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
-    job = local_federation.sign_job(
-        federation,
-        {
-            "version": 1,
-            "name": "one",
-            "seed": 1,
-            "rounds": 3,
-            "silos": SILOS,
-            "method": {"name": "pfedsim"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"lr": 0.1},
-        },
-    )
+    document = job_document(SILOS, name="one", method={"name": "pfedsim"})
+    job = local_federation.sign_job(federation, document)
     signed, roster = federation.folder / "jobs" / "one.json", federation.folder / "roster.json"
     out = tmp_path / "policy.toml"
     done = run("new", signed, "--roster", roster, "--out", out)
@@ -334,42 +308,28 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
     document = parse_json(signed.read_bytes(), "job")
     document["document"]["rounds"] = job.rounds + 1
     (tmp_path / "forged.json").write_text(json.dumps(document))
-    assert isinstance(
-        run(
-            "new", tmp_path / "forged.json", "--roster", roster, "--out", tmp_path / "other"
-        ).exception,
-        RefusedError,
-    )
+    forged = tmp_path / "forged.json"
+    refused = run("new", forged, "--roster", roster, "--out", tmp_path / "other")
+    assert isinstance(refused.exception, RefusedError)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     counts = {"counts": dict.fromkeys("abcd", 30), "class_counts": dict.fromkeys("abcd", [3] * 10)}
-    security = {
-        **BLIND,
-        "weights": "public",
-        "dropouts": "any",
-        **counts,
-        "mix": "directed",
-        "colluders": 0,
-    }
+    security = {**BLIND, "weights": "public", "dropouts": "any", **counts}
+    security |= {"mix": "directed", "colluders": 0}
     job = signed("directed", security, "fedsimsup", participation=0.75)
-    policy = policies.parse(draft([job]).encode(), "policy.toml")
+    policy = parsed(draft([job]))
     (why,) = sum_objections(JobPlan(job), policy, roster)
     assert why.endswith('have the job signed without dropouts, or set the policy to "any"')
     policy = policies.parse(
         draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml"
     )
     assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
-    asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
-    assert asked == {
-        "required": True,
-        "public_counts": True,
-        "assumed_colluders": 0,
-        "dropouts": "any",
-    }
+    assert leaves(job, roster, policy)
+    asked = {"required": True, "public_counts": True, "assumed_colluders": 0}
+    assert blind_rules(policy) == {**asked, "dropouts": "any"}
     rule = policy.rule("fedsimsup", "theta")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
@@ -387,33 +347,28 @@ PRIVACY = {"epsilon": 3.5, "delta": 1e-6, "sample_rate": 0.25, "sigma": "4"}
 def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     first = signed("first", privacy=PRIVACY)
-    second = signed(
-        "second",
-        privacy={**PRIVACY, "epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0},
-    )
-    policy = policies.parse(draft([first]).encode(), "policy.toml")
+    cheap = {"epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0}
+    second = signed("second", privacy={**PRIVACY, **cheap})
+    policy = parsed(draft([first]))
     assert policy.budget.model_dump(exclude_defaults=True, mode="json") == {
         "unit": "record",
         "epsilon": shown(cost(job_spends(first, PRIVACY["sigma"]), 1e-6)),
         "delta": "0.000001",
         "required": True,
     }
-    both = policies.parse(draft([first, second]).encode(), "policy.toml")
+    both = parsed(draft([first, second]))
     spends = [*job_spends(first, PRIVACY["sigma"]), *job_spends(second, "40")]
     assert (str(both.budget.epsilon), float(both.budget.delta)) == (shown(cost(spends, 1e-5)), 1e-5)
     for job in (first, second):
         assert list(privacy_objections(job, both)) == []
-        assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, both))
+        assert leaves(job, roster, both)
     plain = signed("plain")
     assert not any(outflow.decision.allow for outflow in outflows(JobPlan(plain), roster, both))
-    mixed = policies.parse(draft([plain, first]).encode(), "policy.toml")
+    mixed = parsed(draft([plain, first]))
     assert not mixed.budget.required
-    assert all(
-        flow.decision.allow
-        for job in (plain, first)
-        for flow in outflows(JobPlan(job), roster, mixed)
-    )
-    assert policies.parse(draft([plain]).encode(), "policy.toml").file.dataset == {}
+    assert leaves(plain, roster, mixed)
+    assert leaves(first, roster, mixed)
+    assert parsed(draft([plain])).file.dataset == {}
 
 
 def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(signed):
@@ -429,8 +384,6 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
 
 
 def test_a_draft_of_jobs_that_cost_more_than_a_policy_may_let_them_is_one_all_the_same(signed):
-    jobs = [
-        signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "0.115"})
-        for n in range(3)
-    ]
-    assert policies.parse(draft(jobs).encode(), "policy.toml").budget.epsilon == 1000
+    costly = {**PRIVACY, "epsilon": 600.0, "sigma": "0.115"}
+    jobs = [signed(f"much-{n}", privacy=costly) for n in range(3)]
+    assert parsed(draft(jobs)).budget.epsilon == 1000

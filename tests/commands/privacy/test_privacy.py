@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.ledgers import write_privacy_head
 from support.private_jobs import undrafted
+from support.signed_federation import job_document
 from typer.testing import CliRunner
 
 from staddle.algorithms.data.dataset import Dataset
@@ -74,19 +75,9 @@ def no_other_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    made = local_federation.make(
-        tmp_path_factory.mktemp("privacy") / "federation", ["a", "b", "c", "d"]
-    )
-    document = {
-        "version": 1,
-        "name": "signed",
-        "seed": 1,
-        "rounds": 3,
-        "silos": list(made.silos),
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-    }
+    folder = tmp_path_factory.mktemp("privacy") / "federation"
+    made = local_federation.make(folder, ["a", "b", "c", "d"])
+    document = job_document(made.silos, name="signed")
     local_federation.sign_job(made, {**document, **PRIVATE})
     plain = local_federation.sign_job(made, {**document, "name": "plain"})
     local_federation.write_silo(made, "a", "127.0.0.1:1", RECORDS, [plain])
@@ -115,20 +106,11 @@ def test_each_purpose_and_all_together(planned, tmp_path):
     found = json.loads(planned("--json"))
     job = Job.from_toml(tmp_path / "job.toml")
     spends = job_spends(job, found["sigma"])
-    assert [release["purpose"] for release in found["releases"]] == [
-        "histogram",
-        "training",
-        "statistics",
-        "metrics",
-    ]
+    purposes = [release["purpose"] for release in found["releases"]]
+    assert purposes == ["histogram", "training", "statistics", "metrics"]
     for release, one in zip(found["releases"], spends, strict=True):
-        assert release == {
-            "purpose": one.purpose,
-            "sigma": one.sigma,
-            "q": one.q,
-            "steps": one.steps,
-            "epsilon": shown(cost([one], DELTA)),
-        }
+        wanted = {name: getattr(one, name) for name in ("purpose", "sigma", "q", "steps")}
+        assert release == {**wanted, "epsilon": shown(cost([one], DELTA))}
     assert found["epsilon"] == shown(cost(spends, DELTA))
     assert Decimal("7.9") < Decimal(found["epsilon"]) <= 8
     assert found["epsilon_prv"] == shown(cost(spends, DELTA) * 0.9)
@@ -141,21 +123,20 @@ def test_each_purpose_and_all_together(planned, tmp_path):
 
 def test_the_same_in_words(planned):
     said = planned("--records", "500")
-    assert (
-        "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips per step,"
-        " planned" in said
-    )
-    assert "by RDP, the bound that is enforced" in said
-    assert "by PRV, a tighter bound, for information only" in said
-    assert (
-        "covers 20 rounds of the silo that is drawn most often, and 1 more that crashes may"
-        " interrupt" in said
-    )
-    assert "noise of standard deviation 10.0: a class counts as present from 30.0" in said
-    assert (
-        "from 500 records, a step draws 25 on average; their mean gradient, of norm 1 at most, gets"
-        " noise of 0.0393" in said
-    )
+    often = "covers 20 rounds of the silo that is drawn most often"
+    mean = "from 500 records, a step draws 25 on average; their mean gradient, of norm 1 at most"
+    for part in (
+        (
+            "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips per step,"
+            " planned"
+        ),
+        "by RDP, the bound that is enforced",
+        "by PRV, a tighter bound, for information only",
+        f"{often}, and 1 more that crashes may interrupt",
+        "noise of standard deviation 10.0: a class counts as present from 30.0",
+        f"{mean}, gets noise of 0.0393",
+    ):
+        assert part in said
     given = planned(old="sample_rate", new='sigma = "2"\nsample_rate')
     assert "noise 2 clips per step, as the job names it" in given
 
@@ -170,24 +151,19 @@ def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):
 
 
 def test_records_that_do_not_suffice_or_are_too_many(planned):
-    with pytest.raises(
-        LocalError,
-        match=r"would draw 0\.5 of them .* from 0\.05 to at least 0\.1, better 1, or leave",
-    ):
+    why = r"would draw 0\.5 of them .* from 0\.05 to at least 0\.1, better 1, or leave"
+    with pytest.raises(LocalError, match=why):
         planned("--records", "10")
     with pytest.raises(LocalError, match=r"delta = 1e-05 would allow .*; lower it below 5e-06"):
         planned("--records", "200000")
 
 
 def test_what_is_not_private_or_costs_too_much_has_no_plan(planned, federation):
-    with pytest.raises(
-        LocalError, match=r"job\.toml: \[privacy\] no noise of its steps .* raise statistics_sigma"
-    ):
+    why = r"job\.toml: \[privacy\] no noise of its steps .* raise statistics_sigma"
+    with pytest.raises(LocalError, match=why):
         planned(old="epsilon = 8", new="epsilon = 0.5")
-    with pytest.raises(
-        LocalError,
-        match=r"plain\.toml: job 'plain' has no \[privacy\] table.*staddle job init --private",
-    ):
+    why = r"plain\.toml: job 'plain' has no \[privacy\] table.*staddle job init --private"
+    with pytest.raises(LocalError, match=why):
         call("plan", federation.folder / "jobs" / "plain.toml")
 
 
@@ -295,12 +271,12 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         " left" in said
     )
     assert (
-        "the policy now says epsilon 6.0 at delta = 0.00001, which takes effect when the"
-        " agent restarts" in said
+        "the policy now says epsilon 6.0 at delta = 0.00001, which takes effect when the agent"
+        " restarts" in said
     )
     assert (
         f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (group"
-        " privacy" in said
+        f" privacy" in said
     )
     assert "2 reservations open; open reservations, for a round" in said
 

@@ -45,56 +45,13 @@ from staddle.security.policy.release import Release
 MADE = "2026-11-21 17:30 UTC"
 VOID = {"meta", "br"}
 BLOCKS = {"div", "p", "li", "dt", "dd", "h1", "h2", "h3", "pre", "td", "th", "br"}
-TAGS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "header",
-        "main",
-        "div",
-        "span",
-        "b",
-        "strong",
-        "p",
-        "ul",
-        "li",
-    ),
-    *(
-        "dl",
-        "dt",
-        "dd",
-        "h1",
-        "h2",
-        "h3",
-        "code",
-        "pre",
-        "br",
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-    ),
-    *(
-        "figure",
-        "figcaption",
-        "svg",
-        "defs",
-        "pattern",
-        "desc",
-        "rect",
-        "line",
-        "circle",
-        "path",
-        "text",
-    ),
-}
+TAG_NAMES = """
+html head meta title style body header main div span b strong p ul li dl dt dd h1 h2 h3 code pre br
+table caption thead tbody tr th td figure figcaption svg defs pattern desc rect line circle path
+text
+"""
+TAGS = set(TAG_NAMES.split())
+OUTSIDE = {"href", "src", "srcset", "action", "style", "xlink:href", "background"}
 
 
 class Parsed(HTMLParser):
@@ -211,15 +168,7 @@ def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
         ids = [node[1]["id"] for node in page.nodes if "id" in node[1]]
         assert len(ids) == len(set(ids))
         for tag, attributes, _ in page.nodes:
-            assert not {
-                "href",
-                "src",
-                "srcset",
-                "action",
-                "style",
-                "xlink:href",
-                "background",
-            } & set(attributes), tag
+            assert not OUTSIDE & set(attributes), tag
             assert not [name for name in attributes if name.startswith("on")]
             for value in attributes.values():
                 assert "//" not in value or "url" not in value
@@ -231,19 +180,11 @@ def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
         directives = dict(part.strip().split(" ", 1) for part in policy[1]["content"].split(";"))
-        none = "'none'"
-        assert directives == {
-            "default-src": none,
-            "style-src": f"'sha256-{digest}'",
-            "base-uri": none,
-            "form-action": none,
-        }
+        nothing = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+        assert directives == {**nothing, "style-src": f"'sha256-{digest}'"}
         head = page.all("head")[0][2]
         tags = [node[1] for node in head if isinstance(node, tuple)]
-        assert [sorted(attributes) for attributes in tags][:2] == [
-            ["charset"],
-            ["content", "http-equiv"],
-        ]
+        assert [sorted(each) for each in tags][:2] == [["charset"], ["content", "http-equiv"]]
 
 
 def test_every_picture_has_a_name_and_a_description(path):
@@ -257,9 +198,8 @@ def test_every_picture_has_a_name_and_a_description(path):
         )
         assert "lung" in text(title)
         assert "bytes in" in text(description)
-    assert [node[1]["aria-label"] for node in page.all("svg") if "aria-label" in node[1]] == [
-        "holds"
-    ]
+    labels = [node[1]["aria-label"] for node in page.all("svg") if "aria-label" in node[1]]
+    assert labels == ["holds"]
 
 
 def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
@@ -279,10 +219,8 @@ def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatc
     monkeypatch.setattr(ledgers, "NASTY", ("one", "two", "three", "four"))
     monkeypatch.setattr(ledgers, "SCRIPT", "silo-a")
     plain = parsed(ledgers.nasty(tmp_path / "plain" / "ledger"))
-    shape = [
-        Counter(node[0] for node in page.nodes if node[0] != "span") for page in (nasty, plain)
-    ]
-    assert shape[0] == shape[1]
+    shape = lambda page: Counter(node[0] for node in page.nodes if node[0] != "span")  # noqa: E731
+    assert shape(nasty) == shape(plain)
     said = words(nasty)
     for name in NASTY:
         shown = " ".join(report.printable(name).split())
@@ -317,6 +255,8 @@ def test_problems_of_a_broken_ledger_are_escaped_too(path):
 
 # Numbers.
 
+COLUMNS = ("messages", "tensors", "elements", "bytes", "assumed")
+
 
 def test_the_table_adds_up_to_the_summary(path):
     rows = parsed(ledgers.full(path)).section("3. What left")
@@ -335,18 +275,12 @@ def test_the_table_adds_up_to_the_summary(path):
     assert set(totals) == set(summary)
     for key, expected in summary.items():
         added = [sum(column) for column in zip(*totals[key], strict=True)]
-        assert added == [
-            expected.messages,
-            expected.tensors,
-            expected.elements,
-            expected.bytes,
-            expected.assumed,
-        ]
+        assert added == [getattr(expected, name) for name in COLUMNS]
     messages = Counter(message.intent.job for message in ledger_view.messages(path))
     for job, row in sums.items():
         mine = [total for (name, _), total in summary.items() if name == job]
         assert row[0] == messages.get(job, mine[0].messages)  # a message of two parts once
-        for column, name in enumerate(("tensors", "elements", "bytes", "assumed"), 1):
+        for column, name in enumerate(COLUMNS[1:], 1):
             assert row[column] == sum(getattr(total, name) for total in mine)
     assert grand == [sum(column) for column in zip(*sums.values(), strict=True)]
     assert grand[3] == sum(total.bytes for total in summary.values())
@@ -360,12 +294,8 @@ def test_the_pictures_add_up_to_the_messages(path):
     drawn = Counter()
     for node in page.all("figure"):
         title, picture = (child for child in node[2] if isinstance(child, tuple))
-        bars = [
-            child[1]
-            for child in picture[2]
-            if isinstance(child, tuple) and "data-bytes" in child[1]
-        ]
-        drawn[text(title)] += sum(int(bar["data-bytes"]) for bar in bars)
+        nodes = [child[1] for child in picture[2] if isinstance(child, tuple)]
+        drawn[text(title)] += sum(int(node.get("data-bytes", 0)) for node in nodes)
     assert drawn == {f"Job {job}": count for job, count in expected.items()}
 
 
@@ -373,18 +303,15 @@ def test_a_ledger_of_several_days_has_a_picture_by_day(path):
     verified = audit.verify(ledgers.full(path))
 
     def dated(line):
-        return replace(
-            line,
-            record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"},
-        )
+        time = f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"
+        return replace(line, record={**line.record, "time": time})
 
     records = [(dated(line), record) for line, record in ledger_view.records(path)]
     body = report_page.page(overview.view(verified, records), MADE, RosterSources()).body
     expected = Counter()
     for message in ledger_view.messages(path):
-        expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += (
-            message.intent.message.bytes
-        )
+        day = f"2026-03-{1 + message.seq // 20:02}"
+        expected[day, message.intent.job] += message.intent.message.bytes
     assert {(s.column, s.name): s.bytes for s in body.days.segments} == expected
     assert {day for day, _ in expected} == {"2026-03-01", "2026-03-02"}
     assert report.read(path, MADE, RosterSources()).body.days is None
@@ -394,14 +321,8 @@ def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, mon
     ledgers.full(path)
     with open_ledger(path, "silo-a") as ledger:
         for number in range(3):
-            write_policy_deny(
-                ledger,
-                job="lung-3",
-                round_number=number,
-                purpose="x",
-                policy=HASH,
-                reasons=[f"no {number}"],
-            )
+            fields = {"job": "lung-3", "round_number": number, "purpose": "x", "policy": HASH}
+            write_policy_deny(ledger, **fields, reasons=[f"no {number}"])
     monkeypatch.setattr(tables, "MAX_ROWS", 2)
     monkeypatch.setattr(report_page, "MAX_CHARTS", 1)
     page = parsed(path)
@@ -416,19 +337,12 @@ def test_messages_are_listed_one_by_one(path):
     page = parsed(ledgers.full(path))
     rows = page.section("10. Every message")[1:]
     for row, message in zip(rows, ledger_view.messages(path), strict=True):
+        intent = message.intent
         outcome = message.status if message.digested else f"{message.status}, no digest"
-        assert [row[0], row[2], row[3], row[5:]] == [
-            str(message.seq),
-            message.intent.job,
-            str(message.intent.round),
-            [
-                f"{message.intent.message.bytes:,}",
-                "coordinator",
-                "round-update, metrics",
-                outcome,
-                "not checked" if message.receipt else "no",
-            ],
-        ]
+        receipt = "not checked" if message.receipt else "no"
+        assert [row[0], *row[2:4]] == [str(message.seq), intent.job, str(intent.round)]
+        size = f"{intent.message.bytes:,}"
+        assert row[5:] == [size, "coordinator", "round-update, metrics", outcome, receipt]
     assert rows[6][4] == "model\u00a0176, metrics\u00a08, (message)\u00a030"
     assert "9 messages." in words(page)
 
@@ -452,6 +366,11 @@ def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatc
 
 
 # Words.
+
+
+def check_says(said, *parts):
+    for part in parts:
+        assert part in said
 
 
 def test_one_sentence_a_job(path):
@@ -478,25 +397,20 @@ def test_the_verification_in_words(path):
         file.write(b'{"half')
     said = words(parsed(path))
     head = audit.verify(path).head
-    assert "The ledger holds" in said
-    assert f"Head (SEQ:LEAF) 37:{head}" in said
-    assert f"staddle ledger verify DIR --known 37:{head}" in said
-    assert "Unfinished last line 6 bytes" in said
-    assert (
+    check_says(
+        said,
+        "The ledger holds",
+        f"Head (SEQ:LEAF) 37:{head}",
+        f"staddle ledger verify DIR --known 37:{head}",
+        "Unfinished last line 6 bytes",
         "messages without the digest of what went: 1; all bytes that they declared are counted as"
-        " left" in said
+        " left",
+        "Without outcome messages: 2, counted as left",
+        "Control session that of record 37 is open, and counted with its cap",
+        "staddle 0.1.0, staddle 0.2.0",
+        "No differential privacy is recorded for these messages.",
+        *("It never proves absence", "cut off the end", "unmodified software", "own statement"),
     )
-    assert "Without outcome messages: 2, counted as left" in said
-    assert "Control session that of record 37 is open, and counted with its cap" in said
-    assert "staddle 0.1.0, staddle 0.2.0" in said
-    assert "No differential privacy is recorded for these messages." in said
-    for limit in (
-        "It never proves absence",
-        "cut off the end",
-        "unmodified software",
-        "own statement",
-    ):
-        assert limit in said
 
 
 def test_policies_rules_denials_jobs_and_taints(path):
@@ -547,11 +461,7 @@ def test_the_text_of_each_policy_in_force_stands_there_once_with_its_dates(path)
     rows = page.section("5. The policy")[1:4]
     assert [row[0] for row in rows] == digests
     assert [row[3] for row in rows] == ["1", "1", "1"]
-    times = [
-        record["time"][:19].replace("T", " ")
-        for record in stored(path)
-        if record["type"] == "start"
-    ]
+    times = [record["time"][:19].replace("T", " ") for record in stored(path, "start")]
     said = words(page)
     assert (
         f"In force from {times[0]} to {times[1]}, {times[2]} to the last record, digest"
@@ -572,32 +482,35 @@ def test_an_older_ledger_has_no_text_of_its_policies(path):
 
 def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     members = {"founder": "founder", "coordinator": "coordinator", "silo-a": "silo"}
-    entries = [
+    founder, *entries = (
         create_keys(tmp_path / id_, id_, Role(role), f"Org <{role}>")
         for id_, role in members.items()
-    ]
-    roster = rosters.new(FEDERATION, entries[:1], 1)
-    for entry in entries[1:]:
+    )
+    roster = rosters.new(FEDERATION, [founder], 1)
+    for entry in entries:
         roster = rosters.add(roster, entry)
-    ledgers.full(
-        path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None
-    )
+    key = load_keys(tmp_path / "silo-a").log
+    ledgers.full(path, roster=rosters.digest(roster), key=key, receipt=None)
     page = parsed(path, RosterSources((roster,)))
-    assert (
+    check_says(
+        words(page),
         f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and"
-        " nothing" in words(page)
+        " nothing",
+        "signed by the log key that the roster has for this silo",
+        "for coordinator (Org <coordinator>): model",
     )
-    assert "signed by the log key that the roster has for this silo" in words(page)
-    assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section(
-        "3. What left"
-    )
-    assert "for coordinator (Org <coordinator>): model" in words(page)
+    row = ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"]
+    assert row in page.section("3. What left")
     older = rosters.remove(roster, "silo-a")
-    page = parsed(path, RosterSources((older,)))
-    assert f"Federation {FEDERATION}" not in words(page)
-    assert "whose key signed it was not checked" in words(page)
-    assert "Org <" not in words(page)
-    assert f"not one that this ledger names (digest {rosters.digest(older)})" in words(page)
+    said = words(parsed(path, RosterSources((older,))))
+    digest = rosters.digest(older)
+    check_says(
+        said,
+        "whose key signed it was not checked",
+        f"not one that this ledger names (digest {digest})",
+    )
+    assert f"Federation {FEDERATION}" not in said
+    assert "Org <" not in said
 
 
 def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
@@ -609,10 +522,9 @@ def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
         roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
         shutil.rmtree(path, ignore_errors=True)
         ledgers.full(path, roster=rosters.digest(roster))  # signed by the tests' own key
-        page = parsed(path, RosterSources((roster,)))
-        assert "This ledger does not hold" in words(page)
-        assert "checkpoint" in words(page)
-        assert "3. What left" not in words(page)
+        said = words(parsed(path, RosterSources((roster,))))
+        check_says(said, "This ledger does not hold", "checkpoint")
+        assert "3. What left" not in said
 
 
 def test_a_page_of_one_job_says_what_it_leaves_out(path):
@@ -622,9 +534,8 @@ def test_a_page_of_one_job_says_what_it_leaves_out(path):
     assert "lung-1" not in said
     assert "(control)" not in said
     assert page.section("3. What left")[-3][4] == "8"
-    with pytest.raises(
-        LocalError, match="no record is of job 'x'; its jobs: lung-1, lung-2, lung-3"
-    ):
+    why = "no record is of job 'x'; its jobs: lung-1, lung-2, lung-3"
+    with pytest.raises(LocalError, match=why):
         made(path, only="x")
 
 
@@ -708,22 +619,17 @@ def test_secure_sums_and_attempts_that_ended(path):
         ["16", "j1", "5", "STOPPED", "nobody", "–"],
     ]
     first, second = (text(item) for item in page.all("li")[:2])
-    assert (
-        "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum."
-        in first
+    took = "The protocol of secure sums took"
+    check_says(
+        first,
+        "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum.",
+        "224 of these bytes belong to interrupted messages",
     )
-    assert "224 of these bytes belong to interrupted messages" in first
-    assert first.endswith(
-        "The protocol of secure sums took 8 messages more, 1,113 bytes (1.087 KiB)."
-    )
-    assert (
-        second
-        == "Job j2: no tensor left. The protocol of secure sums took 1 message more, 7 bytes."
-    )
+    assert first.endswith(f"{took} 8 messages more, 1,113 bytes (1.087 KiB).")
+    assert second == f"Job j2: no tensor left. {took} 1 message more, 7 bytes."
     plain = words(parsed(ledgers.full(path.parent / "plain")))
-    assert (
-        "No message of this ledger left masked, padded or rotated: who can read it reads" in plain
-    )
+    nothing = "No message of this ledger left masked, padded or rotated"
+    assert f"{nothing}: who can read it reads" in plain
 
 
 def test_sums_that_silos_alone_read_are_told_from_others(path):
@@ -733,11 +639,10 @@ def test_sums_that_silos_alone_read_are_told_from_others(path):
     _, masked, padded, *_ = page.section("7. Secure sums, mixes and comparisons")
     assert (masked[0], padded[0]) == ("masked, sum", "masked, silos")
     assert padded[2] == "The silos of the job; the coordinator only together with one of them."
-    said = text(page.all("li")[0])
-    assert "Who can read it: silos, sum." in said
-    assert (
-        "Sums that only silos read are hidden from the coordinator unless a silo colludes with it."
-        in said
+    check_says(
+        text(page.all("li")[0]),
+        "Who can read it: silos, sum.",
+        "Sums that only silos read are hidden from the coordinator unless a silo colludes with it.",
     )
 
 
@@ -753,13 +658,11 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
     keyed(path)
     with open_ledger(path) as ledger:
         other = [Release("other", "backbone", "w", "uint64", (4,), "padded")]
-        intend_padded(
-            ledger, "f7" * 32, 2, releases=other, message_bytes=32, round_number=4, job="j2"
-        )
+        fields = {"releases": other, "message_bytes": 32, "round_number": 4, "job": "j2"}
+        intend_padded(ledger, "f7" * 32, 2, **fields)
     page = parsed(path)
-    forms, masked, padded, rotated, head, *rows = page.section(
-        "7. Secure sums, mixes and comparisons"
-    )
+    section = page.section("7. Secure sums, mixes and comparisons")
+    forms, masked, padded, rotated, head, *rows = section
     assert [row[0] for row in (forms, masked, padded, rotated)] == [
         *("Form, reader", "masked, sum", "padded, mix", "rotated, gram")
     ]

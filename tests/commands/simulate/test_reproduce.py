@@ -10,7 +10,6 @@ import signal
 
 import numpy as np
 import pytest
-import torch
 import typer
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
@@ -76,14 +75,6 @@ app.command()(reproduce.reproduce)
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def toys(monkeypatch):
     """The one table; and a disk that is never waited for."""
     tables = published.parse("toys", TABLE)
@@ -96,9 +87,8 @@ def toys(monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     x, y = load_digits(return_X_y=True)
-    np.savez(
-        tmp_path / "digits.npz", x=(x[:200] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:200]
-    )
+    pictures = (x[:200] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    np.savez(tmp_path / "digits.npz", x=pictures, y=y[:200])
     return tmp_path
 
 

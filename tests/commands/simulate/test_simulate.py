@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import torch
 import typer
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
@@ -79,14 +79,6 @@ app = typer.Typer()
 app.command()(simulate.simulate)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """A disk that is never waited for."""
@@ -97,9 +89,8 @@ def quick(monkeypatch):
 def write(tmp_path):
     """Writes the file, and records beside it."""
     x, y = load_digits(return_X_y=True)
-    np.savez(
-        tmp_path / "digits.npz", x=(x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:160]
-    )
+    pictures = (x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    np.savez(tmp_path / "digits.npz", x=pictures, y=y[:160])
 
     def write(methods=TWO, rounds=2, looks=1):
         (tmp_path / "toy.toml").write_text(FILE.format(methods=methods, rounds=rounds, looks=looks))
@@ -125,12 +116,8 @@ def results(out):
     it took.
     """
     found = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
-    left = ("LOCK", "checkpoint", "summary.md")
-    return {
-        name: path.read_bytes()
-        for name, path in found.items()
-        if not any(word in name for word in left)
-    }
+    own = re.compile("LOCK|checkpoint|summary.md")
+    return {name: path.read_bytes() for name, path in found.items() if not own.search(name)}
 
 
 @pytest.mark.usefixtures("quick")
@@ -138,25 +125,15 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
     shown = said(write()).output
     out = tmp_path / "toy"
     assert "4 silos with 1" in shown
-    begun = [
-        f"{label}, seed {seed}: begins, of 2" for label in ("fedavg", "early") for seed in (1, 2)
-    ]
+    runs = [(label, seed) for label in ("fedavg", "early") for seed in (1, 2)]
+    begun = [f"{label}, seed {seed}: begins, of 2" for label, seed in runs]
     assert [line for line in shown.splitlines() if "begins" in line] == begun
     assert shown.index("│ fedavg") < shown.index("│ early")  # the file's order
     assert str(out / "summary.md") in shown
     files = results(out)
-    assert {
-        "curves.png",
-        "spread.png",
-        "partition.json",
-        "partition.png",
-        "early/seed-2/heatmap.png",
-    } <= set(files)
-    assert {
-        "fedavg/seed-1/rounds.csv",
-        "early/seed-2/silos.csv",
-        "early/seed-1/models/silo-003.safetensors",
-    } <= set(files)
+    assert {"curves.png", "spread.png", "partition.json", "partition.png"} <= set(files)
+    assert {"fedavg/seed-1/rounds.csv", "early/seed-2/silos.csv"} <= set(files)
+    assert {"early/seed-2/heatmap.png", "early/seed-1/models/silo-003.safetensors"} <= set(files)
     (out / "curves.png").unlink()
     again = said(write(), "--json")
     told = json.loads(again.stdout)
@@ -172,19 +149,10 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
 
 @pytest.mark.usefixtures("quick")
 def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
-    shown = said(
-        write(rounds=9),
-        "--method",
-        "pfedsim",
-        "--seed",
-        "5",
-        "--rounds",
-        "1",
-        "--out",
-        str(tmp_path / "o" / "p"),
-    )
-    assert "early, seed 5: round 1 of 1" in shown.output
-    assert [path.name for path in (tmp_path / "o" / "p").glob("*/*") if path.is_dir()] == ["seed-5"]
+    out = tmp_path / "o" / "p"
+    one = ("--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(out))
+    assert "early, seed 5: round 1 of 1" in said(write(rounds=9), *one).output
+    assert [path.name for path in out.glob("*/*") if path.is_dir()] == ["seed-5"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -230,17 +198,12 @@ def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
 
 
 def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
-    methods = (
-        '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }\n\n[[methods]]\nname = "local"'
-    )
-    file = write(methods, rounds=1)
+    diverging = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }'
+    file = write(f'{diverging}\n\n[[methods]]\nname = "local"', rounds=1)
     result = CliRunner().invoke(app, [str(file), "--workers", "1", "--seed", "1"])
     assert isinstance(result.exception, LocalError)
-    fault = next(
-        line
-        for line in result.output.splitlines()
-        if line.startswith("fedavg, seed 1: round 0 at silo ")
-    )
+    lines = result.output.splitlines()
+    fault = next(line for line in lines if line.startswith("fedavg, seed 1: round 0 at silo "))
     assert str(result.exception) == f"1 run of 2 could not continue: {fault}"
     assert "│ local" in result.output
     assert (tmp_path / "toy" / "summary.md").exists()
@@ -272,18 +235,9 @@ def begin():
     with ExitStack() as stack:
 
         def begin(file, out, workers):
-            command = (
-                sys.executable,
-                "-P",
-                "-m",
-                "staddle.commands",
-                "simulate",
-                str(file),
-                "--out",
-                str(out),
-                *ONE,
-            )
-            process = subprocess.Popen([*command, "--workers", workers], stdout=subprocess.DEVNULL)
+            command = [sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file)]
+            options = ["--out", str(out), *ONE, "--workers", workers]
+            process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process

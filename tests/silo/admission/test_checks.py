@@ -669,10 +669,16 @@ def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keye
 @pytest.mark.parametrize(
     ("asks", "said"),
     [
-        ("min_cohort = 4", "over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4"),
+        (
+            "min_cohort = 4",
+            (
+                "as few as min_cohort = 3 other silos; the policy has"
+                " secure_aggregation.min_cohort = 4"
+            ),
+        ),
         (
             "min_honest = 4",
-            "of 4 silos in a row of the job 3 may be in league with nobody, secure_aggregation.min",
+            "a row over 4 silos may have only 3 honest ones; the policy has secure_aggregation.min",
         ),
     ],
 )
@@ -739,7 +745,7 @@ def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_n
         ),
         (
             {"delta": 1e-6},
-            "its epsilon at delta = 0.00001, delta = 0.000001 in [dataset.data]; have the job",
+            "its epsilon at delta = 0.00001; [dataset.data] has delta = 0.000001; have the job",
         ),
     ],
 )
