@@ -125,6 +125,7 @@ class JobStore:
 
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk."""
+        # The database and the ledger must be written, whatever silos upload.
         free = shutil.disk_usage(self._folder).free
         if free < size + MARGIN_BYTES:
             raise RefusedError(
@@ -230,6 +231,7 @@ class JobStore:
         """
         if self.words(part) is not None:
             return None
+        # Deliveries to several silos run in threads: a value is read from the disk but once.
         with self._loading:
             name = self._files.get(("result", part, ""))
             if part not in self._loaded and name is not None:
@@ -341,6 +343,7 @@ class JobStore:
             self._digests |= digests
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
+            # Every file is looked at once per round; the fold itself has read some of them.
             self._sound, self._folded = self._folded, set()
             self._given = {
                 name: digest for name, digest in self._given.items() if name in self._files.values()
@@ -449,6 +452,7 @@ class Folding:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed."""
+        # Each silo that receives the value then finds its digest known.
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(_digests, tensors)
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
