@@ -304,7 +304,7 @@ class JobStore:
         rows: Callable[[Post, bool], bytes | None] | None = None,
         words: Collection[str] = (),
     ) -> "Folding":
-        """An archive whose changes lie beside what is committed.
+        """An archive whose changes lie next to what is committed.
 
         ``words``: parts of which the sum has words. ``rows``, of a job whose versions are padded
         words: what is put aside for a post, behind what waits already unless that is cleared; None
@@ -453,8 +453,8 @@ class Folding:
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed."""
         # Each silo that receives the value then finds its digest known.
-        with ThreadPoolExecutor(1) as beside:
-            hashing = beside.submit(_digests, tensors)
+        with ThreadPoolExecutor(1) as hasher:
+            hashing = hasher.submit(_digests, tensors)
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
             self.digests[part] = hashing.result()
 
@@ -467,7 +467,7 @@ class Folding:
         self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo had given a version before this round."""
+        """Whether a silo had uploaded a version before this round."""
         return self._store.has(part, silo)
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
