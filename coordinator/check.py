@@ -88,7 +88,7 @@ def _job(
     for it; or the database has it.
     """
     signed = read_bytes(path)
-    # its signature was checked when it came, maybe under an older roster
+    # Its signature was checked when it came, maybe under an older roster.
     if signed in known.values():
         job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
         return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"

@@ -130,6 +130,7 @@ class Daemon:
         """LocalError where a job that the database does not have may not begin here."""
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
+        # Silos would refuse it anyway; here its operator hears of it (SECURITY.md 5).
         if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
             raise LocalError(f"job {job.name!r}: {fault}")
 
@@ -243,6 +244,7 @@ class Daemon:
 
         After a restart each has as many to come back.
         """
+        # A silo whose call waits is there, however long it is silent.
         silent = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
         return self._seen.get(silo, self._began) < silent and not self._waiting[silo]
 
@@ -266,6 +268,7 @@ class Daemon:
 
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
         """The first task of this silo, in job order."""
+        # The first in order: silos that served jobs in different orders would wait for each other.
         for run in self.runs:
             if (task := task_for(run.state, silo)) is not None:
                 return run, task

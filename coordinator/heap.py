@@ -13,12 +13,13 @@ WORTH_BYTES = 16 * 1024 * 1024  # of an upload: smaller ones leave less behind t
 
 
 def one_heap() -> None:
-    """Let all threads share one heap; before they begin, for the heaps that are there stay."""
+    """Let all threads share one heap; to be called before they begin."""
+    # Before any thread has allocated: a heap that is there stays.
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_ARENA_MAX, 1)
 
 
 def trim() -> None:
-    """Give free pages back to the system: malloc_trim(3), some milliseconds."""
+    """Return free pages to the system: malloc_trim(3), some milliseconds."""
     if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         malloc_trim(0)

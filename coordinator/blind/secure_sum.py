@@ -177,15 +177,15 @@ class SecureSum:
         current = number == self.attempt
 
         # (2) It is well formed; else its sender drops out.
-        given = self._read(silo, message, number)
+        upload = self._read(silo, message, number)
 
         # (3) It was not taken already (its answer was lost on the way), and is still needed.
-        state, body = self._states[number], given.body
+        state, body = self._states[number], upload.body
         if taken(state, silo, body) or unneeded(state, silo, body):
             return
 
         # (4) It is of the active attempt, unless it gives up an earlier one.
-        entry = said(silo, given)
+        entry = said(silo, upload)
         if isinstance(body, s.SendAbandon):
             self._take_note(number, entry, body)
         elif isinstance(body, Over):
@@ -221,18 +221,18 @@ class SecureSum:
 
     def _read(self, silo: str, message: pb.SecureUpload, number: int) -> SecaggUpload:
         try:
-            given = secagg_upload_from_wire(silo, message)
+            upload = secagg_upload_from_wire(silo, message)
         except RefusedError as error:
             if error.code == ENVELOPE:
                 raise
             if number == self.attempt:
                 self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
-        if given.attempt != self._named(number):
+        if upload.attempt != self._named(number):
             raise RefusedError(
                 silo, "SECURE", "names another job, round or attempt than its context is of"
             )
-        return given
+        return upload
 
     def check_upload(self, silo: str, ctx: bytes) -> None:
         """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in this attempt."""
@@ -394,7 +394,7 @@ class SecureSum:
         """One entry into its attempt, durably; RefusedError where the machine refuses it."""
         before = self._states[number]
         state, effects = self._advanced(number, entry)
-        # Durable before anybody hears of it: replayed, the rows give what silos have received.
+        # Durable before anybody hears of it: replayed, the rows make the lists that silos saw.
         if state != before:
             new = without(state.proofs, before.proofs)
             self._shell.keep(number, entry, nothing, [state.proofs[dealer] for dealer in new])
@@ -424,8 +424,8 @@ class SecureSum:
         return Attempt(of.job, of.job_digest, of.round, number, self._states[number].ctx)
 
     def _ask(self, effect: c.Ask) -> None:
-        beside = self._notes(), self._proofs, self._setting.shown
-        self._tell(effect.silos, SignedSpec(effect.document, effect.signature, *beside))
+        brought = self._notes(), self._proofs, self._setting.shown
+        self._tell(effect.silos, SignedSpec(effect.document, effect.signature, *brought))
 
     def _notes(self) -> tuple[Abandon, ...]:
         """Abandon notes of earlier rounds, and of all attempts before the last."""

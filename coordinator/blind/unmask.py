@@ -109,9 +109,9 @@ class KeptSum:
 def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
     """The bytes of a file of words, piece by piece; each is hashed while it is written."""
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as hasher:
         for words in numbers:
-            hashing = beside.submit(digest.update, piece := words.data.cast("B"))
+            hashing = hasher.submit(digest.update, piece := words.data.cast("B"))
             yield piece
             hashing.result()
     yield to_json(
@@ -217,11 +217,11 @@ def _added_up(
     # In the fixed order of the survivors, and hashed again: a disk may have changed what was
     # checked when it arrived.
     accumulator = Accumulator(spec)
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as hasher:
         for silo in survivors:
             path = store.masked(spec.round, silo)
             data = np.memmap(path, np.uint8, "r").data
-            hashing = beside.submit(hashlib.sha256, data)
+            hashing = hasher.submit(hashlib.sha256, data)
             accumulator.add(_pieces(data, spec))
             if hashing.result().digest() != digests[silo]:
                 raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
@@ -322,8 +322,8 @@ class OpenedSums:
 
         # The digest comes from the sum's file, which was checked: the words carry none of their own
         # that a disk could not change together with them.
-        with ThreadPoolExecutor(1) as beside:
-            hashing = beside.submit(lambda: hashlib.sha256(words.data).hexdigest())
+        with ThreadPoolExecutor(1) as hasher:
+            hashing = hasher.submit(lambda: hashlib.sha256(words.data).hexdigest())
             index = next(index for index, each in enumerate(spec.groups) if each.name == own.name)
             made = folded(
                 part,

@@ -36,6 +36,7 @@ class PlainCollector(Collector):
 
     def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
         """RefusedError MANIFEST for words, and for a part on its own."""
+        # Such as a silo sends that takes the job for a blind one.
         if manifest.context or manifest.part:
             raise misfit(silo, manifest, "masked words, the job is in the clear")
 
@@ -57,6 +58,6 @@ class PlainCollector(Collector):
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
         """DamagedError where the disk changed an upload: its silo may be asked for it again."""
         store, given = self._run.store, self._run.state.given
-        # none any more where the job was ended meanwhile: this fold then counts for nothing
+        # Where the job was ended meanwhile there are none any more: the fold counts for nothing.
         store.check_uploads({silo: given[silo] for silo in members if silo in given}, round_)
         return FoldInputs(store.reader(members, round_), store.folding(round_))

@@ -107,7 +107,7 @@ AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well tak
 
 @dataclass(frozen=True)
 class JobState:
-    """All that decides what happens next in a job."""
+    """The state of a job, from which all of its next steps follow."""
 
     job: str
     silos: tuple[str, ...]  # job order
@@ -250,7 +250,7 @@ def _reopened(state: JobState) -> Step:
 
 
 def _stopped(state: JobState, _: OperatorStopped) -> Step:
-    # A fold in hand is finished first: its sum is open, and nobody could upload for it again.
+    # A fold runs in a thread that cannot be stopped, so the job stops once it is done.
     if state.stage == "folding":
         return replace(state, stopping=True), ()
     effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round})]
@@ -262,6 +262,7 @@ def _stopped(state: JobState, _: OperatorStopped) -> Step:
 def _resumed(state: JobState, _: Resumed) -> Step:
     if state.stage != "stopped":
         return replace(state, stopping=False), ()
+    # Silos that were away when the job was stopped may be back; whoever is guilty stays out.
     state = replace(state, stage="queued", failed=state.guilty, lost=frozenset())
     return state, (LogEvent("job.resumed", {"round": state.round}),)
 
@@ -420,7 +421,7 @@ def _without_late(state: JobState) -> Step:
 
 
 def _summed(state: JobState, event: Summed) -> Step:
-    """The sum is open: also where an operator stopped the job after survivors had signed it."""
+    """The sum is open, maybe while the job was stopped: survivors had signed it before."""
     if not _gathers(state):
         return state, ()
     state = replace(state, given=dict.fromkeys(event.members, ""))
@@ -432,11 +433,12 @@ def _gathers(state: JobState) -> bool:
 
 
 def _unsummed(state: JobState, event: SumFailed) -> Step:
-    """An attempt ended without a sum; one that was stopped may have come to its end meanwhile."""
+    """An attempt ended without a sum, maybe while the job was stopped."""
     stale = event.attempt != state.attempt or bool(state.given)
     if stale or not _gathers(state):
         return state, ()
     state = replace(state, signed=state.signed.union(event.signed))
+    # With one batch there is nothing to leave out.
     if event.spoiled and len(state.batches) > 1 and not event.final:
         return _spoiled(state, event)
     if state.stage == "round":
@@ -597,6 +599,7 @@ def _unfolded(state: JobState, event: FoldFailed) -> Step:
 def _damaged(state: JobState, event: Damaged) -> Step:
     """The round is open again for silos whose uploads the disk changed, once for each of them."""
     changed = set(event.silos)
+    # A disk that fails twice would have the silo upload without end.
     if state.again.intersection(changed):
         why = f"{event.reason} a second time; have the job signed again under a new name"
         return _fail(state, why)
@@ -626,6 +629,7 @@ def _fail(state: JobState, reason: str) -> Step:
 
 
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
+    # Admitted silos learn of the end, and fetch the last results of a job that is completed.
     state = replace(_emptied(state), stage="finishing", outcome=outcome, reason=reason)
     told = LogEvent("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
     if not state.admitted:

@@ -35,6 +35,7 @@ class KeyContributions:
 
     def fault(self, job: Job) -> str:
         """Why a keyed job cannot go on under this roster, and what to do; "" if it can."""
+        # A group key is of one roster: each change of it begins a new epoch (SECURITY.md 13).
         gone = sorted(set(job.silos) - {entry.id for entry in self._roster.silos})
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:
@@ -50,6 +51,7 @@ class KeyContributions:
     def check_silo(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
         if self._database.contribution(job.name, silo) is None:
+            # Without its part the other silos would wait for a key that cannot be made.
             why = (
                 f"accepts job {job.name!r} and gave nothing to the key that its silos share; call"
                 " Contribute first"

@@ -22,7 +22,7 @@ from ...security.ledger.records import DeliveredRecord, Payload, Received
 from .database import Database, StoredHead, Submission
 from .silo_heads import Head, SiloHeads
 
-# of one round to one silo, while this process lives: each is a record of our ledger
+# Of one round to one silo, while this process lives: each is a record of our ledger.
 MOST_DELIVERIES = 100
 
 
@@ -122,15 +122,14 @@ class Receiving:
         self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
         own = StoredHead(self._keys.entry.log_key, bytes(sealed.checkpoint))
-        # or a ledger that is put back would not be missed
+        # Else nobody would notice that an older copy of our ledger was put back.
         self._database.save_head(self._keys.entry.id, own)
 
     def committed(self, taken: Taken) -> None:
         """Turn to what the database has committed."""
         given = taken.submission
         self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
-        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF`
-        # takes it.
+        # For `staddle ledger verify --known SEQ:LEAF`: a silo that cuts its ledger is found out.
         known = f"{given.ledger_seq}:{given.ledger_leaf}"
         log.event(
             "receipt",
@@ -143,6 +142,7 @@ class Receiving:
 
     def check_delivery(self, job: Job, silo: str, round_: int) -> None:
         """RefusedError LIMIT for a silo that fetches the same round without end."""
+        # Each delivery is a record of our ledger, which only grows.
         if self._times(job, silo, round_) >= MOST_DELIVERIES:
             why = (
                 f"job {job.name!r}: round {round_} was delivered to it {MOST_DELIVERIES} times;"

@@ -125,6 +125,7 @@ class JobStore:
 
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk."""
+        # The database and the ledger must be written, whatever silos upload.
         free = shutil.disk_usage(self._folder).free
         if free < size + MARGIN_BYTES:
             raise RefusedError(
@@ -230,6 +231,7 @@ class JobStore:
         """
         if self.words(part) is not None:
             return None
+        # Deliveries to several silos run in threads: a value is read from the disk but once.
         with self._loading:
             name = self._files.get(("result", part, ""))
             if part not in self._loaded and name is not None:
@@ -302,7 +304,7 @@ class JobStore:
         rows: Callable[[Post, bool], bytes | None] | None = None,
         words: Collection[str] = (),
     ) -> "Folding":
-        """An archive whose changes lie beside what is committed.
+        """An archive whose changes lie next to what is committed.
 
         ``words``: parts of which the sum has words. ``rows``, of a job whose versions are padded
         words: what is put aside for a post, behind what waits already unless that is cleared; None
@@ -341,6 +343,7 @@ class JobStore:
             self._digests |= digests
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
+            # Every file is looked at once per round; the fold itself has read some of them.
             self._sound, self._folded = self._folded, set()
             self._given = {
                 name: digest for name, digest in self._given.items() if name in self._files.values()
@@ -449,8 +452,9 @@ class Folding:
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed."""
-        with ThreadPoolExecutor(1) as beside:
-            hashing = beside.submit(_digests, tensors)
+        # Each silo that receives the value then finds its digest known.
+        with ThreadPoolExecutor(1) as hasher:
+            hashing = hasher.submit(_digests, tensors)
             self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
             self.digests[part] = hashing.result()
 
@@ -463,7 +467,7 @@ class Folding:
         self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo had given a version before this round."""
+        """Whether a silo had uploaded a version before this round."""
         return self._store.has(part, silo)
 
     def version(self, part: str, silo: str, name: str) -> Tensor:

@@ -170,6 +170,7 @@ def secagg_delivery_to_wire(relayed: Sequence[Relayed]) -> pb.KeyReply:
 
 def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> tuple[Relayed, ...]:
     """At the silo: no more than ``most``, each silo once; RefusedError blames the coordinator."""
+    # Counted before any of them is read: each costs a signature to check.
     sent = Sender(COORDINATOR, Code.KEYS)
     sent.few(message.relayed, most, "contributions")
     relayed: tuple[Relayed, ...] = RELAYED.read(sent, message.relayed, {})

@@ -255,6 +255,7 @@ def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
 
 def _fault(sent: Sender, message: pb.Misdealing) -> Fault:
     """A key or shares, never both."""
+    # Both at once would leave to the reader which of the two the coordinator stands by.
     if message.holder or message.key:
         holder = EVIDENCE_HOLDER.read(sent, message.holder, {})
         alone = not message.kind and not message.shares
@@ -269,6 +270,7 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
 
     Silos take no sum without the dealers of the others.
     """
+    # In a fixed order, so that each delivery has the same evidence.
     made, left = [], MOST_PROOF_BYTES
     for message in map(misdealing_to_wire, proofs):
         left -= message.ByteSize()

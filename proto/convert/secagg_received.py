@@ -204,6 +204,7 @@ def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
 
 def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    # A malicious coordinator must not exhaust a silo's memory either.
     bounds = {
         **dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
         SPEC_FIELD: FieldLimit(

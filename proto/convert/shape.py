@@ -95,6 +95,7 @@ class Shape(Generic[T]):
         self, make: Callable[..., T], message: type[Message], code: str, /, **fields: WireField
     ) -> None:
         """``make`` takes all fields by their names in protobuf; ``code`` refuses a message."""
+        # A field without a rule would cross unchecked.
         declared = {field.name for field in message.DESCRIPTOR.fields}
         if declared != fields.keys():
             odd = ", ".join(sorted(declared ^ fields.keys()))
@@ -113,6 +114,7 @@ class Shape(Generic[T]):
 
     def from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
         """The value; ``around`` are fields of the messages that this one is in."""
+        # In the order of the table: a reason may name what was read before.
         sent, known = Sender(peer, self.code), dict(around)
         for name, field in self.fields.items():
             known[name] = field.read(sent, getattr(message, name), known)
@@ -120,6 +122,7 @@ class Shape(Generic[T]):
 
     def whole_from_wire(self, peer: str, message: Any, /, **around: Any) -> T:
         """Like ``from_wire``, and the message holds nothing else: it has one spelling."""
+        # Unknown fields would be signed, stored or passed on without anybody having read them.
         value = self.from_wire(peer, message, **around)
         Sender(peer, self.code).check_whole(message, self.to_wire(value))
         return value
