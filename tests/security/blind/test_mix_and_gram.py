@@ -47,12 +47,8 @@ DIGEST = "ab" * 32
 
 
 def mix_part(dtype="float32", shapes=((4, 3), (5,)), name="extractor"):
-    return Part(
-        name,
-        Kind.BACKBONE,
-        Mix(),
-        tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes)),
-    )
+    specs = tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
+    return Part(name, Kind.BACKBONE, Mix(), specs)
 
 
 def gram_part(groups=3, width=40, kind=Kind.CLASSIFIER_ROWS, dtype="float32"):
@@ -61,13 +57,11 @@ def gram_part(groups=3, width=40, kind=Kind.CLASSIFIER_ROWS, dtype="float32"):
 
 def values(part, silos=FIVE, seed=0, scale=1.0):
     rng = torch.Generator().manual_seed(seed)
-    drawn = {
-        (silo, spec.name): (torch.randn(spec.shape, generator=rng, dtype=torch.float64) * scale).to(
-            getattr(torch, spec.dtype)
-        )
-        for silo in silos
-        for spec in part.tensors
-    }
+    drawn = {}
+    for silo in silos:
+        for spec in part.tensors:
+            value = torch.randn(spec.shape, generator=rng, dtype=torch.float64) * scale
+            drawn[silo, spec.name] = value.to(getattr(torch, spec.dtype))
     return lambda silo, name: drawn[silo, name]
 
 
@@ -87,9 +81,8 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
     recipient, *others = made.silos
     weights = {recipient: own, **{silo: 1.0 + 0.1 * n for n, silo in enumerate(others)}}
     found = rows_of(part, read, made.silos).row(part, recipient, weights, read)["t0"].numpy()
-    row, _ = made.row(
-        recipient, dict(zip(weights, integer_weights(list(weights.values())), strict=True))
-    )
+    integers = integer_weights(list(weights.values()))
+    row, _ = made.row(recipient, dict(zip(weights, integers, strict=True)))
     assert (row.own_weight > 0) == (own > 0)
     assert np.array_equal(found, made.open(row))
 
@@ -148,10 +141,8 @@ def test_a_row_that_shows_too_much_is_none(why):
     part = mix_part()
     read = values(part)
     made = rows_of(part, read, members, terms=terms)
-    assert (
-        made.row(part, "a", {silo: w for silo, w in weights.items() if silo in members}, read)
-        is None
-    )
+    among = {silo: w for silo, w in weights.items() if silo in members}
+    assert made.row(part, "a", among, read) is None
     good = rows_of(part, read)
     assert good.row(part, "a", EVEN, read) is not None
 
@@ -161,9 +152,8 @@ def test_a_row_comes_again_and_no_other_over_the_same_versions():
     one, other = values(part), values(part, seed=1)
     made = rows_of(part, one)
     first = made.row(part, "a", EVEN, one)
-    assert all(
-        torch.equal(made.row(part, "a", EVEN, one)[name], value) for name, value in first.items()
-    )
+    again = made.row(part, "a", EVEN, one)
+    assert all(torch.equal(again[name], value) for name, value in first.items())
     assert made.row(part, "a", {**EVEN, "b": 1.5}, one) is None
     # Who had none may have one, and so may the first of another part.
     assert made.row(part, "b", {**EVEN, "b": 1.5}, one) is not None
@@ -183,10 +173,8 @@ def test_a_gram_is_within_its_bound_and_has_the_bits_of_its_key():
     plain = PLAIN.collect(part, FIVE, read)["gram"]
     lengths = plain.diagonal(dim1=1, dim2=2).sqrt()
     bound = gram_deviation(40) * lengths[:, :, None] * lengths[:, None, :]
-    found = [
-        compared(part, FIVE, read, *use)
-        for use in ((KEY, DIGEST, 3), (KEY, DIGEST, 4), (bytes(32), DIGEST, 3))
-    ]
+    uses = ((KEY, DIGEST, 3), (KEY, DIGEST, 4), (bytes(32), DIGEST, 3))
+    found = [compared(part, FIVE, read, *use) for use in uses]
     for gram in found:
         assert (gram.dtype, gram.shape) == (torch.float64, (3, 5, 5))
         assert bool(((gram - plain).abs() <= bound).all())
@@ -201,12 +189,9 @@ def test_a_gram_is_that_of_vectors_which_each_silo_rotates_by_itself():
     part = gram_part(2, 7)
     read, sent = values(part), {}
     for silo in FIVE:
-        uses = [Use(0, DIGEST, 3, 0, "rows", row) for row in range(2)]
+        keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").double().numpy()
-        turned = [
-            rotate(own[row : row + 1], use.key(KEY))[0].astype(np.float32)
-            for row, use in enumerate(uses)
-        ]
+        turned = [rotate(own[row : row + 1], key)[0].astype("f4") for row, key in enumerate(keys)]
         sent[silo] = torch.from_numpy(np.stack(turned))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
@@ -218,16 +203,9 @@ def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map
     for silo in FIVE:
         keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").numpy()
-        assert (
-            Quantised(Bounds())
-            .give(part, Contribution({"rows": read(silo, "rows")}))["rows"]
-            .numpy()
-            == own
-        ).all()
-        made = [
-            sketched(own[row : row + 1], 8, key)[0].astype(np.float32)
-            for row, key in enumerate(keys)
-        ]
+        given = Quantised(Bounds()).give(part, Contribution({"rows": read(silo, "rows")}))
+        assert (given["rows"].numpy() == own).all()
+        made = [sketched(own[r : r + 1], 8, key)[0].astype("f4") for r, key in enumerate(keys)]
         sent[silo] = torch.from_numpy(np.stack(made))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
@@ -247,9 +225,8 @@ def test_the_cosines_of_sketches_are_off_as_the_docs_say():
     rows = torch.cat(list(unit.values()))
     exact = rows @ rows.T
     found = compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0]
-    away = ((found - exact) / ((1 + exact.square()) / size).sqrt())[
-        ~torch.eye(25, dtype=torch.bool)
-    ]
+    away = (found - exact) / ((1 + exact.square()) / size).sqrt()
+    away = away[~torch.eye(25, dtype=torch.bool)]
     assert 0.6 < away.square().mean().sqrt() < 1.4
     assert away.abs().max() < 6
 
@@ -335,33 +312,26 @@ def test_a_comparison_by_shares_has_the_bits_of_shares_that_were_dealt_and_opene
     part = shared_part()
     read, own = unit(part), compared_of(part, 3)
     found = Quantised(Bounds()).collect(part, FIVE, read)["gram"]
-    dealt = {
-        number: shared_gram.deal(
-            own,
-            shared_gram.quantise(own, read(silo, "rows").double().numpy()),
-            5,
-            1,
-            Keystream(bytes([number] * 32), 0),
-        )
-        for number, silo in enumerate(FIVE, start=1)
-    }
+    dealt = {}
+    for number, silo in enumerate(FIVE, start=1):
+        numbers = shared_gram.quantise(own, read(silo, "rows").double().numpy())
+        stream = Keystream(bytes([number] * 32), 0)
+        dealt[number] = shared_gram.deal(own, numbers, 5, 1, stream)
     told = {k: shared_gram.multiply({i: dealt[i][k - 1] for i in dealt}) for k in (1, 3, 4)}
     products = shared_gram.dequantise(own, shared_gram.opened(told, 1).products)
     assert np.array_equal(found.numpy(), shared_gram.squares(own, products, 5))
     assert found.dtype == torch.float64
     exact = PLAIN.collect(part, FIVE, read)["gram"]
-    assert float((found - exact).abs().max()) <= shared_gram.deviation(
-        own, 1.0 + FLOAT32, 1.0 + FLOAT32
-    )
+    bound = shared_gram.deviation(own, 1.0 + FLOAT32, 1.0 + FLOAT32)
+    assert float((found - exact).abs().max()) <= bound
 
 
 def test_a_comparison_by_shares_follows_from_no_key_and_is_ordered_as_its_members():
     part = shared_part()
     read = unit(part)
     found = Quantised(Bounds()).collect(part, FIVE, read)["gram"]
-    assert torch.equal(
-        found, Quantised(Bounds(), group_key=KEY, job=DIGEST).collect(part, FIVE, read)["gram"]
-    )
+    keyed = Quantised(Bounds(), group_key=KEY, job=DIGEST).collect(part, FIVE, read)
+    assert torch.equal(found, keyed["gram"])
     back = Quantised(Bounds()).collect(part, FIVE[::-1], read)["gram"]
     assert torch.equal(back, found.flip(1, 2))
 

@@ -41,9 +41,9 @@ def integers(silos, weights):
     return dict(zip(silos, integer_weights(weights), strict=True))
 
 
-def refused(call):
+def refused(call, *arguments):
     with pytest.raises(RefusedError) as caught:
-        call()
+        call(*arguments)
     return caught.value.peer, caught.value.code, caught.value.why
 
 
@@ -56,17 +56,10 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
     dtype = data.draw(st.sampled_from([np.float32, np.float64]))
     edge = st.sampled_from([0.0, 1.0, -1.0])
     unit = st.floats(-1, 1, width=32, allow_subnormal=False) | edge
-    values = {
-        s: (
-            np.array(data.draw(st.lists(unit, min_size=elements, max_size=elements))) * most
-        ).astype(dtype)
-        for s in silos
-    }
-    raw = data.draw(
-        st.lists(st.floats(0, 1e6) | edge.map(abs), min_size=n, max_size=n).filter(
-            lambda w: sum(w) > 0
-        )
-    )
+    units = st.lists(unit, min_size=elements, max_size=elements)
+    values = {s: (np.array(data.draw(units)) * most).astype(dtype) for s in silos}
+    drawn = st.lists(st.floats(0, 1e6) | edge.map(abs), min_size=n, max_size=n)
+    raw = data.draw(drawn.filter(lambda w: sum(w) > 0))
     weights, recipient = integers(silos, raw), data.draw(st.sampled_from(silos))
     assume(any(w for s, w in weights.items() if s != recipient))  # else nothing comes down
     made = Mixing(n, elements=elements, clip_exponent=clip_exponent)
@@ -84,10 +77,8 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
         assert found[k] == float(Fraction(total, 1) / Fraction(2) ** (32 + e))
         # Rule 19: the error to the exact weights.
         whole = sum(map(Fraction, raw))
-        exact = sum(
-            Fraction(w) / whole * Fraction(float(values[s][k]))
-            for s, w in zip(silos, raw, strict=True)
-        )
+        weighed = zip(silos, raw, strict=True)
+        exact = sum(Fraction(w) / whole * Fraction(float(values[s][k])) for s, w in weighed)
         bound = Fraction(1, 2) / Fraction(2) ** e + n * Fraction(most) / 2**MIX_BITS
         # one rounding to float64
         assert abs(Fraction(float(found[k])) - exact) <= bound + Fraction(most) / 2**52
@@ -114,9 +105,8 @@ def test_what_is_sent_is_that_of_the_docstring():
     made = mixing(elements=5)
     stored = made.stored[FOUR[1]]
     ctx = stored.upload.version.context(made.line)
-    key = HKDF(SHA256(), 32, ctx, framed(b"staddle/mix/stream/1", b"\x02", b"silo-01")).derive(
-        stored.seed
-    )
+    info = framed(b"staddle/mix/stream/1", b"\x02", b"silo-01")
+    key = HKDF(SHA256(), 32, ctx, info).derive(stored.seed)
     blocks = b"".join(number.to_bytes(16, "big") for number in (2, 3, 4))
     stream = np.frombuffer(Cipher(AES(key), ECB()).encryptor().update(blocks)[:40], "<u8")
     numbers = [round(Fraction(float(v)) * 2**27) % 2**64 for v in stored.values]
@@ -161,9 +151,8 @@ def test_a_silo_without_an_upload_opens_a_row_of_the_others():
     values = {s: made.stored[s].values for s in FOUR}
     del made.stored[FOUR[0]]
     found = made.open(made.row(FOUR[0], weights)[0])
-    assert (
-        np.abs(found - sum(weights[s] / 2**32 * values[s] for s in FOUR)).max() <= 2.0**-28 + 1e-14
-    )
+    exact = sum(weights[s] / 2**32 * values[s] for s in FOUR)
+    assert np.abs(found - exact).max() <= 2.0**-28 + 1e-14
 
 
 def altered(change):
@@ -182,15 +171,6 @@ def test_a_row_that_was_altered_is_the_coordinators():
     def other_tag(made, row, hidden, tag):
         made.open(row, (bytes(hidden), (int.from_bytes(tag) ^ 1).to_bytes(8)))
 
-    def no_tag(made, row, hidden, tag):
-        made.open(row, (bytes(hidden), b""))
-
-    def short(made, row, hidden, tag):
-        made.open(row, (bytes(hidden[:-8]), tag))
-
-    def long(made, row, hidden, tag):
-        made.open(row, (bytes(hidden) + bytes(8), tag))
-
     def other_weights(made, row, hidden, tag):
         other, _ = made.row(FOUR[0], integers(FOUR, [1, 1, 1, 2]))
         made.open(row, made.mixed(other))
@@ -205,27 +185,31 @@ def test_a_row_that_was_altered_is_the_coordinators():
 
     for change in (shifted, other_tag, other_weights, other_version, other_key):
         assert altered(change)[:2] == (COORDINATOR_OR_SILO, "SUM"), change.__name__
-    for change in (no_tag, short, long):
-        assert altered(change)[:2] == ("coordinator", "SUM"), change.__name__
-    assert (
-        "brings 159 bytes"
-        in altered(lambda made, row, hidden, tag: made.open(row, (bytes(hidden[:-1]), tag)))[2]
-    )
-    assert "a row of 19 numbers, not 20" in altered(short)[2]
-    assert "a row of more than 20 numbers" in altered(long)[2]
+    for change, why in (
+        (lambda hidden, _: (hidden, b""), ""),
+        (lambda hidden, tag: (hidden[:-8], tag), "a row of 19 numbers, not 20"),
+        (lambda hidden, tag: (hidden + bytes(8), tag), "a row of more than 20 numbers"),
+        (lambda hidden, tag: (hidden[:-1], tag), "brings 159 bytes"),
+    ):
+
+        def cut(made, row, hidden, tag, change=change):
+            made.open(row, change(bytes(hidden), tag))
+
+        found = altered(cut)
+        assert found[:2] == ("coordinator", "SUM"), why
+        assert why in found[2]
 
 
 def test_wrong_seeds_give_noise_and_no_row():
     made = mixing()
     row, _ = made.row(FOUR[0], integers(FOUR, [1, 1, 1, 1]))
     opening = made.opening(row)
-    summands = [
-        replace(s, seed=bytes(32)) if i == 0 else s for i, s in enumerate(opening._summands)
-    ]
+    first, *others = opening._summands
+    summands = [replace(first, seed=bytes(32)), *others]
     noise = o.Opening(made.line, KEY, summands, row.own_weight, made.stored[FOUR[0]].values)
     hidden, tag = made.mixed(row)
     noise.add(hidden)
-    assert refused(lambda: noise.finish(tag))[1] == "SUM"
+    assert refused(noise.finish, tag)[1] == "SUM"
 
 
 def test_each_stream_is_of_one_upload():
@@ -266,12 +250,10 @@ def test_an_upload_is_signed_and_its_pieces_are_all():
         (upload, stored.pieces, bytes(32)),
     ):
         call = (made.line, wrong, pieces, digest, made.signers)
-        assert refused(lambda call=call: o.check_upload(*call))[0] == FOUR[1]
+        assert refused(o.check_upload, *call)[0] == FOUR[1]
     other = line(job="j2")
-    assert (
-        refused(lambda: o.check_upload(other, upload, stored.pieces, sha256, made.signers))[0]
-        == FOUR[1]
-    )
+    call = (other, upload, stored.pieces, sha256, made.signers)
+    assert refused(o.check_upload, *call)[0] == FOUR[1]
 
 
 def test_a_seed_is_for_each_other_silo_alone():
@@ -285,22 +267,17 @@ def test_a_seed_is_for_each_other_silo_alone():
 
     for silo, letter in letters.items():
         assert opened(silo, letter, seed_of(silo)) == stored.seed
-        assert refused(lambda s=silo, le=letter: opened(s, le, seed_of("coordinator")))[:2] == (
-            FOUR[1],
-            "SHARES",
-        )
-    assert refused(lambda: opened(FOUR[0], letters[FOUR[2]], seed_of(FOUR[0])))[:2] == (
-        "coordinator",
-        "SHARES",
-    )
+        found = refused(opened, silo, letter, seed_of("coordinator"))
+        assert found[:2] == (FOUR[1], "SHARES")
+    found = refused(opened, FOUR[0], letters[FOUR[2]], seed_of(FOUR[0]))
+    assert found[:2] == ("coordinator", "SHARES")
     odd = replace(stored.upload, sealing=replace(stored.upload.sealing, root=b""))
     odd = replace(odd, signature=signer(FOUR[1])(o.MIX_UPLOAD, odd.payload(made.line)))
-    why = refused(lambda: opened(FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]), odd))[2]
-    assert (
-        "passed on from 'silo-01': what it signed over its sealed secret has the wrong size" in why
-    )
+    own = (FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]))
+    said = "passed on from 'silo-01': what it signed over its sealed secret has the wrong size"
+    assert said in refused(opened, *own, odd)[2]
     unsigned = replace(stored.upload, tag=bytes(8))
-    peer, _, why = refused(lambda: opened(FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]), unsigned))
+    peer, _, why = refused(opened, *own, unsigned)
     assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
 
 
@@ -310,14 +287,10 @@ def test_a_line_has_one_spelling_and_its_scale():
     with pytest.raises(LocalError, match=r"up to 2\^30, not 2\^31"):
         mix_group("g", 3, 31)
     good = mix_group("g", 3, 3)
-    for wrong in (
-        good.model_copy(update={"scale_exponent": 28}),
-        good.model_copy(update={"ring": 32}),
-        good.model_copy(update={"weights": "public"}),
-        good.model_copy(update={"clip_exponent": 31}),
-    ):
+    wrong = {"scale_exponent": 28, "ring": 32, "weights": "public", "clip_exponent": 31}
+    for field, value in wrong.items():
         with pytest.raises(ValueError, match="is not one of a Mix"):
-            line(group=wrong)
+            line(group=good.model_copy(update={field: value}))
     assert line().nbytes == 160
 
 
@@ -331,9 +304,8 @@ def test_the_coordinator_holds_pieces_only():
     elements = 8 * o.LENT
     stored = np.zeros(elements, "<u8").data.cast("B")
     tracemalloc.start()
-    for _ in o.mixed_pieces(
-        line(elements), dict.fromkeys(names(9), 3), lambda _, at, size: stored[at : at + size]
-    ):
+    read = lambda _, at, size: stored[at : at + size]  # noqa: E731
+    for _ in o.mixed_pieces(line(elements), dict.fromkeys(names(9), 3), read):
         pass
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -31,12 +31,8 @@ FLOAT32 = 2.0**-23  # both folds are rounded to it
 
 
 def mean_part(form="mean", most=2.0**53, shapes=((4, 3), (4,)), dtype="float32"):
-    return Part(
-        "p",
-        Kind.WHOLE_MODEL,
-        Sum(form, most),
-        tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes)),
-    )
+    specs = tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
+    return Part("p", Kind.WHOLE_MODEL, Sum(form, most), specs)
 
 
 def contributions(part, weights, seed=0, scale=1.0):
@@ -47,11 +43,8 @@ def contributions(part, weights, seed=0, scale=1.0):
         tensors = {}
         for spec in part.tensors:
             value = torch.randn(spec.shape, generator=rng) * scale
-            tensors[spec.name] = (
-                value.round().long()
-                if spec.dtype == "int64"
-                else value.to(getattr(torch, spec.dtype))
-            )
+            whole = value.round() if spec.dtype == "int64" else value
+            tensors[spec.name] = whole.to(getattr(torch, spec.dtype))
         spool[silo] = PLAIN.give(part, Contribution(tensors, weight))
     return lambda silo, name: spool[silo][name]
 
@@ -71,10 +64,8 @@ def agree(quantised, part, members, read):
             continue
         largest = float(value.abs().max()) if value.numel() else 0.0
         if name == WEIGHT:
-            bound = (
-                len(members) * own.weight_most * 2.0 ** -(31 if own.ring == 32 else 50)
-                + 1e-12 * largest
-            )
+            unit = 2.0 ** -(31 if own.ring == 32 else 50)
+            bound = len(members) * own.weight_most * unit + 1e-12 * largest
         else:
             rounding = largest * (FLOAT32 if value.dtype == torch.float32 else 2.0**-50)
             bound = deviation(own, spec, opened, largest) + rounding
@@ -95,29 +86,18 @@ def agree(quantised, part, members, read):
 )
 def test_a_mean_agrees(bounds, weights):
     part = mean_part()
-    quantised = Quantised(bounds, COUNTS)
-    assert (
-        agree(
-            quantised, part, SILOS, contributions(part, {s: float(w) for s, w in weights.items()})
-        )
-        > 0
-    )  # not the same bits
+    read = contributions(part, {silo: float(weight) for silo, weight in weights.items()})
+    assert agree(Quantised(bounds, COUNTS), part, SILOS, read) > 0  # not the same bits
 
 
 def test_a_model_is_not_copied_to_be_given():
     part = mean_part()
-    tensors = {
-        **{s.name: torch.randn(s.shape) for s in part.tensors},
-        WEIGHT: torch.tensor(7.0, dtype=torch.float64),
-    }
-    pieces = given_of(part, group(part, Bounds(most=9)), tensors).values
-    assert [piece.tolist() for piece in pieces] == [
-        tensors[s.name].flatten().tolist() for s in part.tensors
-    ]
-    assert all(
-        np.shares_memory(p, tensors[s.name].numpy())
-        for p, s in zip(pieces, part.tensors, strict=True)
-    )
+    tensors = {s.name: torch.randn(s.shape) for s in part.tensors}
+    weight = torch.tensor(7.0, dtype=torch.float64)
+    pieces = given_of(part, group(part, Bounds(most=9)), {**tensors, WEIGHT: weight}).values
+    for piece, spec in zip(pieces, part.tensors, strict=True):
+        assert piece.tolist() == tensors[spec.name].flatten().tolist()
+        assert np.shares_memory(piece, tensors[spec.name].numpy())
 
 
 def test_rings_follow_from_how_far_weights_spread():
@@ -133,10 +113,8 @@ def test_rings_follow_from_how_far_weights_spread():
 @pytest.mark.parametrize(("most", "bounds"), [(1.0, Bounds()), (2.0**53, Bounds(most=300))])
 def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
     part = mean_part("ratio", most)
-    weights = {
-        silo: torch.tensor([1.0, 0.0, 1.0, 0.0]) * (1 if most == 1 else COUNTS[silo])
-        for silo in SILOS
-    }
+    rows = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    weights = {silo: rows * (1 if most == 1 else COUNTS[silo]) for silo in SILOS}
     weights["c"] = torch.tensor([0.0, 0.0, 1.0, 1.0])
     read = contributions(part, weights)
     agree(Quantised(bounds), part, SILOS, read)
@@ -146,20 +124,12 @@ def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
 
 
 def test_totals_of_counts_are_exact_and_of_floats_within_the_bound():
-    counts = Part(
-        "n",
-        Kind.METRIC,
-        Sum("total"),
-        (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,))),
-    )
+    specs = (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,)))
+    counts = Part("n", Kind.METRIC, Sum("total"), specs)
     read = contributions(counts, dict.fromkeys(SILOS), scale=2.0**38)
     agree(Quantised(Bounds()), counts, SILOS, read)
-    mixed = Part(
-        "m",
-        Kind.HEADER_ROWS,
-        Sum("total"),
-        (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,))),
-    )
+    specs = (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,)))
+    mixed = Part("m", Kind.HEADER_ROWS, Sum("total"), specs)
     agree(Quantised(Bounds()), mixed, SILOS, contributions(mixed, dict.fromkeys(SILOS)))
 
 
@@ -167,18 +137,19 @@ def test_what_a_sum_cannot_hold_is_said():
     with pytest.raises(LocalError, match="not a secure sum"):
         group(Part("e", Kind.COUNTS, Each(), (TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
-    with pytest.raises(LocalError, match=r"its largest magnitude is .* above its clip 8"):
-        Quantised(Bounds()).collect(
-            part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0), scale=100)
-        )
-    with pytest.raises(LocalError, match="weight 5 is not between the declared 1 and 4"):
-        Quantised(Bounds(most=4)).collect(
-            part, SILOS, contributions(part, dict.fromkeys(SILOS, 5.0))
-        )
-    with pytest.raises(LocalError, match="no declared count of b, c, d"):
-        Quantised(Bounds(weights="public"), {"a": 3}).collect(
-            part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0))
-        )
+    for quantised, weight, scale, why in (
+        (Quantised(Bounds()), 1.0, 100, r"its largest magnitude is .* above its clip 8"),
+        (Quantised(Bounds(most=4)), 5.0, 1, "weight 5 is not between the declared 1 and 4"),
+        (
+            Quantised(Bounds(weights="public"), {"a": 3}),
+            1.0,
+            1,
+            "no declared count of b, c, d",
+        ),
+    ):
+        read = contributions(part, dict.fromkeys(SILOS, weight), scale=scale)
+        with pytest.raises(LocalError, match=why):
+            quantised.collect(part, SILOS, read)
 
 
 @given(
@@ -192,12 +163,8 @@ def test_means_of_any_weights_agree(weights, seed, how, clip):
     part = mean_part(shapes=((3, 2), (), (0,), (5,)))
     read = contributions(part, silos, seed, scale=2.0**clip / 8)
     bounds = Bounds(clip_exponent=clip, weights=how, most=2000)
-    agree(
-        Quantised(bounds, {silo: int(weight) for silo, weight in silos.items()}),
-        part,
-        tuple(silos),
-        read,
-    )
+    counts = {silo: int(weight) for silo, weight in silos.items()}
+    agree(Quantised(bounds, counts), part, tuple(silos), read)
 
 
 METHODS = {
@@ -260,6 +227,5 @@ def test_every_sum_of_a_whole_job_is_within_its_bound(federation, method):
     for silo in SILOS:
         for part, tensors in plain.states[silo].parts.items():
             for name, value in tensors.items():  # rounding grows with the training that follows it
-                torch.testing.assert_close(
-                    blind.states[silo].parts[part][name], value, atol=5e-4, rtol=1e-3
-                )
+                found = blind.states[silo].parts[part][name]
+                torch.testing.assert_close(found, value, atol=5e-4, rtol=1e-3)

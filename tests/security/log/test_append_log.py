@@ -176,9 +176,9 @@ def test_whole_segment_torn(path):
     first(path).write_bytes(b'{"mono')
     with open_log(path):
         pass
-    assert [(r["type"], r["last_good_seq"], r["dropped_bytes"]) for r in records(path)] == [
-        ("recovery", -1, 6)
-    ]
+    (recovery,) = records(path)
+    assert recovery["type"] == "recovery"
+    assert (recovery["last_good_seq"], recovery["dropped_bytes"]) == (-1, 6)
 
 
 def test_torn_bytes_are_recorded_even_after_a_crash_within_recovery(path, monkeypatch):
@@ -253,9 +253,8 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
         {"type": 3},
         {"nonce": None},
     ]:
-        first(path).write_bytes(
-            json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-        )
+        line = json.dumps({**good, **change}, sort_keys=True, separators=(",", ":"))
+        first(path).write_bytes(line.encode() + b"\n")
         with pytest.raises(LocalError, match="line 1"):
             list(Reading(path))
 
@@ -263,11 +262,8 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
 def test_another_spelling_of_the_last_record_is_refused(path):
     filled(path, 1)
     data = first(path).read_bytes()
-    for other in (
-        data[:-1] + b" \n",
-        json.dumps(json.loads(data)).encode() + b"\n",
-        data[:-1] + b"\r\n",
-    ):
+    spaced = json.dumps(json.loads(data)).encode() + b"\n"
+    for other in (data[:-1] + b" \n", spaced, data[:-1] + b"\r\n"):
         first(path).write_bytes(other)
         with pytest.raises(LocalError, match="not a canonical JSON object"):
             list(Reading(path))
@@ -288,20 +284,14 @@ else:
 
 
 def in_another_process(path):
-    ran = subprocess.run(
-        [sys.executable, "-c", OPEN_AND_SAY, str(path), TESTS],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ran.stdout
+    command = [sys.executable, "-c", OPEN_AND_SAY, str(path), TESTS]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_second_writer_is_refused_at_once_and_the_lock_goes_with_its_holder(path):
     with open_log(path):
-        assert "ledger/LOCK: another process writes this ledger; stop it" in in_another_process(
-            path
-        )
+        why = "ledger/LOCK: another process writes this ledger; stop it"
+        assert why in in_another_process(path)
         with pytest.raises(LocalError, match="another process writes"):
             open_log(path)  # nor twice in one process
     assert in_another_process(path) == "opened\n"
@@ -320,15 +310,13 @@ while True:
 
 def test_kill_9_while_appending_loses_nothing_that_was_promised(path):
     for _ in range(2):
-        with subprocess.Popen(
-            [sys.executable, "-c", APPEND_FOR_EVER, str(path), TESTS], stdout=subprocess.PIPE
-        ) as child:
+        command = [sys.executable, "-c", APPEND_FOR_EVER, str(path), TESTS]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             for _ in range(20):
                 promised = int(child.stdout.readline())
             child.send_signal(signal.SIGKILL)
-            promised = max(
-                [promised, *(int(line) for line in child.stdout.read().split(b"\n")[:-1])]
-            )
+            later = [int(line) for line in child.stdout.read().split(b"\n")[:-1]]
+            promised = max([promised, *later])
         with open_log(path) as log:
             assert log.head.seq >= promised
     list(Reading(path))
@@ -376,10 +364,8 @@ def test_a_file_that_may_grow_no_more_closes_the_log(path):
     log.close()
     with open_log(path):
         pass
-    assert [(r["type"], r.get("dropped_bytes")) for r in records(path)] == [
-        ("x", None),
-        ("recovery", 50),
-    ]
+    found = [(r["type"], r.get("dropped_bytes")) for r in records(path)]
+    assert found == [("x", None), ("recovery", 50)]
 
 
 def test_a_writer_that_ignores_the_lock_is_noticed(path):

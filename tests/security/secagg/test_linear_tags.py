@@ -76,11 +76,8 @@ def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
     """Modulo 2^61 - 1 a word of ring 64 could be shifted by that: the same tag for another sum."""
     combined, total = sums_of(vectors())
     least, most = -(2**63) + 1, 2**63 - 1
-    for by in {m * n for n in (2**61 - 1, PRIME, 2**63 - 1) for m in range(-8, 9) if m} | {
-        2**61,
-        2**62,
-        2**63,
-    }:
+    multiples = {m * n for n in (2**61 - 1, PRIME, 2**63 - 1) for m in range(-8, 9) if m}
+    for by in multiples | {2**61, 2**62, 2**63}:
         value = int(total[1][7].astype("<i8")) + by
         shifted = total[1].copy()
         shifted[7:8] += np.array([by % 2**64], "<u8")
@@ -99,9 +96,8 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     # ends of what fits 32 bits
     edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]
     numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
-    words = np.resize(
-        np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * linear_tags.SIDE))
-    )
+    size = data.draw(st.integers(0, 3 * linear_tags.SIDE))
+    words = np.resize(np.array(numbers or [0], WORD[ring]), size)
     cuts = sorted(data.draw(st.lists(st.integers(0, words.size), max_size=3)))
     tagger = Tagger(KEY, CTX, 2)
     for start, stop in zip((0, *cuts), (*cuts, words.size), strict=True):
@@ -135,14 +131,12 @@ def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, 
         "at random": random.choice([1, -1], n),
     }[signs]
     for lost in (0, random.integers(0, 2**31, n)):
-        numbers = [
-            int(s) * (most - int(o)) for s, o in zip(sign, np.broadcast_to(lost, n), strict=True)
-        ]
+        pairs = zip(sign, np.broadcast_to(lost, n), strict=True)
+        numbers = [int(s) * (most - int(o)) for s, o in pairs]
         words = np.array(numbers, "<i4" if largest == 2**31 else "<i8")
         for coefficient in (2**64 - 1, 2**64 - 2**13):
-            monkeypatch.setattr(
-                linear_tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8")
-            )
+            field = lambda _, count, c=coefficient: np.full(count, c, "<u8")  # noqa: E731
+            monkeypatch.setattr(linear_tags, "_field", field)
             exact = coefficient**2 * sum(numbers)
             assert tagged(words.view(f"<u{words.itemsize}")).sums == [exact % PRIME]
 
@@ -223,16 +217,18 @@ def test_a_sum_that_wrapped_around_is_noticed():
 
 
 def test_other_survivors_keys_contexts_and_tags_are_noticed():
-    altered(lambda combined, total: tagged(*total).check(combined, KEY, CTX, FOUR[:3]))
-    altered(lambda combined, total: tagged(*total).check(combined, b"x" * 32, CTX, FOUR))
-    altered(lambda combined, total: tagged(*total).check(combined, KEY, b"x" * 32, FOUR))
-    altered(
-        lambda combined, total: tagged(*total).check(combined[:-1], KEY, CTX, FOUR), "coordinator"
-    )
-    altered(
-        lambda combined, total: tagged(*total).check(combined[8:] + combined[:8], KEY, CTX, FOUR)
-    )
-    altered(lambda _, total: tagged(*total).check(bytes(16), KEY, CTX, FOUR))
+    def check(change, blamed=COORDINATOR_OR_SILO, key=KEY, ctx=CTX, silos=FOUR):
+        altered(lambda tags, total: tagged(*total).check(change(tags), key, ctx, silos), blamed)
+
+    def same(tags):
+        return tags
+
+    check(same, silos=FOUR[:3])
+    check(same, key=b"x" * 32)
+    check(same, ctx=b"x" * 32)
+    check(lambda tags: tags[:-1], "coordinator")
+    check(lambda tags: tags[8:] + tags[:8])
+    check(lambda _: bytes(16))
     for key, ctx in ((b"x" * 32, CTX), (KEY, b"x" * 32)):
         other = Tagger(key, ctx, 1)
         words = np.arange(5, dtype="<u4")
@@ -247,10 +243,8 @@ def test_weighted_sums_of_vectors_of_several_contexts(data):
     contexts = {silo: silo.encode().ljust(32) for silo in FOUR}
     numbers = st.lists(st.integers(-(2**30), 2**30), min_size=5, max_size=5)
     vectors = {silo: data.draw(numbers) for silo in FOUR}
-    sent = {
-        s: tagged(np.array(v, "<i8").view("<u8")).padded(KEY, contexts[s], s)
-        for s, v in vectors.items()
-    }
+    words = {silo: np.array(vector, "<i8").view("<u8") for silo, vector in vectors.items()}
+    sent = {silo: tagged(own).padded(KEY, contexts[silo], silo) for silo, own in words.items()}
     total = [sum(weights[silo] * vectors[silo][k] for silo in FOUR) for k in range(5)]
     mine = tagged(np.array(total, "<i8").view("<u8"))
     summed = [TagPads(s, contexts[s], weights[s]) for s in FOUR]
@@ -284,13 +278,9 @@ def test_tags_have_one_spelling():
 
 
 def test_tags_of_masked_uploads_fit_the_opened_sum():
-    own = frame(
-        groups=(
-            group(),
-            group("d", 24, rows=3, ring=64, weights="private", weight_most=12, weight_least=2),
-        )
-    )
-    spec = specify(own, FOUR, 0)
+    weighed = {"weights": "private", "weight_most": 12, "weight_least": 2}
+    groups = (group(), group("d", 24, rows=3, ring=64, **weighed))
+    spec = specify(frame(groups=groups), FOUR, 0)
     accumulator, sent = masked_sum.Accumulator(spec), {}
     for i, silo in enumerate(FOUR):
         values = [

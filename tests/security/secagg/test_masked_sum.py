@@ -18,16 +18,13 @@ FOUR = names(4)
 
 
 def keys(silos, draw):
-    return {silo: draw(32) for silo in silos}, {
-        frozenset((u, v)): draw(32) for u in silos for v in silos if u < v
-    }
+    own = {silo: draw(32) for silo in silos}
+    return own, {frozenset((u, v)): draw(32) for u in silos for v in silos if u < v}
 
 
 def terms_of(silo, silos, own, pair):
-    return [
-        Term(own[silo]),
-        *(pair_term(silo, v, pair[frozenset((silo, v))]) for v in silos if v != silo),
-    ]
+    pairs = (pair_term(silo, v, pair[frozenset((silo, v))]) for v in silos if v != silo)
+    return [Term(own[silo]), *pairs]
 
 
 def left(survivors, silos, own, pair):
@@ -75,9 +72,8 @@ def test_chunks_hold_every_number_once_and_fit(sizes, chunk_bytes, ring):
         mine = [chunk for chunk in found if chunk.group == index]
         assert [c.number for c in mine] == list(range(len(mine)))
         assert [n for c in mine for n in range(c.start, c.start + c.body)] == list(range(size))
-        assert [n for c in mine for n in range(c.first, c.first + c.words)] == list(
-            range(sum(c.words for c in mine))
-        )
+        words = [n for c in mine for n in range(c.first, c.first + c.words)]
+        assert words == list(range(sum(c.words for c in mine)))
         assert [c.canaries for c in mine] == [1] * (len(mine) - 1) + [4]
         assert all(c.words * ring // 8 == chunk_bytes for c in mine[:-2])
         assert all(c.words * ring // 8 <= chunk_bytes for c in mine)
@@ -89,32 +85,24 @@ def test_chunks_hold_every_number_once_and_fit(sizes, chunk_bytes, ring):
 def test_every_mode_and_ring_gives_the_plain_sum(data):
     n = data.draw(st.integers(4, 8))
     silos = names(n)
-    counts = dict(
-        zip(silos, data.draw(st.lists(st.integers(8, 12), min_size=n, max_size=n)), strict=True)
-    )
-    ring = st.sampled_from([32, 64])
+    numbers = data.draw(st.lists(st.integers(8, 12), min_size=n, max_size=n))
+    counts = dict(zip(silos, numbers, strict=True))
+    ring, private = st.sampled_from([32, 64]), {"weights": "private", "weight_most": 12}
     groups = (
         group("a", data.draw(st.integers(1, 40)), weights="public", ring=data.draw(ring)),
         group("b", data.draw(st.integers(1, 40)), weights="equal", ring=data.draw(ring)),
-        group("c", 40, weights="private", weight_most=12, weight_least=8, ring=data.draw(ring)),
-        group(
-            "d", 24, rows=3, weights="private", weight_most=12, weight_least=2, ring=data.draw(ring)
-        ),
+        group("c", 40, weight_least=8, ring=data.draw(ring), **private),
+        group("d", 24, rows=3, weight_least=2, ring=data.draw(ring), **private),
     )
     spec = specify(frame(groups=groups, counts=tuple(counts.items())), silos, 0)
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = {s: random.choice([0.0, 2.0, 7.0, 12.0], 3) for s in silos}
-    values = {
-        s: [
-            *(
-                GroupValues(random.uniform(-8, 8, g.elements).astype(np.float32))
-                for g in groups[:2]
-            ),
-            GroupValues(random.uniform(-8, 8, 40), np.array([float(counts[s])])),
-            GroupValues(random.uniform(-8, 8, 24), rows[s]),
-        ]
-        for s in silos
-    }
+    values = {}
+    for s in silos:
+        unweighted = (random.uniform(-8, 8, g.elements).astype(np.float32) for g in groups[:2])
+        values[s] = [GroupValues(each) for each in unweighted]
+        values[s].append(GroupValues(random.uniform(-8, 8, 40), np.array([float(counts[s])])))
+        values[s].append(GroupValues(random.uniform(-8, 8, 24), rows[s]))
     survivors = data.draw(st.permutations(silos))[: data.draw(st.integers(spec.threshold, n))]
     a, b, c, d = opened(spec, values, survivors)
     m, most = len(survivors), 12
@@ -123,21 +111,15 @@ def test_every_mode_and_ring_gives_the_plain_sum(data):
         bound = float(fixedpoint.error_bound(spec.groups[index], m)) * unit + 1e-12 * unit * m * 8
         assert np.abs(found - exact).max() <= bound
 
-    near(
-        a.total,
-        sum(counts[s] * values[s][0].values.astype(float) for s in survivors),
-        0,
-        sum(counts.values()),
-    )
+    exact = sum(counts[s] * values[s][0].values.astype(float) for s in survivors)
+    near(a.total, exact, 0, sum(counts.values()))
     assert a.weight.tolist() == [sum(counts[s] for s in survivors)]
     near(b.total, sum(values[s][1].values.astype(float) for s in survivors), 1, 1)
     assert b.weight.tolist() == [m]
     near(c.total, sum(counts[s] * values[s][2].values for s in survivors), 2, most)
     near(d.total, sum(np.repeat(rows[s], 8) * values[s][3].values for s in survivors), 3, most)
-    for found, exact, g in (
-        (c, sum(counts[s] for s in survivors), 2),
-        (d, sum(rows[s] for s in survivors), 3),
-    ):
+    for found, weights, g in ((c, counts, 2), (d, rows, 3)):
+        exact = sum(weights[s] for s in survivors)
         rounding = 2.0 ** -fixedpoint.weight_exponent(groups[g].ring, n) + 1e-15
         assert np.abs(found.weight - exact).max() <= m * most * rounding
 
@@ -160,19 +142,13 @@ def test_the_mean_is_row_by_row_and_zero_without_weight():
 def test_the_mean_may_take_the_memory_of_the_words(ring, dtype, rows):
     elements, random = 7 * (fixedpoint.BLOCK // 4), np.random.default_rng(5)
     # weights too
-    words = random.integers(0, 2**ring, elements + rows, dtype=np.uint64).astype(
-        fixedpoint.WORD[ring]
-    )
-    sums = masked_sum.OpenedGroup(
-        elements, ring, 20, 3.0, np.arange(rows) + 2.0, ((0, words[:9]), (9, words[9:elements]))
-    )
+    drawn = random.integers(0, 2**ring, elements + rows, dtype=np.uint64)
+    words, weights = drawn.astype(fixedpoint.WORD[ring]), np.arange(rows) + 2.0
+    pieces = ((0, words[:9]), (9, words[9:elements]))
+    sums = masked_sum.OpenedGroup(elements, ring, 20, 3.0, weights, pieces)
     apart = sums.mean(dtype)
     numbers = words[:elements].view(fixedpoint.SIGNED[ring]).astype(float) * 2.0**-20
-    exact = (
-        (numbers.reshape(rows, -1) * (3.0 / (np.arange(rows) + 2.0))[:, None])
-        .reshape(-1)
-        .astype(dtype)
-    )
+    exact = (numbers.reshape(rows, -1) * (3.0 / weights)[:, None]).reshape(-1).astype(dtype)
     assert apart.tobytes() == exact.tobytes()
     within = sums.mean(dtype, words)
     assert within.tobytes() == exact.tobytes()
@@ -192,17 +168,15 @@ def test_any_chunk_size_gives_the_same_sum():
 
 def test_pieces_give_the_words_of_the_whole():
     """Also an upload smaller than a chunk, and no multiple of a word of its other ring."""
-    spec = specify(
-        frame(groups=(group("a", 21), group("b", 5, ring=64)), chunk_bytes=1 << 20), FOUR, 0
-    )
+    groups = (group("a", 21), group("b", 5, ring=64))
+    spec = specify(frame(groups=groups, chunk_bytes=1 << 20), FOUR, 0)
     whole, other = np.linspace(-8, 8, 21), np.ones(5)
     for cuts in ([], [0, 7, 7, 20], range(22)):
         pieces = tuple(np.split(whole, cuts))
         values = [GroupValues(pieces), GroupValues((other,))]
         assert masked_sum.check_group_values(spec, values) == (0, 0)
-        assert upload(spec, FOUR[0], values, []) == upload(
-            spec, FOUR[0], [GroupValues(whole), GroupValues(other)], []
-        )
+        at_once = [GroupValues(whole), GroupValues(other)]
+        assert upload(spec, FOUR[0], values, []) == upload(spec, FOUR[0], at_once, [])
 
 
 def test_values_at_the_clip_saturate_when_allowed():
@@ -224,9 +198,8 @@ def test_masks_that_do_not_come_off_are_noticed(wrong):
     own, pair = keys(FOUR, Drawn(0))
     accumulator = Accumulator(spec)
     for silo in FOUR[:3]:
-        accumulator.add(
-            upload(spec, silo, [GroupValues(np.ones(20))], terms_of(silo, FOUR, own, pair))
-        )
+        terms = terms_of(silo, FOUR, own, pair)
+        accumulator.add(upload(spec, silo, [GroupValues(np.ones(20))], terms))
     terms = left(FOUR[:3], FOUR, own, pair)
     changed = {
         "missing": terms[1:],
@@ -269,9 +242,8 @@ def test_what_is_not_for_the_specification_is_refused():
     ):
         with pytest.raises(LocalError, match=why):
             masked_sum.check_group_values(spec, wrong)
-    private = specify(
-        frame(groups=(group(weights="private", weight_most=2, weight_least=1),)), FOUR, 0
-    )
+    own = group(weights="private", weight_most=2, weight_least=1)
+    private = specify(frame(groups=(own,)), FOUR, 0)
     with pytest.raises(LocalError, match="its weights are private"):
         masked_sum.check_group_values(private, [GroupValues(np.ones(20))])
     with pytest.raises(LocalError, match="not between"):
@@ -281,15 +253,9 @@ def test_what_is_not_for_the_specification_is_refused():
 def test_two_uploads_of_the_same_values_are_unrelated():
     spec = specify(frame(groups=(group("g", 50_000),), chunk_bytes=1 << 20), FOUR, 0)
     values = [GroupValues(np.ones(50_000))]
-    one, other = (
-        np.frombuffer(
-            b"".join(
-                upload(spec, FOUR[0], values, terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(seed))))
-            ),
-            "<u4",
-        )
-        for seed in (1, 2)
-    )
+    terms = [terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(seed))) for seed in (1, 2)]
+    sent = (b"".join(upload(spec, FOUR[0], values, each)) for each in terms)
+    one, other = (np.frombuffer(words, "<u4") for words in sent)
     for found in (one, other, one - other):
         counts = np.bincount(found.view(np.uint8), minlength=256)
         expected = found.nbytes / 256
@@ -334,16 +300,14 @@ def test_the_coordinator_holds_the_sum_and_the_mean():
 # What no values can add up to.
 
 
+WEIGHED = {"weights": "private", "weight_least": 1, "weight_most": 900}
 BOUNDED = {
     "public": (group(weights="public"), 1.0),
     "equal": (group(), 1.0),
     "count": (group(ring=64, clip_exponent=40), 1.0),
-    "private": (group(ring=64, weights="private", weight_least=1, weight_most=900), 900.0),
+    "private": (group(ring=64, **WEIGHED), 900.0),
     "private, narrow": (group(weights="private", weight_least=10, weight_most=100), 100.0),
-    "rows": (
-        group(elements=20, rows=4, ring=64, weights="private", weight_least=1, weight_most=900),
-        900.0,
-    ),
+    "rows": (group(elements=20, rows=4, ring=64, **WEIGHED), 900.0),
 }
 
 
@@ -351,14 +315,11 @@ def bounded(kind, value, share=1.0):
     """A specification and each silo's values: ``value`` clips, by a share of the largest weight."""
     own, most = BOUNDED[kind]
     spec = specify(frame(groups=(own,), counts=tuple((silo, 50) for silo in FOUR)), FOUR, 0)
-    weights = (
-        np.full(own.rows, max(most * share, own.weight_least), float)
-        if own.weights == "private"
-        else None
-    )
-    return spec, {
-        silo: [GroupValues(np.full(own.elements, value * own.clip), weights)] for silo in FOUR
-    }
+    weights = None
+    if own.weights == "private":
+        weights = np.full(own.rows, max(most * share, own.weight_least), float)
+    values = [GroupValues(np.full(own.elements, value * own.clip), weights)]
+    return spec, dict.fromkeys(FOUR, values)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
@@ -392,9 +353,8 @@ def test_a_number_that_no_values_add_up_to_is_refused(kind, place, sign, monkeyp
     def altered(spec, silo, own, given, chunk, into):
         write(spec, silo, own, given, chunk, into)
         if silo == FOUR[0] and chunk.start <= at < chunk.start + chunk.body:
-            into[at - chunk.start : at - chunk.start + 1] += np.array(
-                [sign * int(limit / 1000)]
-            ).astype(into.dtype)
+            more = np.array([sign * int(limit / 1000)]).astype(into.dtype)
+            into[at - chunk.start : at - chunk.start + 1] += more
 
     monkeypatch.setattr(masked_sum, "_write_body", altered)
     why = "numbers that 4 silos within its clip cannot give; one of them"

@@ -38,16 +38,10 @@ ITEMS = (
 
 def payload(**changes):
     """What these items give; ``changes`` replaces tensors by name, None leaves one out."""
-    model = {
-        "@weight": torch.tensor(2.0, dtype=torch.float64),
-        "none": torch.empty(0),
-        "w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
-        **changes,
-    }
-    return {
-        "metrics": {"n": torch.tensor(7)},
-        "model": {k: v for k, v in model.items() if v is not None},
-    }
+    weight = torch.tensor(2.0, dtype=torch.float64)
+    model = {"@weight": weight, "none": torch.empty(0), "w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    model = {name: value for name, value in {**model, **changes}.items() if value is not None}
+    return {"metrics": {"n": torch.tensor(7)}, "model": model}
 
 
 @pytest.mark.parametrize(
@@ -55,10 +49,8 @@ def payload(**changes):
     [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)],
 )
 def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
-    assert bytes_by_kind([release_of(item) for item in ITEMS], offset) == {
-        "whole_model": model,
-        "metric": metric,
-    }
+    found = bytes_by_kind([release_of(item) for item in ITEMS], offset)
+    assert found == {"whole_model": model, "metric": metric}
 
 
 # exactly.
@@ -134,17 +126,11 @@ def test_the_values_are_copies_in_memory_of_their_own():
 )
 def test_the_norm_of_a_part_is_over_its_tensors_together_without_the_weight(values, count):
     items = (*ITEMS, Item("metrics", Kind.METRIC, TensorSpec("m", "int64", ())))
-    given = [
-        torch.from_numpy(values),
-        torch.tensor(count),
-        torch.tensor(1e9).double(),
-        torch.empty(0),
-        torch.tensor(2),
-    ]
+    weight = torch.tensor(1e9).double()
+    given = [torch.from_numpy(values), torch.tensor(count), weight, torch.empty(0), torch.tensor(2)]
     found = norms(items, given)
-    assert found["model"] == pytest.approx(
-        math.sqrt(sum(float(v) ** 2 for v in values.reshape(-1))), rel=1e-12
-    )
+    exact = math.sqrt(sum(float(v) ** 2 for v in values.reshape(-1)))
+    assert found["model"] == pytest.approx(exact, rel=1e-12)
     assert found["metrics"] == pytest.approx(math.sqrt(float(count) ** 2 + 4), rel=1e-12)
 
 
@@ -180,10 +166,8 @@ def arrived(values, items=ITEMS):
 def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
     sent = exactly(ITEMS, payload())
     delivered = unpack("coordinator", *arrived(sent))
-    assert {part: set(values) for part, values in delivered.items()} == {
-        "model": {"w", "@weight", "none"},
-        "metrics": {"n"},
-    }
+    names = {part: set(values) for part, values in delivered.items()}
+    assert names == {"model": {"w", "@weight", "none"}, "metrics": {"n"}}
     for item, value in zip(ITEMS, sent, strict=True):
         found = delivered[item.part][item.spec.name]
         assert (found.dtype, tuple(found.shape)) == (value.dtype, item.spec.shape)
@@ -209,9 +193,8 @@ def test_a_delivered_value_that_is_not_finite_is_refused(small_chunks, bad, plac
 
 
 def test_a_release_says_what_the_item_is():
-    assert release_of(ITEMS[1]) == Release(
-        "metrics", "metric", "n", "int64", (), "plain", "private"
-    )
+    metric = Release("metrics", "metric", "n", "int64", (), "plain", "private")
+    assert release_of(ITEMS[1]) == metric
     assert release_of(ITEMS[0]).kind == "whole_model"
     for item in ITEMS:
         assert release_of(item).nbytes == item.spec.nbytes
@@ -269,27 +252,20 @@ def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private
 def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     """Of each part, those of the secure sum's own group: nothing else crosses but canaries."""
     security = {"secure_aggregation": "required", "weight_most": 50}
-    document = {
-        key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED
-    }
-    blind = {
-        "silos": list("abcd"),
-        "min_cohort": 3,
-        "method": {"name": method},
-        "security": security,
-    }
+    simple = made.jobs["simple"]
+    document = {key: value for key, value in simple.document().items() if key not in DERIVED}
+    blind = {"silos": list("abcd"), "min_cohort": 3, "method": {"name": method}}
+    blind["security"] = security
     job = Job.from_file(JobFile.model_validate(document | blind), "job.toml")
     releases = upload_releases(JobPlan(job).round(0))
     for part in job.up(0):
         own = group(part, Bounds(3, "private", 1, 50))
-        assert sum(r.elements for r in releases if r.part == part.name) == own.body
-        assert {r.nbytes * 8 for r in releases if r.part == part.name} == {
-            r.elements * own.ring for r in releases if r.part == part.name
-        }
+        mine = [release for release in releases if release.part == part.name]
+        assert sum(release.elements for release in mine) == own.body
+        assert all(release.nbytes * 8 == release.elements * own.ring for release in mine)
     assert readers_of_message(releases, made.roster) == ("sum",)
     own = job.up(0)[0]
     assert readers_of_message(padded_releases(own), made.roster) == ("mix",)
     assert readers_of_message(rotated_releases(own), made.roster) == ("gram",)
-    assert upload_releases(JobPlan(made.jobs["simple"]).round(0)) == tuple(
-        map(release_of, upload_items(made.jobs["simple"].up(0)))
-    )
+    plain = tuple(map(release_of, upload_items(simple.up(0))))
+    assert upload_releases(JobPlan(simple).round(0)) == plain
