@@ -88,7 +88,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def names() -> list[str]:
-    """All that a job may name here."""
+    """All method names that a job may use on this machine."""
     return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
@@ -137,11 +137,16 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
         raise LocalError(
             f"{where}, cannot be imported: {error}; install that package anew"
         ) from error
+
+    # Nobody has run this class before: a mistake must show when a job names the method, as an
+    # error that names the package, and not as a traceback in the middle of a round.
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise LocalError(
             f"{where}, is not a subclass of staddle.algorithms.method.Method; correct the entry"
             " point"
         )
+
+    # The method's digest is made of name and version: they stand for the code at all silos.
     name = getattr(found, "name", None)
     if name != entry.name:
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
@@ -149,6 +154,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
         raise LocalError(
             f"{where}, has no whole number as its version; give it one, such as version = 1"
         )
+
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking:
         raise LocalError(f"{where}, lacks {', '.join(lacking)}; write what the contract asks for")

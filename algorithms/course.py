@@ -18,7 +18,7 @@ Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]
 
 
-# (parts, x [B, …], y [B]) → sums, rows
+# (parts, x [B, …], y [B]) → sums or rows
 Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]
 
 
@@ -28,7 +28,7 @@ Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How parameters move.
+    """The rule by which parameters move.
 
     ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all
     trained parameters together is first scaled down to that Euclidean norm. ``mirror``, for
@@ -70,7 +70,7 @@ class SiloState:
         return found | _prefixed("extra/", self.extra)
 
     def taint(self, name: str) -> Taint:
-        """Of one of ``flat``, in a private job: private where it is not known."""
+        """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
         return self.taints.get(name, PRIVATE)
 
 
@@ -80,7 +80,7 @@ def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the silo half knows of itself and its data in one round.
+    """The knowledge of the silo half about itself and its data in one round.
 
     It stays there unless a contribution carries it.
     """
@@ -147,7 +147,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the silo's state at this place.
+    """A change of the silo's state between two stages.
 
     The stages that follow train the parts that it has then.
     """

@@ -1,6 +1,6 @@
-"""What a method has the coordinator compute and keep, and what each silo gets of it."""
+"""The coordinator's results for a method: what it keeps, publishes and delivers to each silo."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -33,6 +33,12 @@ class Row:
     weights: Mapping[str, float]
 
 
+def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
+    """A row of weights [n] by silo, without those that are not positive."""
+    pairs = zip(silos, row.tolist(), strict=True)
+    return {silo: weight for silo, weight in pairs if weight > 0}
+
+
 @dataclass(frozen=True)
 class Value:
     """Deliver a small tensor that the coordinator half made for this silo."""
@@ -43,10 +49,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Mail:
-    """Deliver what ``Post`` has put aside for this silo, with ``@keep``.
-
-    Nothing where there is none.
-    """
+    """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none."""
 
     part: str
 
@@ -59,11 +62,11 @@ KEEP = TensorSpec("@keep", "float64", ())
 
 @dataclass(frozen=True)
 class Post:
-    """Put a Mix row over this round's versions aside for a silo that may be away.
+    """Put a Mix row over this round's versions aside as mail for a silo that may be away.
 
-    What lies there, m with the factor k (0 and 1 at first), becomes keep·m + (1 − keep)·row and
-    keep·k. A silo that gets it sets θ ← k·θ + m, as if it had been there for each of the rounds. It
-    is gone once the silo gives again.
+    The mail m and its factor k, at first 0 and 1, become keep·m + (1 − keep)·row and keep·k. A silo
+    that receives them sets θ ← k·θ + m, as if it had taken part in each of the rounds. The mail is
+    removed once the silo contributes again.
     """
 
     part: str
@@ -74,7 +77,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Combined:
-    """What the coordinator half makes of a round."""
+    """The outcome of a round at the coordinator half: next state, published values and mail."""
 
     state: CoordinatorState
     published: Mapping[str, Tensors] = field(default_factory=dict)  # for Latest

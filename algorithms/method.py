@@ -31,7 +31,7 @@ or penalty that is made anew for each silo is right too, but then silos train on
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -104,26 +104,21 @@ class Method(ABC):
     version: int
     options_model: ClassVar[type[Strict]] = NoOptions
     product: Literal["delivered", "trained"] = "trained"
-    """Which model a silo keeps in the end: the one delivered last, or the one trained last."""
+    """The model that a silo keeps in the end: the one delivered last, or the one trained last."""
     loadable: tuple[str, ...] = ()
     """Parts that never cross, whose initial values a silo may take from a file of its own."""
     addressed: tuple[str, ...] = ()
     """Parts that come down to each silo in a value of its own, whatever the others get."""
     census: bool = False
-    """Whether round 0 asks every silo for facts alone, before anything trains."""
+    """True if round 0 asks every silo for facts alone, before anything trains."""
     tunes: bool = False
-    """Whether one more round ends the job, in which every silo trains what came down for itself.
-
-    ``up`` has no part.
-    """
+    """True if one more round ends the job, in which every silo trains for itself alone."""
     directed_for: Literal["", "away", "members"] = ""
-    """For whom a directed Mix can have rows, which takes weights that are known before the round.
+    """The recipients of a directed Mix, whose weights must be known before the round.
 
-    Empty: for nobody.
-
-    "away": for silos that the round does not draw, by ``row_weights``, of a job that declares what
-    it needs of the silos. "members": for those that it draws, by ``member_weights``, which the
-    coordinator half knows alone.
+    Empty: nobody. "away": silos that the round does not draw, by ``row_weights``, in a job that
+    declares the facts they depend on. "members": silos that the round draws, by
+    ``member_weights``, which the coordinator half alone knows.
     """
 
     options: Strict
@@ -134,15 +129,23 @@ class Method(ABC):
         self.options = self.options_model() if options is None else options
         self.template = self.crossing(setting.sketch())
 
+    def number(self, silo: str) -> int:
+        """A silo's place in job order, its row in states of the coordinator half."""
+        return self.setting.silos.index(silo)
+
+    def numbers(self, silos: Iterable[str]) -> list[int]:
+        """Places of silos in job order."""
+        return list(map(self.number, silos))
+
     def tuning(self, round_: int) -> bool:
-        """Whether this is the round that ``tunes`` adds."""
+        """True if this is the round that ``tunes`` adds."""
         return self.tunes and round_ == self.setting.rounds
 
     # The wire list.
 
     @abstractmethod
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo gives in this round, besides the metrics that every method gives."""
+        """Parts that a silo uploads in this round, besides the metrics that every method has."""
 
     @abstractmethod
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -177,7 +180,7 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """Whether the coordinator half needs the number of training records per class and silo."""
+        """True if the coordinator half needs the number of training records per class and silo."""
         return False
 
     # The silo half.
@@ -219,20 +222,17 @@ class Method(ABC):
         return {}
 
     def effort(self, round_: int) -> Effort:
-        """What the stages of a round take at most: by default the job's epochs."""
+        """Upper bound on a round's use of records: by default the job's epochs."""
         return Effort(epochs=self.setting.epochs)
 
     @property
     def private_fault(self) -> str:
-        """Why a job with these options cannot be private: what bounds no record's influence.
-
-        Empty if it can.
-        """
+        """Why a job with these options cannot be private; empty if it can."""
         return ""
 
     @abstractmethod
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """What to train in this round, in order, with the surveys and changes that come between."""
+        """The stages of training of this round in order, with surveys and changes in between."""
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
@@ -247,9 +247,9 @@ class Method(ABC):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Turn the results of a round into the next state and what is to be published or posted.
+        """Turn the results of a round into the next state, published values and posts.
 
-        By default the sums are published, but for those that silos alone read, whose results are
+        By default the sums are published, except those that silos alone read, whose results are
         empty.
         """
         published = {}
@@ -264,50 +264,43 @@ class Method(ABC):
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """What this silo gets at the start of this round.
-
-        By default the last value of each part of ``down``.
-        """
+        """The delivery to a silo at the start of a round: by default all of ``down``, latest."""
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """The weights of a Mix that ``combine`` posts to a silo that was not drawn for this round.
+        """Weights, by drawn silo, of the Mix that ``combine`` posts to a silo that was not drawn.
 
-        They are by silo drawn for it.
-
-        Of what the job declares alone: the same on every machine, whoever asks.
+        They are computed from the job's declarations alone, so that every machine has the same.
         """
         return {}
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
-        """The weights of a Mix that ``combine`` posts to a member of a round.
+        """Weights, by silo, of the Mix that ``combine`` posts to a member of a round.
 
-        They are by silo, the recipient's own among them.
-
-        ``state`` is that before the round. Silos of no weight may be missing.
+        The recipient's own weight is among them; silos of weight 0 may be missing. ``state`` is the
+        state before the round.
         """
         return {}
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Why what a silo gets of a round's ``Post`` is not what this method posts.
+        """Why a silo's mail of a round cannot be what this method posts; empty where it can.
 
-        Empty where it may be.
-
-        ``shares`` are of those mixed, by silo, and add up to 1. A silo asks, of what the job
-        declares; by default that says nothing.
+        ``shares`` of the mixed silos add up to 1. The silo checks them and ``keep`` by the job's
+        declarations; by default these say nothing.
         """
         return ""
 
-    # For subclasses. What is said of parameters here holds for buffers too where the job's policy
-    # is "global".
+    # For subclasses. Where the job's ``model.buffers`` is "global", "parameters" includes buffers.
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
         """Specs by part of what may cross: parameters, then buffers if they are "global"."""
         buffers = self.setting.buffers == "global"
-        return {
-            name: specs_of_parameters(module) + (specs_of_buffers(module) if buffers else ())
-            for name, module in modules.items()
-        }
+        crossing: dict[str, tuple[TensorSpec, ...]] = {}
+        for name, module in modules.items():
+            crossing[name] = specs_of_parameters(module)
+            if buffers:
+                crossing[name] += specs_of_buffers(module)
+        return crossing
 
     def shared(self, name: str, kind: Kind, *parts: str) -> Part:
         """A Sum over the parameters of the named parts, weighted by samples.
@@ -318,22 +311,26 @@ class Method(ABC):
 
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
         """Specs of the named parts' parameters, named ``part.parameter``."""
-        return tuple(
-            replace(spec, name=f"{part}.{spec.name}")
-            for part in parts
-            for spec in self.template[part]
-        )
+        return tuple(replace(spec, name=name) for name, _, spec in self._named_specs(parts))
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
         """Parameters of the named parts, named ``part.parameter``."""
-        return {
-            f"{part}.{spec.name}": state.parts[part][spec.name]
-            for part in parts
-            for spec in self.template[part]
-        }
+        named = self._named_specs(parts)
+        return {name: state.parts[part][spec.name] for name, part, spec in named}
+
+    def spec_of(self, part: str, name: str) -> TensorSpec:
+        """The spec of one parameter of a part."""
+        named = {spec.name: spec for spec in self.template[part]}
+        return named[name]
+
+    def _named_specs(self, parts: Iterable[str]) -> Iterator[tuple[str, str, TensorSpec]]:
+        """Name ``part.parameter``, part and spec of all parameters of the named parts."""
+        for part in parts:
+            for spec in self.template[part]:
+                yield f"{part}.{spec.name}", part, spec
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
-        """Take mail into the named parts' parameters as ``Post`` says, θ ← k·θ + m, in float64."""
+        """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m, in float64."""
         kept = mail[KEEP.name]
         changed = dict(state.parts)
         for name, value in self.flat(state, *parts).items():
@@ -370,6 +367,7 @@ def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
 
 
 def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    # The bound crosses with the spec, and both ends reject a model that would answer NaN.
     least = 0.0 if name.rpartition(".")[2] == VARIANCE else None
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorSpec(name, dtype, tuple(tensor.shape), least=least)
@@ -381,11 +379,10 @@ def initial_state(
     weights: Mapping[str, Tensors] | None = None,
     public: Collection[str] | None = None,
 ) -> SiloState:
-    """State of a silo before its first round: what ``modules`` and ``initial_extra`` made.
+    """State of a silo before its first round, from ``modules`` and ``initial_extra``.
 
-    ``weights`` by part, as weights.load_weights reads them, stand instead of a private part's own
-    initial values. ``public``, in a private job: those of them in which no record of this silo
-    shows.
+    ``weights`` by part (pretrained.load_weights) replace a private part's own initial values.
+    ``public``, in a private job: the parts among them in which no record of this silo shows.
     """
     own = dict(weights or {})
     with torch.no_grad():

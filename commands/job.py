@@ -26,7 +26,8 @@ def init(
         str, typer.Option(help="The method, whose options are written out.")
     ] = "fedavg",
     private: Annotated[
-        bool, typer.Option("--private", help=r"With differential privacy: a \[privacy] table.")
+        bool,
+        typer.Option("--private", help=r"With differential privacy: write a \[privacy] table."),
     ] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
@@ -37,22 +38,21 @@ def init(
     )
     cost = drafted_noise(method)
     if private:
-        printer.show(f"as drafted it is {cost}")
+        printer.show(f"as drafted, the job is {cost}")
     else:
         printer.show(
-            "if its sums are to be blind, use [privacy] beside them: blind sums do not bound what"
-            " a model that is made to leak shows of single records. As --private drafts it, a job"
-            f" is {cost}"
+            "for blind sums, add [privacy]: blind sums do not bound what a model made to leak"
+            f" reveals of single records. As --private drafts it, the job is {cost}"
         )
 
 
 def sign(
     job_file: Annotated[
-        Path, typer.Argument(metavar="JOB.toml", help="The job as a person wrote it.")
+        Path, typer.Argument(metavar="JOB.toml", help="The job file that you wrote.")
     ],
     keys: Annotated[Path, typer.Option(help="The operator's key folder.")],
     roster: Annotated[Path, typer.Option(help="The roster file.")],
-    out: Annotated[Path, typer.Option(help="Where the signed job goes.")],
+    out: Annotated[Path, typer.Option(help="The file for the signed job.")],
 ) -> None:
     """Check a job file, write out its wire schema, and sign it with an operator's key.
 
@@ -69,8 +69,8 @@ def sign(
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(
-                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it or take"
-                " it out"
+                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it there"
+                " or remove it here"
             )
 
     # Silos compute the cost of a job from its noise, so the noise is planned before it is signed.

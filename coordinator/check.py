@@ -10,7 +10,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ..algorithms.exchange.parts import upload_items
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import parse_json, read_bytes
@@ -25,7 +24,7 @@ from . import config as configs
 from .blind.mixing import part_bytes
 from .blind.unmask import masked_bytes
 from .config import CoordinatorConfig
-from .disk_need import check_room
+from .disk_need import check_room, plain_bytes
 from .rpc.operations import job_of
 from .storage.database import Database
 from .storage.store import check_folder
@@ -112,10 +111,7 @@ def largest_round(job: Job) -> int:
             for phase in JobPlan(job).phases
         ]
     else:
-        given = [
-            sum(item.spec.nbytes for item in upload_items(job.up(start)))
-            for start in job.phase_starts
-        ]
+        given = [plain_bytes(job.up(start)) for start in job.phase_starts]
     return max(given) * len(job.silos)
 
 

@@ -20,8 +20,7 @@
     beat_seconds = 5
     hold_seconds = 20
     secure_seconds = 60       # for silos to answer a step of a secure sum; keys and masked words
-                              have all of
-                              # the job's round_timeout
+                              # have all of the job's round_timeout
 
     [limits]                          # optional
     max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front
@@ -30,6 +29,7 @@
     listen = "127.0.0.1:9464"
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,16 +51,16 @@ class Timing(Strict):
 
 
 class JobLimits(Strict):
-    """What one job may take."""
+    """Limits of one job."""
 
     max_job_bytes: Bytes | None = None
-    """Of the disk, computed from its schema (disk_need.py)."""
+    """Disk space, computed from the job's schema (disk_need.py)."""
 
 
 def _address(listen: str) -> str:
-    host, _, port = listen.rpartition(":")
-    known = port.isascii() and port.isdecimal() and int(port) <= 65535
-    if not known or not host or any(c.isspace() or c == "/" for c in host):
+    port = listen.rpartition(":")[2]
+    known = re.fullmatch(r"[^\s/]+:[0-9]+", listen) and int(port) <= 65535
+    if not known:
         raise ValueError("is not host:port with a port up to 65535, such as 0.0.0.0:7443")
     return listen
 

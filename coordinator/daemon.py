@@ -51,13 +51,14 @@ from .rounds.events import (
     Unkeyed,
 )
 from .rounds.machine import JobState, advance, resumed
+from .rounds.selection import without
 from .rounds.tasks import SiloTask, awaited, concerned, task_for
 from .storage.attestations import Attesting
 from .storage.database import Database, StoredJob
 from .storage.key_contributions import KeyContributions
 from .storage.receiving import Receiving
 from .storage.silo_heads import Head
-from .storage.spool import Spool
+from .storage.spool import Spool, disk_errors
 from .storage.store import DamagedError, check_folder
 
 T = TypeVar("T")
@@ -114,6 +115,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
         self._means = SumResources(config.timing, roster, keys, database, self.contributions)
+        # What was interrupted is kept while this process lives: the others are rubbish.
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
@@ -145,6 +147,7 @@ class Daemon:
                 self._report(self.runs[-1], report)
         for run in self.runs:
             run.collector.recover()
+        # Only now: an effect of one job may begin another.
         for run in self.runs:
             run.collector.resume()
             self._run(run, resumed(run.state))
@@ -155,13 +158,14 @@ class Daemon:
         failed, effects = advance(stored.state, Unkeyed(why))
         if not why or failed == stored.state:
             return stored, []
+        # Under another key nobody can open what was uploaded for the open round.
         closed = tuple(each for each in stored.hidden if each.round != stored.state.round)
-        open_ = {each.file for each in stored.hidden}.difference(each.file for each in closed)
+        open_ = without((each.file for each in stored.hidden), {each.file for each in closed})
         with self.writing():
             self._database.save_state(failed)
             self._database.drop_secure(job.name)
             self._database.drop_hidden(job.name, sorted(open_))
-        # ``resumed`` knows the other effects
+        # ``resumed`` knows the other effects.
         reports = [effect for effect in effects if isinstance(effect, LogEvent)]
         return replace(stored, state=failed, hidden=closed), reports
 
@@ -206,6 +210,7 @@ class Daemon:
         """Note that a silo is alive."""
         new = silo not in self._seen
         self._seen[silo] = time.monotonic()
+        # Operators watch which silos were not heard of (``unheard``).
         if new:
             self.tell(())
 
@@ -256,12 +261,8 @@ class Daemon:
 
     def spool(self, silo: str, *, going_on: bool) -> Spool:
         """A file for an upload in flight, or the one that an interrupted upload left."""
-        try:
+        with disk_errors(silo):
             return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
-        except OSError as error:
-            raise RefusedError(
-                silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
-            ) from error
 
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
         """The first task of this silo, in job order."""
@@ -278,6 +279,7 @@ class Daemon:
         body = self.contributions.taken(run.job, silo, message)
         if body is None:
             return
+        # A silo that has answered gave its part before, or has none in the job.
         if not run.state.may_answer(silo):
             raise RefusedError(
                 silo,
@@ -426,7 +428,8 @@ class Daemon:
     def _begin_next(self) -> None:
         """Begin the first job that waits, once none runs."""
         waiting = [run for run in self.runs if run.state.stage == "queued"]
-        if waiting and all(run.state.stage in ("queued", "ended", "stopped") for run in self.runs):
+        stages = {run.state.stage for run in self.runs}
+        if waiting and stages <= {"queued", "ended", "stopped"}:
             self.apply(waiting[0], Began())
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
@@ -435,7 +438,7 @@ class Daemon:
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
     def _report(self, run: JobRun, effect: LogEvent) -> None:
-        # a silo dropped out or declined
+        # A silo dropped out or declined.
         bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields
         tell = log.problem if bad else log.event
         tell(effect.event, job=run.job.name, **effect.fields)
@@ -445,7 +448,7 @@ class Daemon:
         seconds = {"admitting": self.config.timing.admission_seconds}.get(
             effect.stage, run.job.round_timeout
         )
-        # of a stage that is over, or has begun again
+        # It was set for a stage that is over, or has begun again.
         if (before := self._deadlines.get(run.job.name)) is not None:
             before.cancel()
         deadline = RoundDeadline(effect.stage, effect.round)
@@ -475,26 +478,13 @@ class Daemon:
     ) -> None:
         """Whatever ended the fold, the job hears of it."""
         if (error := task.exception()) is not None:
-            if isinstance(error, DamagedError):
-                forget = partial(
-                    self._database.drop_submissions, run.job.name, effect.round, error.silos
-                )
-                self.apply(
-                    run,
-                    Damaged(effect.round, error.silos, f"round {effect.round}: {error}"),
-                    forget,
-                )
-                return
-            why = f"{type(error).__name__}: {error}"
-            log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
-            self.apply(
-                run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}")
-            )
+            self._unfolded(run, effect.round, error)
             return
         result = task.result()
         known = {"silos": len(effect.members), "seconds": round(seconds, 3)}
         log.event("round.metrics", job=run.job.name, round=effect.round, **known, **result.metrics)
 
+        # In the event's transaction: after a crash the round was folded whole, or is folded again.
         def record() -> None:
             fields = (effect.members, result.metrics, result.method, result.files)
             self._database.close_round(run.job.name, effect.round, *fields)
@@ -502,6 +492,17 @@ class Daemon:
             self._database.drop_hidden(run.job.name, result.left.gone)
 
         self.apply(run, Folded(effect.round), record, lambda: run.commit(effect.round, result))
+
+    def _unfolded(self, run: JobRun, round_: int, error: BaseException) -> None:
+        # Silos still have what the disk changed: the receipts go, so that they may upload it again.
+        if isinstance(error, DamagedError):
+            forget = partial(self._database.drop_submissions, run.job.name, round_, error.silos)
+            damaged = Damaged(round_, error.silos, f"round {round_}: {error}")
+            self.apply(run, damaged, forget)
+            return
+        why = f"{type(error).__name__}: {error}"
+        log.problem("fold.failed", job=run.job.name, round=round_, why=why)
+        self.apply(run, FoldFailed(round_, f"round {round_} could not be folded: {why}"))
 
     @contextmanager
     def reading(self, run: JobRun, silo: str) -> Iterator[None]:
@@ -527,6 +528,7 @@ class Daemon:
 
         An exhausted disk or file table is waited for: again it gives the same.
         """
+        # One thread for all: two folds at a time would need twice the memory.
         loop = asyncio.get_running_loop()
         for wait in FOLD_WAITS:
             try:
@@ -542,6 +544,7 @@ class Daemon:
         """Let waiting polls go, finish the fold in hand."""
         self.stopping = True
         self.tell()
-        while self._tasks:  # an open sum is folded, too
+        # A task may begin another: an open sum is folded, too.
+        while self._tasks:
             await asyncio.wait(self._tasks)
         self._folding.shutdown(wait=True)

@@ -1,14 +1,13 @@
-"""What a job may take on the coordinator's disk, from its signed schema alone, before it begins.
+"""Upper bound on the disk space that a job needs at the coordinator, from its signed schema alone.
 
 With n silos in the job::
 
-    uploads    n · what a silo gives in a round: as they come, and until the fold; masked, and their
-               sum, if blind
+    uploads    n · what a silo uploads in a round: while it arrives, and until the fold; masked, and
+               their sum, if blind
     versions   2 n · the same, where a Mix needs the last upload of each silo: those that count, and
                those before them
     published  3 · every part that is folded or delivered: being written, last, and the one before,
-               which may be read;
-               the words of what silos get in words, the same
+               which may be read; the words of what silos get in words, the same
     mail       3 n · every part that is put aside for silos that are away
 
 Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched,
@@ -20,8 +19,9 @@ Not counted: the database, rows without their words, and what the method's coord
 which are small.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, filterfalse
 
 from ..algorithms.delivery import KEEP
 from ..algorithms.exchange.parts import Mix, Part, delivered_items, upload_items, walk_tensors
@@ -51,80 +51,77 @@ class Room:
 
     @property
     def total(self) -> int:
-        """All of it at a time."""
-        return self.uploads + self.versions + self.published + self.mail
+        """The most that they take together at one time."""
+        return sum(vars(self).values())
 
     def __str__(self) -> str:
-        kinds = (
-            ("uploads", self.uploads),
-            ("versions", self.versions),
-            ("published", self.published),
-        )
-        shown = [f"{size(count)} {kind}" for kind, count in (*kinds, ("mail", self.mail)) if count]
+        shown = [f"{size(count)} {kind}" for kind, count in vars(self).items() if count]
         return f"{size(self.total)} ({', '.join(shown)})"
 
 
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time."""
-    plan = JobPlan(job)
-    phases, starts = plan.phases, (*job.phase_starts, job.length)
-    published: dict[str, int] = {}
-    mail: dict[str, int] = {}
-    for phase in phases:
-        summed = [part for part in phase.sums if part.name != METRICS.name]
-        _largest(published, summed)
-    for start in starts:
-        waits, once = _by_keep(job.down(start))
-        if not job.keyed:  # else rows wait as what they are made of (``_versions``)
-            _largest(mail, waits)
-        _largest(published, once)
-    silos = len(job.silos)
-    versions = _versions_kept(job, starts)
-    files = sum(published.values()) + max(map(words_bytes, phases))
+    phases = JobPlan(job).phases
+    # Phases may differ in what they fold and deliver: of each part the largest file counts.
+    folded = chain.from_iterable(phase.sums for phase in phases)
+    delivered = list(
+        chain.from_iterable(job.down(start) for start in (*job.phase_starts, job.length))
+    )
+    waits = [part for part in delivered if KEEP in part.tensors]
+    once = filterfalse(waits.__contains__, delivered)
+    summed = filter(lambda part: part.name != METRICS.name, folded)
+    files = _largest([*summed, *once]) + max(map(words_bytes, phases))
+    versions = _versions_kept(job, waits)
+    # In a keyed job rows wait as what they are made of, which counts among the versions.
+    mail = 0 if job.keyed else _largest(waits)
     return Room(
         max(_uploaded(job, phase) for phase in phases),
         max(_mixed(job, phase, versions) for phase in phases),
         GENERATIONS * files,
-        GENERATIONS * silos * sum(mail.values()),
+        GENERATIONS * len(job.silos) * mail,
     )
 
 
-def _by_keep(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """Parts that wait for silos that are away, and all others."""
-    waits = [part for part in parts if KEEP in part.tensors]
-    return waits, [part for part in parts if part not in waits]
-
-
-def _versions_kept(job: Job, starts: Sequence[int]) -> int:
+def _versions_kept(job: Job, waits: Sequence[Part]) -> int:
     """How many versions of a padded upload lie there: those of rows that wait, too."""
     least = 2 * len(job.silos)
-    aside = any(_by_keep(job.down(start))[0] for start in starts)
-    return max(least, job.length * job.cohort_size) if aside else least
+    return max(least, job.length * job.cohort_size) if waits else least
 
 
 def _uploaded(job: Job, phase: RoundPlan) -> int:
     """The uploads of a round, and what they are summed to."""
     silos = len(job.silos)
     if not job.security.required:
-        return silos * sum(item.spec.nbytes for item in upload_items(phase.up))
+        return silos * plain_bytes(phase.up)
     parts = silos * sum(map(part_bytes, phase.uploads))
     products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
     return silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
 
 
 def _mixed(job: Job, phase: RoundPlan, versions: int) -> int:
-    """What is mixed later: versions of silos, or rows that wait."""
-    silos, found = len(job.silos), 0
-    elements = sum(spec.elements for part in phase.rows for spec in part.tensors)
-    if rows := 4 * elements * len(phase.readers):
-        # a member of a round keeps its last row, any other silo all that wait for it
-        last = GENERATIONS * silos * rows // len(phase.readers)
-        found = last if job.method().directed_for == "members" else job.length * rows
-    if mixes := [part for part in phase.up if part.exchange == Mix()]:
-        upload = sum(item.spec.nbytes for item in upload_items(phase.up))
-        hidden = versions * sum(map(part_bytes, mixes))
-        found = max(found, hidden if job.keyed else 2 * silos * upload)
-    return found
+    """What is mixed later: rows that wait, or versions of silos."""
+    mixes = [part for part in phase.up if part.exchange == Mix()]
+    if not mixes:
+        return _rows_bytes(job, phase)
+    if job.keyed:
+        return max(_rows_bytes(job, phase), versions * sum(map(part_bytes, mixes)))
+    # In the clear the whole upload of a silo stays, since its file is the version.
+    return max(_rows_bytes(job, phase), 2 * len(job.silos) * plain_bytes(phase.up))
+
+
+def _rows_bytes(job: Job, phase: RoundPlan) -> int:
+    """The words of directed rows that wait, 4 bytes per number."""
+    readers = len(phase.readers)
+    row = 4 * sum(spec.elements for part in phase.rows for spec in part.tensors)
+    # A member of a round keeps its last row, any other silo all that wait for it.
+    if readers and job.method().directed_for == "members":
+        return GENERATIONS * len(job.silos) * row
+    return job.length * readers * row
+
+
+def plain_bytes(up: Sequence[Part]) -> int:
+    """Length of the upload of a silo in the clear."""
+    return sum(item.spec.nbytes for item in upload_items(up))
 
 
 def opened_bytes(up: Sequence[Part]) -> int:
@@ -143,7 +140,7 @@ def words_bytes(plan: RoundPlan) -> int:
 
 
 def check_room(job: Job, most: int | None) -> Room:
-    """What the job may take; LocalError where that is more than the configuration gives a job."""
+    """What the job may take; LocalError where the configuration allows a job less."""
     found = room(job)
     if most is not None and found.total > most:
         raise LocalError(
@@ -154,9 +151,11 @@ def check_room(job: Job, most: int | None) -> Room:
     return found
 
 
-def _largest(sizes: dict[str, int], parts: list[Part]) -> None:
-    """Bytes of the files of these parts, where they are larger than what is known."""
+def _largest(parts: Iterable[Part]) -> int:
+    """Bytes of the files of these parts; of those with one name, the largest."""
+    sizes: dict[str, int] = {}
     for part in parts:
         header = sum(HEADER_BYTES + len(spec.name) for spec in part.tensors)
         nbytes = header + sum(item.spec.nbytes for item in delivered_items([part]))
         sizes[part.name] = max(sizes.get(part.name, 0), nbytes)
+    return sum(sizes.values())

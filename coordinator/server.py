@@ -47,7 +47,8 @@ from .storage.database import Database, StoredJob
 
 
 def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
-    """Read from another thread than the daemon's: copies first."""
+    """What the metrics show now."""
+    # Prometheus asks from a thread of its own, while the daemon changes its lists.
     states = [run.state for run in list(daemon.runs)]
     stages = Counter(state.stage for state in states)
     yield Gauge(
@@ -59,7 +60,7 @@ def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
     yield Gauge("job_round", "The open round of a job that runs, counted from 0.", ("job",), rounds)
     silos = [entry.id for entry in daemon.roster.entries if entry.role is Role.SILO]
     calls = list(limits.running.items())
-    # a poll may wait longer than six beats
+    # A poll may wait longer than six beats, and its silo is there all the time.
     near = daemon.connected() | {silo for (silo, _), _ in calls}
     yield Gauge(
         "silo_connected",
@@ -85,10 +86,11 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 
 async def serve(config: configs.CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
+    # Uploads in the clear, the database and the ledger are for this user alone.
     os.umask(0o077)
     heap.one_heap()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # idle connections of strangers must not use them up
+    # Idle connections of strangers must not use them up.
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     log.event("starting", files=hard, files_before=soft)
     stopped = stop_signal()
@@ -108,6 +110,8 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         config.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LocalError(f"{config.directory}: cannot create it: {unwritable(error)}") from error
+
+    # The lock comes first: two processes would write into one database and one ledger.
     with (
         locked(config.directory),
         closing(Database(config.directory / "coordinator.sqlite")) as database,
@@ -121,15 +125,15 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         )
         ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
-        stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
+        stored = list(filter(None, map(_stored, database.jobs())))
         known = {job.name: kept.signed for job, kept in stored}
-        jobs = [
-            (job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)
-        ]
+        jobs = [_job(path, roster, known) for path in config.jobs]
+        new = [(job, signed) for job, signed in jobs if job.name not in known]
+
+        # Before the port is open: what keeps a job from starting is said before a silo calls.
         daemon.check_known(stored)
-        for job, _ in jobs:
-            if job.name not in known:
-                daemon.check_new(job)
+        for job, _ in new:
+            daemon.check_new(job)
         guard = Guard(roster)
         server = _server(daemon, guard)
         port = _listen(server, config.listen, keys, roster)
@@ -141,10 +145,11 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         log.event(
             "listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs]
         )
+
+        # New jobs stand behind restored ones: jobs run in the order in which they came.
         daemon.restore(stored)
-        for job, signed in jobs:
-            if job.name not in known:
-                daemon.add(job, signed)
+        for job, signed in new:
+            daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
         watching.add_done_callback(_raise)
         try:
@@ -158,6 +163,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         finally:
             watching.cancel()
             await health_service.enter_graceful_shutdown()
+            # First the daemon wakes polls, which wait for longer than the grace of the server.
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
         ledger.append(StopRecord(reason="asked to stop"))
@@ -230,6 +236,7 @@ def _server(daemon: Daemon, guard: Guard) -> grpc.aio.Server:
 
 def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.Roster) -> int:
     pair = (keys.tls_key, keys.entry.certificate.encode())
+    # Each member's own certificate is a root of trust: there is no CA.
     # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory
     # (grpc issue 36693).
     credentials = grpc.ssl_server_credentials(
@@ -262,7 +269,7 @@ def stop_signal() -> asyncio.Future[str]:
         error = context.get("exception")
         ours = isinstance(error, StaddleError)  # such as a full disk; anything else is a bug
         why = str(error) if ours else f"this is a bug in Staddle: {context['message']}: {error!r}"
-        # the callers of what failed fail as well
+        # The callers of what failed fail as well, with the same text.
         if not (stopped.done() and stopped.result() == why):
             log.problem("broken", why=why)
         stop(why)

@@ -1,6 +1,5 @@
-"""What stands in a coordinator's folder, read next to a running coordinator or without one."""
+"""The jobs in a coordinator's folder, read next to a running coordinator or without one."""
 
-from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from ..files.documents import Disk, disk
 from ..security.log.lock import held
 from .config import CoordinatorConfig
 from .rounds.machine import JobState
+from .rounds.selection import among, without
 from .storage.database import Database, relayed
 from .storage.replay_log import Spooled, loaded
 
@@ -25,7 +25,7 @@ class LastRound:
 
 @dataclass(frozen=True)
 class CoordinatorJobStatus:
-    """One job; silos by what the stage waits for: answers, contributions, or confirmations."""
+    """One job; silos by what the stage waits for: answers, contributions or confirmations."""
 
     job: str
     stage: str
@@ -44,7 +44,7 @@ class CoordinatorJobStatus:
 
 @dataclass(frozen=True)
 class CoordinatorStatus:
-    """All of it."""
+    """The folder, whether a coordinator runs there, its disk and its jobs."""
 
     directory: Path
     running: bool
@@ -72,18 +72,20 @@ def _last(database: Database, job: str) -> LastRound | None:
 def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
     gave, missing, dropped = _who(state, database)
     last = _last(database, state.job)
-    closed = last.round + 1 if last else 0
-    told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
-    attempt = state.attempt if state.blind and state.stage == "round" else None
     return CoordinatorJobStatus(
-        state.job,
-        state.stage,
-        closed,
-        state.rounds,
-        *told,
-        last,
-        attempt,
-        relayed(database.files(state.job)),
+        job=state.job,
+        stage=state.stage,
+        closed=last.round + 1 if last else 0,
+        rounds=state.rounds,
+        outcome=state.outcome,
+        reason=state.reason,
+        cohort=state.cohort,
+        gave=gave,
+        missing=missing,
+        dropped=dropped,
+        last=last,
+        attempt=state.attempt if state.blind and state.stage == "round" else None,
+        relayed=relayed(database.files(state.job)),
     )
 
 
@@ -91,33 +93,25 @@ def _who(
     state: JobState, database: Database
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
-    answered, failed = state.answers, state.failed
     match state.stage:
         case "admitting":
-            refused = {silo: code for silo, code in answered.items() if code != "accepted"}
-            return state.admitted, _but(state.silos, answered), refused
+            refused = without(state.answers, state.admitted)
+            missing = without(state.silos, state.answers)
+            return state.admitted, missing, {silo: state.answers[silo] for silo in refused}
         case "finishing" | "ended":
-            lost = {silo: code for silo, code in failed.items() if silo not in state.done}
-            missing = _but(state.admitted, {*state.done, *lost})
-            return _among(state.admitted, state.done), missing, lost
+            lost = without(state.failed, state.done)
+            confirmed = among(state.admitted, state.done)
+            missing = without(state.unconfirmed, lost)
+            return confirmed, missing, {silo: state.failed[silo] for silo in lost}
         case _:
+            # Masked words count only with their sum: the state does not have them yet.
             given = {*state.given, *_masked(state, database)}
-            missing = _but(state.open, given)
-            dropped = {**state.excluded, **failed}
-            return _among(state.cohort, given), missing, dropped
-
-
-def _among(silos: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo in chosen)
-
-
-def _but(silos: Sequence[str], out: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo not in out)
+            dropped = {**state.excluded, **state.failed}
+            return among(state.cohort, given), without(state.open, given), dropped
 
 
 def _masked(state: JobState, database: Database) -> set[str]:
-    """Silos whose masked words are here, of the attempt at a blind round's sum that goes on."""
+    """Silos whose masked words have arrived, in the active attempt at a blind round's sum."""
     rows = database.secure_rows(state.job, state.round) if state.blind else ()
-    spooled = (row for row in rows if row.kind == "spooled")
-    entries = [loaded(row) for row in spooled if row.attempt == state.attempt]
-    return {entry.silo for entry in entries if isinstance(entry, Spooled)}
+    spooled = [row for row in rows if (row.kind, row.attempt) == ("spooled", state.attempt)]
+    return {entry.silo for entry in map(loaded, spooled) if isinstance(entry, Spooled)}

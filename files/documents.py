@@ -87,11 +87,13 @@ def canonical_json(value: Any) -> bytes:
     Strings, integers below 2^53, booleans, null, lists and mappings with ASCII keys; no floats
     (write decimals as strings). Raises LocalError for anything else.
     """
+    # Checked before it is encoded: Python would write NaN, floats and keys of other types.
     _check_canonical(value, "$")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
+    # A document from a peer must not end in the interpreter's own limit.
     if depth > MAX_DEPTH:
         raise LocalError(f"canonical JSON: nested deeper than {MAX_DEPTH} levels; flatten it")
     if isinstance(value, list | tuple):
@@ -136,6 +138,8 @@ def parse_json(data: bytes, origin: str) -> Any:
     ``origin`` names them in errors.
     """
 
+    # Readers take the first or the last of two values of one key: one would be checked, the other
+    # used.
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed: dict[str, Any] = {}
         for key, value in pairs:
@@ -170,6 +174,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
     LocalError names what is missing, unreadable or too large.
     """
+    # One byte more than allowed tells a file that is too large without reading all of it.
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -219,6 +224,8 @@ def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
 
     What is signed has one spelling, so any other one was edited.
     """
+    # Signatures are over the canonical bytes, so a file in another spelling would verify although
+    # it is not what was signed.
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
         raise LocalError(
@@ -396,6 +403,7 @@ def unwritable(error: OSError) -> str:
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
     """Create, write and fsync; a file that could not be written whole is removed again."""
+    # The mode is set as the file is made: between a creation and a chmod anybody could open a key.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -410,6 +418,7 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a folder durable."""
+    # A file that was fsynced under a name that was not is gone after a power cut.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -85,6 +85,7 @@ def available_memory() -> int:
 
     The least of what the machine, its control groups and its own limit leave.
     """
+    # In a container the machine has more than the process may take, and the kernel would kill it.
     return max(0, min(_of_machine(), *_of_control_groups(), _of_process()))
 
 

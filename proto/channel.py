@@ -75,6 +75,7 @@ def require_tls13() -> None:
     gRPC reads its variables when it is imported, so the programs call this first. LocalError if
     gRPC was imported before the first call.
     """
+    # Every new client calls it again, long after gRPC was imported.
     if os.environ.get(CIPHERS_VARIABLE) == TLS13_ONLY:
         return
     if "grpc" in sys.modules:

@@ -2,7 +2,7 @@
 
 An empty entry of a repeated field takes two bytes to send and about 80 to hold: 4 MiB of them are
 170 MB. The walk goes field by field, into those fields that have bounds of their own. It refuses a
-message at the first field that is one too many, or longer than an honest message's. So a hostile
+message at the first field that is one too many, or longer than in an honest message. So a hostile
 message costs no more than an honest one of the same federation.
 """
 
@@ -40,7 +40,10 @@ def check_fields(data: bytes, most: int, bounds: Bounds) -> None:
 
 
 def _check(data: bytes, at: int, end: int, bound: FieldLimit, where: str, left: int) -> int:
-    """Walk one message; returns how many fields the whole message may still have."""
+    """Walk one message; returns how many fields the whole message may still have.
+
+    Fields are counted in all messages together: bounds that nest would multiply.
+    """
     for count, (number, start, stop) in enumerate(_fields(data, at, end)):
         if count == bound.most or not left:
             raise DecodeError(f"more than {count} fields{where}")
@@ -69,7 +72,8 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int | None, i
                 at = start + length
             case 1 | 5 as fixed:
                 at += FIXED_BYTES[fixed]
-            case other:  # groups, of which proto3 has none
+            # Groups, of which proto3 has none: their end is not known before they are read.
+            case other:
                 raise DecodeError(f"a field of wire type {other}")
         if at > end:
             raise DecodeError("a field ends behind its message")

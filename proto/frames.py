@@ -68,6 +68,7 @@ def decode(data: bytes) -> Frame:
     start = _payload_start(data)
     if start is not None:
         return ChunkFrame(data, start)
+    # Before protobuf makes anything of the bytes: a hostile frame may take forty times its size.
     check_fields(data, MOST_FIELDS, BOUNDS)
     frame = pb.Frame.FromString(data)
     if frame.WhichOneof("body") != "chunk":
@@ -87,6 +88,7 @@ def _payload_start(data: bytes) -> int | None:
     """Where the payload begins of a chunk that is the whole message; None for anything else."""
     if data[:1] != bytes((TAG,)):
         return None
+    # A payload that does not end with the message is left to protobuf, which judges the rest.
     length = 0
     for index, byte in enumerate(data[1 : 1 + LONGEST_VARINT]):
         length |= (byte & 0x7F) << 7 * index

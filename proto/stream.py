@@ -54,6 +54,7 @@ class Digester:
     def _advance(self) -> None:
         """Close finished tensors (empty ones too) and open the next."""
         while self._left == 0:
+            # Not before the first tensor is open.
             if self._index >= 0:
                 self._done.append(self._known.get(self._index) or self._hash.digest())
             self._index += 1
@@ -106,6 +107,7 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
     for piece in pieces:
         left = piece
         while left:
+            # A chunk that lies within a piece is not copied twice.
             if not filled and len(left) >= size:
                 yield ChunkFrame.of([left[:size]])
                 left = left[size:]
@@ -122,6 +124,7 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
 
 def resumable(offset: int, size: int) -> bool:
     """Whether a stream of ``size`` bytes may resume at ``offset``: between chunks or at the end."""
+    # Bytes come in whole chunks, so an interrupted upload holds no part of one.
     return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
 
 
@@ -184,6 +187,7 @@ class Inbound:
 
         They came with an earlier stream, so the sink has them.
         """
+        # The digests are over the whole payload, also where its connection was lost.
         for piece in pieces:
             if self._digester is None or len(piece) > self._missing:
                 raise LocalError(
@@ -198,6 +202,7 @@ class Inbound:
             raise LocalError(
                 f"a chunk while {self._missing} bytes before the offset were not taken up"
             )
+        # Full chunks alone: a stream of single bytes would cost a call for each.
         wanted = min(self._left, CHUNK_BYTES)
         if not chunk or len(chunk) != wanted:
             raise RefusedError(
@@ -216,6 +221,7 @@ class Inbound:
                 self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest"
             )
         digests = digester.digests()
+        # Of each tensor, too: the silo's ledger names them one by one (SECURITY.md 27).
         if tuple(end.tensor_sha256) != digests.tensors or end.sha256 != digests.total:
             raise RefusedError(
                 self._peer, "DIGEST", "the bytes that arrived have other digests than the end says"

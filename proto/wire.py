@@ -37,6 +37,7 @@ def check_manifest(
     The text names the first difference. ``words`` are the bytes that follow the tensors, of open
     sums and of rows of a Mix.
     """
+    # What is not in the signed schema cannot cross: order, kind and shape included.
     headers = to_wire(expected)
     for index, (found, wanted) in enumerate(zip(manifest.tensors, headers, strict=False)):
         if found != wanted:
@@ -79,6 +80,7 @@ def _show(header: pb.TensorHeader) -> str:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine."""
+    # The wire's byte order is fixed, so that digests agree between machines.
     array = tensor.detach().contiguous().numpy()
     little = array.astype(LITTLE_ENDIAN[DTYPE_NAMES[tensor.dtype]], copy=False)
     return memoryview(little.reshape(-1).view(np.uint8).data)
@@ -94,5 +96,6 @@ def tensor_from(
         buffer, dtype=LITTLE_ENDIAN[spec.dtype], count=spec.elements, offset=offset
     )
     usable = array.flags.writeable and array.flags.aligned
+    # PyTorch warns of memory that it may not write, and takes no other byte order.
     native = array.astype(array.dtype.newbyteorder("="), copy=not usable)
     return torch.from_numpy(native).reshape(spec.shape)

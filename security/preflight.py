@@ -179,6 +179,7 @@ def ledger(
 
     Or there is none yet, nor a head of one.
     """
+    # A daemon that never ran has no ledger; where the database knows a head, one was removed.
     folder = directory / LEDGER
     if known is None and (not folder.exists() or not any(folder.iterdir())):
         return True, f"{folder}: none yet; it is begun at the first start"

@@ -108,8 +108,11 @@ class Agent:
         training = config.training
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
+
+        # Each notice goes into the log once: a coordinator that polls on would fill the disk.
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
+
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
@@ -185,6 +188,7 @@ class Agent:
         return Worked()
 
     async def _poll(self) -> Event:
+        # A coordinator that answers polls at once with nothing would make this silo spin.
         loop = asyncio.get_running_loop()
         asked = loop.time()
         task = _task(self._roster.coordinator.id, await self._gate.session.poll())
@@ -193,9 +197,12 @@ class Agent:
         return TaskReceived(task)
 
     async def _connect(self, attempt: int) -> Event:
+        # Doubled each time, with jitter: after an outage not all silos greet in the same instant.
         if attempt > 0:
             longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(attempt - 1, 8))
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
+
+        # Settled before any new upload, which goes on behind the bytes that the coordinator has.
         self._beat_seconds = await self._gate.session.hello()
         for upload in await self._gate.settle():
             log.event(
@@ -257,6 +264,8 @@ class Agent:
         return Worked()
 
     def _admit(self, signed: bytes) -> Admitted:
+        # Policy and data come first: they are the same after a restart, while what is left of a
+        # budget and what was signed changes from job to job.
         admitted = self._checked(signed)
         why = self._gate.signed_sets.objection_to(admitted.job)
         if why:
@@ -348,7 +357,8 @@ class Agent:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
 
-        # Under an older copy of the ledger, privacy that was already spent would be forgotten.
+        # Under an older copy of the ledger, privacy that was already spent would be forgotten. The
+        # coordinator's word is not enough against that: it gains by it (SECURITY.md rule 42).
         if job.privacy is not None and not self._gate.session.witnessed:
             await self._await_word(asked)
             return
@@ -377,6 +387,8 @@ class Agent:
         log.event("round.given", job=job.name, round=round_)
 
     def _check_start(self, job: Job, asked: RoundOpened, contributions: Contributions) -> None:
+        # The memory of sums goes by the state that values were trained from (SECURITY.md rule 34),
+        # so they must not be summed under another one.
         if contributions.start not in (UNSAID, asked.counted):
             raise RefusedError(
                 self._roster.coordinator.id,
@@ -530,6 +542,9 @@ class Agent:
             code = _code(error)
             log.problem("job.finish_failed", job=finished.job, why=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
+
+        # Keys go by the job's end at the latest: what was uploaded is then opened by nobody
+        # (SECURITY.md rule 10).
         await asyncio.to_thread(self._group_keys.end, finished.job)
         await self._gate.session.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()

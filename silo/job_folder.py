@@ -126,11 +126,16 @@ class JobFolder:
 
         All other states go.
         """
+        # The count comes before older states go: after a crash in between, a coordinator that goes
+        # back on it is refused rather than told that a state is gone.
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
-        if counted > self._confirmed():  # before older states go
+        if counted > self._confirmed():
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
         write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
+
+        # The state that the round began from stays: if the round does not count, the next begins
+        # from it again.
         written = chain(
             self.path.glob("outbox-*.safetensors"), self.path.glob("state-*.safetensors")
         )

@@ -180,9 +180,12 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
             return SessionState("stopped"), Exit("")
         case Barred(why):
             return SessionState("stopped"), Exit(why)
+        # The task is dropped: the coordinator tells it again, if it still stands.
         case ConnectionLost() if state.stage != "stopped":
             attempt = state.attempt + 1
             return SessionState("offline", attempt), Connect(attempt)
+        # The count of attempts stays until a poll or a task succeeds, so a coordinator that greets
+        # and then refuses is not hammered.
         case Connected() if state.stage == "offline":
             return replace(state, stage="waiting"), Poll()
         case TaskReceived(None) if state.stage == "waiting":

@@ -82,10 +82,7 @@ class APFL(FedAvg):
 
     @property
     def private_fault(self) -> str:
-        """Opacus's hooks see a module's own parameters, and v̄ is none of them.
-
-        Nor is a survey paid for.
-        """
+        """The gradient at v̄ cannot be taken by record, and no budget pays for a survey."""
         return (
             "it takes gradients at a mixture of two models, which cannot be told record by record"
         )
@@ -95,31 +92,34 @@ class APFL(FedAvg):
         return {**beside(self.setting, OWN), MIXTURE: Mixture(self.options.alpha)}
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """That v has not begun."""
+        """A mark that v has not begun."""
         return not_begun()
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """By v̄."""
+        """Logits of v̄."""
         return self.mixed(parts, parts[MIXTURE](), x)
 
     def mixed(self, parts: Parts, alpha: Tensor, x: Tensor) -> Tensor:
         """Logits [B, classes] of v̄, by which v and α are trained, and w is not."""
-        own = dict(zip(MODEL, (parts[name] for name in names(OWN)), strict=True))
+        own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
         v, w = point_of(own), detached(point_of(parts))
-        # (1)
-        between = {p: {k: alpha * v[p][k] + (1 - alpha) * w[p][k] for k in v[p]} for p in MODEL}
+        between: dict[str, dict[str, Tensor]] = {}
+        for part in MODEL:
+            mine, shared = v[part], w[part]
+            # (1)
+            between[part] = {k: alpha * mine[k] + (1 - alpha) * shared[k] for k in mine}
         return logits_at(own, between, x)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Take w as it came down; v goes on, or begins there."""
+        """Replace w by the delivered model; v stays, or begins there."""
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """α, then w and v together."""
         both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
-        return (
-            (Survey(self.slope), Change(self.adapted), both) if self.options.adaptive else (both,)
-        )
+        if not self.options.adaptive:
+            return (both,)
+        return (Survey(self.slope), Change(self.adapted), both)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The derivative of the losses by α, of all records together."""

@@ -64,7 +64,7 @@ from torch import Tensor
 
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..delivery import Combined, CoordinatorState, Delivery, Results, Row
+from ..delivery import Combined, CoordinatorState, Delivery, Results, Row, positive_weights
 from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
@@ -124,7 +124,7 @@ class ClusteredFL(Method):
     # The silo half. ``extra`` holds θ_c [|θ|], from which a round's training began.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Nothing received."""
+        """Zeros in place of a received model."""
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
@@ -164,7 +164,7 @@ class ClusteredFL(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Eqs. 2 to 4 for each cluster, on the members that came."""
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        index = torch.tensor(self.numbers(cohort))
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
         gave[index] = round_
         if "update" in results:
@@ -178,6 +178,7 @@ class ClusteredFL(Method):
 
     def leaving(self, gram: Tensor) -> Tensor:
         """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n]."""
+        # Norms and the mean follow from the inner products, so no update itself is needed.
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
@@ -188,39 +189,29 @@ class ClusteredFL(Method):
         second = bipartition(alike)
         across = alike[~second][:, second].max()
         fewer = min(int(second.sum()), int((~second).sum()))
-        # (4)
-        split = (
-            (1 - across) / 2
-        ).sqrt() > self.options.gamma_max and fewer >= self.options.smallest
-        return second if split else stays
+        gap = ((1 - across) / 2).sqrt()
+        if gap > self.options.gamma_max and fewer >= self.options.smallest:  # (4)
+            return second
+        return stays
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 5; nothing where nobody of the cluster has given a model."""
-        same = state["cluster"] == state["cluster"][self.setting.silos.index(silo)]
+        same = state["cluster"] == state["cluster"][self.number(silo)]
         last = torch.where(same, state["gave"], -1).max()
-        members = same & (state["gave"] == last)
         if last < 0:
             return ()
-        return (
-            Row(
-                "model",
-                {
-                    name: 1.0
-                    for name, is_in in zip(self.setting.silos, members, strict=True)
-                    if is_in
-                },
-            ),
-        )
+        # Equal weights, as in the authors' code, for the members that came in the last round.
+        members = same & (state["gave"] == last)
+        return (Row("model", positive_weights(self.setting.silos, members.double())),)
 
 
 def bipartition(alike: Tensor) -> Tensor:
     """Mask [n] of the members in the smaller of the two groups of Eq. 3.
 
-    The most similar pair across these two groups is the least similar of all such pairs.
-
-    On a tie of sizes the first member is in the other group. ``alike`` [n, n] is symmetric, n at
-    least 2.
+    Of all ways to split, the most similar pair across these two groups is the least similar. On a
+    tie of sizes the first member is in the other group. ``alike`` [n, n] is symmetric, n >= 2.
     """
+    # Eq. 3 is solved exactly: each pair that is joined is at least as similar as all that are not.
     n = len(alike)
     group = list(range(n))
     pairs = sorted((-float(alike[i, j]), i, j) for i in range(n) for j in range(i + 1, n))

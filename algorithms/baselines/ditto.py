@@ -66,11 +66,11 @@ class Ditto(FedAvg):
         return beside(self.setting, OWN)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """That v has not begun."""
+        """A mark that v has not begun."""
         return not_begun()
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """By v."""
+        """Logits of v."""
         return logits(parts, x, OWN)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:

@@ -35,6 +35,7 @@ records, and so is what it makes of the model.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated
 
 import torch
@@ -46,7 +47,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage
 from ..delivery import Results
-from ..exchange.parts import DTYPES, Contribution, Kind, Part, Tensors
+from ..exchange.parts import DTYPES, Contribution, Kind, Part, Tensors, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..models.functional import called_with, parameters_of
 
@@ -75,23 +76,21 @@ class FedALA(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        named = {part: specs_of_parameters(module) for part, module in setting.sketch().items()}
         # (part, layer) → (part, parameter)
         layers: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        named = {part: specs_of_parameters(module) for part, module in setting.sketch().items()}
         for part, specs in named.items():
             for spec in specs:
-                layers.setdefault((part, spec.name.rpartition(".")[0]), []).append(
-                    (part, spec.name)
-                )
+                layer = (part, spec.name.rpartition(".")[0])
+                layers.setdefault(layer, []).append((part, spec.name))
         if self.options.layers > len(layers):
             raise LocalError(
                 f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it"
             )
-        upper = {each for layer in list(layers.values())[-self.options.layers :] for each in layer}
-        self.upper = {
-            part: [spec for spec in specs if (part, spec.name) in upper]
-            for part, specs in named.items()
-        }
+        upper = set(chain.from_iterable(list(layers.values())[-self.options.layers :]))
+        self.upper: dict[str, list[TensorSpec]] = {}
+        for part, specs in named.items():
+            self.upper[part] = [spec for spec in specs if (part, spec.name) in upper]
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -108,11 +107,11 @@ class FedALA(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The model, and W_i, all ones."""
-        ones = {
-            _key(part, spec.name): torch.ones(spec.shape, dtype=DTYPES[spec.dtype])
-            for part, specs in self.upper.items()
-            for spec in specs
-        }
+        ones: dict[str, Tensor] = {}
+        for part, specs in self.upper.items():
+            for spec in specs:
+                key = _key(part, spec.name)
+                ones[key] = torch.ones(spec.shape, dtype=DTYPES[spec.dtype])
         return {**self.setting.build(), "weights": nn.ParameterDict(ones)}
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
@@ -120,17 +119,15 @@ class FedALA(Method):
         return {"learned": torch.tensor(0)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 1 with the weights as they are; what was mixed is kept, to learn them."""
+        """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights."""
         if "model" not in delivered:
             return state
         taken, extra = super().deliver(state, delivered, facts), dict(state.extra)
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
-                extra |= {
-                    f"old/{key}": state.parts[part][spec.name],
-                    f"new/{key}": taken.parts[part][spec.name],
-                }
+                extra[f"old/{key}"] = state.parts[part][spec.name]
+                extra[f"new/{key}"] = taken.parts[part][spec.name]
         return SiloState(self._mixed(taken, extra), extra)
 
     @property
@@ -142,11 +139,12 @@ class FedALA(Method):
         )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """The weights, the mixture, the model."""
+        """Learn the weights, mix the models, train the model."""
         local = replace(self.stage("extractor", "classifier"), reads=())
         context = {key: value for key, value in state.extra.items() if key != "learned"}
         if not context:
             return (local,)
+        # Weights start at ones; the authors' code learns them to convergence the first time.
         epochs = 1 if bool(state.extra["learned"]) else self.options.start_epochs
         optimiser = Optimiser(self.options.eta, within=(0.0, 1.0))  # (2)
         weights = Stage(("weights",), epochs, self.mixture_loss, optimiser, context=context)
@@ -156,22 +154,18 @@ class FedALA(Method):
         """Cross-entropy [B] of Θ̂_i."""
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
-        return cross_entropy(
-            called_with(parts["classifier"], mixed["classifier"], features), y, reduction="none"
-        )
+        logits = called_with(parts["classifier"], mixed["classifier"], features)
+        return cross_entropy(logits, y, reduction="none")
 
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
         """The upper layers of Θ̂_i by part."""
         mixed: dict[str, dict[str, Tensor]] = {}
         for part, specs in self.upper.items():
-            keys = {spec.name: _key(part, spec.name) for spec in specs}
-            ends = {
-                name: (context[f"old/{key}"], context[f"new/{key}"]) for name, key in keys.items()
-            }
-            # (1)
-            mixed[part] = {
-                name: old + (new - old) * weights[keys[name]] for name, (old, new) in ends.items()
-            }
+            mixed[part] = {}
+            for spec in specs:
+                key = _key(part, spec.name)
+                old, new = context[f"old/{key}"], context[f"new/{key}"]
+                mixed[part][spec.name] = old + (new - old) * weights[key]  # (1)
         return mixed
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
@@ -184,10 +178,8 @@ class FedALA(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        # (4)
-        return {
-            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
-        }
+        model = self.flat(state, "extractor", "classifier")
+        return {"model": Contribution(model, float(facts.samples))}  # (4)
 
 
 def _key(part: str, parameter: str) -> str:

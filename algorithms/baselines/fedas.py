@@ -48,6 +48,7 @@ without noise, so such a job cannot be private.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated
 
 import torch
@@ -77,10 +78,7 @@ class FedASOptions(Strict):
 
 
 class FedAS(Method):
-    """A shared extractor, aligned at each silo, below private classifiers.
-
-    Averaged by Fisher information.
-    """
+    """A shared extractor, aligned at each silo and averaged by Fisher information."""
 
     name = "fedas"
     version = 1
@@ -94,7 +92,7 @@ class FedAS(Method):
         self.weighted = Part(
             "weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace)
         )
-        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        weight = self.spec_of("classifier", "weight")
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)
         self.at_once = max(1, NUMBERS_AT_ONCE // numbers)
@@ -109,7 +107,7 @@ class FedAS(Method):
 
     @property
     def private_fault(self) -> str:
-        """Eqs. 1 and 4 look at the records after training."""
+        """Eqs. 1 and 4 read the records after training."""
         return (
             "its prototypes and weights are those of the trained model, surveyed without noise;"
             " choose fedper"
@@ -123,19 +121,19 @@ class FedAS(Method):
         return {"prototypes": torch.zeros(self.rows.shape, dtype=DTYPES[self.rows.dtype])}
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Alignment of an extractor that came down to a silo with one of its own; training.
+        """Align the delivered extractor, train, and measure the records."""
+        train = self.stage("extractor", "classifier")  # (3)
+        course = (train, Survey(self.survey), Change(self.remember))
 
-        The look at the records.
-        """
-        optimiser, context = (
-            Optimiser(self.options.alignment_lr),
-            {"prototypes": state.extra["prototypes"]},
-        )
-        epochs = self.options.alignment_epochs if bool(state.extra["prototypes"].any()) else 0
+        # Before its first round a silo has no prototypes to align to.
+        epochs = self.options.alignment_epochs
+        if not epochs or not state.extra["prototypes"].any():
+            return course
+        optimiser = Optimiser(self.options.alignment_lr)
+        context = {"prototypes": state.extra["prototypes"]}
         # (2)
         align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)
-        train = self.stage("extractor", "classifier")  # (3)
-        return (*((align,) if epochs else ()), train, Survey(self.survey), Change(self.remember))
+        return (align, *course)
 
     def apart(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
@@ -162,9 +160,8 @@ class FedAS(Method):
 
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:
             gradients = grad(loss)(own, one_x, one_y)
-            return torch.stack(
-                [g.square().sum() for named in gradients.values() for g in named.values()]
-            ).sum()
+            tensors = chain.from_iterable(named.values() for named in gradients.values())
+            return torch.stack([gradient.square().sum() for gradient in tensors]).sum()
 
         squares: Tensor = vmap(square, chunk_size=self.at_once)(x, y)  # (4)
         return squares
@@ -176,6 +173,7 @@ class FedAS(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor times T_i, and T_i."""
+        # Never 0: Eq. 5 divides by the sum of the traces.
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {
             name: (trace * t.double()).to(t.dtype)

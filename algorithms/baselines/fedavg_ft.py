@@ -31,7 +31,7 @@ class FedAvgFTOptions(FedAvgOptions):
     """Options of FedAvg-FT."""
 
     tuning_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
-    """For how many epochs each silo trains the model in the end."""
+    """Epochs for which each silo trains the model in the end."""
 
 
 class FedAvgFT(FedAvg):

@@ -44,7 +44,7 @@ class FedBABUOptions(Strict):
     """Options of FedBABU."""
 
     tuned: Literal["head", "body", "full"] = "head"
-    """What each silo fits to itself in the end: the classifier, the extractor, or both."""
+    """The parts that each silo fits to itself in the end."""
     tuning_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
     """τ_f, for how many epochs."""
 

@@ -69,10 +69,7 @@ class FedBN(Method):
         return (self.stage(*MODEL),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """What is no norm layer, weighted by samples."""
+        """The model without norm layers, weighted by samples."""
         every = self.flat(state, *MODEL)
-        return {
-            "model": Contribution(
-                {spec.name: every[spec.name] for spec in self.model.tensors}, float(facts.samples)
-            )
-        }  # (2)
+        tensors = {spec.name: every[spec.name] for spec in self.model.tensors}
+        return {"model": Contribution(tensors, float(facts.samples))}  # (2)

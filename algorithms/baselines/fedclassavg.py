@@ -86,7 +86,7 @@ class FedClassAvg(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        weight = self.spec_of("classifier", "weight")
         check_extractors(self.name, self.options.extractors, setting, weight.shape[1])
         self.classifier = self.shared("classifier", Kind.HEADER_ROWS, "classifier")
 

@@ -101,34 +101,30 @@ class FedDyn(Method):
         """The parameters, named ``part.parameter``, without buffers."""
         return {f"{part}.{name}": parts[part][name] for part, name in self.parameters}
 
-    # The silo half. ``extra`` holds θ as it came down last, and h_k as it was then: Eq. 2 waits for
-    # the next delivery, so a round that did not count leaves no trace.
+    # The silo half. ``extra`` holds the last delivered θ, and h_k as it was then: Eq. 2 waits for
+    # the next delivery, so a round that failed leaves no trace.
 
     @cached_property
     def initial(self) -> dict[str, Tensor]:
         """θ before the first round, and zeros for h."""
-        theta = self.moved(
-            {part: module.state_dict() for part, module in self.setting.build().items()}
-        )
-        return {
-            key: t
-            for name, own in theta.items()
-            for key, t in pair(name, own, torch.zeros_like(own)).items()
-        }
+        modules = self.setting.build()
+        theta = self.moved({part: module.state_dict() for part, module in modules.items()})
+        found: dict[str, Tensor] = {}
+        for name, own in theta.items():
+            found |= pair(name, own, torch.zeros_like(own))
+        return found
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """As the coordinator begins."""
+        """θ and h before the first round, like the coordinator's."""
         return dict(self.initial)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 2 of what this silo trained last; then θ is what came down."""
+        """Eq. 2 with the model that this silo trained last; then θ is the delivered model."""
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
-            # (2)
-            h = state.extra[f"h.{name}"] - self.options.alpha * (
-                trained - state.extra[f"theta.{name}"]
-            )
+            way = trained - state.extra[f"theta.{name}"]
+            h = state.extra[f"h.{name}"] - self.options.alpha * way  # (2)
             extra |= pair(name, came[name], h)
         return SiloState(taken.parts, extra)
 
@@ -158,12 +154,10 @@ class FedDyn(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 3 and 4; of buffers the mean."""
+        """Eqs. 3 and 4; buffers are averaged."""
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
-        down, after = (
-            {spec.name: results["model"][spec.name] for spec in self.model.tensors},
-            dict[str, Tensor](),
-        )
+        down = {spec.name: results["model"][spec.name] for spec in self.model.tensors}
+        after: dict[str, Tensor] = {}
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"
             h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)

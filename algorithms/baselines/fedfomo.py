@@ -35,19 +35,14 @@ Where this differs from the paper:
 
 Wire list (M - 1 others; fewer where there are not as many silos):
 
-==============  ====  ==========================================================================
-                      ==================
-part            way   tensors
-                      exchange
-==============  ====  ==========================================================================
-                      ==================
-``model``       up    θ_i'
-                      Each
-``weights``     up    w_n of (4) [M - 1], in the order in which the models came; 0 for none
-                      Each
-``others``      down  θ_n' [M - 1, …], and ``known``: how many there are, the first ones          -
-==============  ====  ==========================================================================
-                      ==================
+===========  ====  ====================================================================  ========
+part         way   tensors                                                               exchange
+===========  ====  ====================================================================  ========
+``model``    up    θ_i'                                                                  Each
+``weights``  up    w_n of (4) [M - 1], in the order in which the models came; 0 for      Each
+                   none
+``others``   down  θ_n' [M - 1, …], and ``known``: how many there are, the first ones    -
+===========  ====  ====================================================================  ========
 
 A silo's model in the end is the one it trained last. The coordinator keeps a model of each silo in
 its state, up to 950 MB of them; a silo keeps M + 1 models. The job cannot be private: losses are of
@@ -120,7 +115,7 @@ class FedFomo(Method):
         self.received = Part("others", Kind.WHOLE_MODEL, Each(), (*stacked, known))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The whole model, and what the others' were worth."""
+        """The whole model, and the weights of the others' models."""
         return (self.model, self.weights)
 
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -135,24 +130,21 @@ class FedFomo(Method):
         return beside(self.setting, START, *self.others)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Nothing was compared."""
+        """Zeros: nothing was compared yet."""
         return {"weights": torch.zeros(self.weights.tensors[0].shape, dtype=torch.float64)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The others' models into their copies.
-
-        Of those that there are not, θ_i, which weighs nothing.
-        """
+        """Put the others' models into their copies; θ_i, of weight 0, where there are fewer."""
         came = delivered.get("others", {})
         known = int(came.get("known", torch.tensor(0)))
         parts = dict(state.parts)
         for k, other in enumerate(self.others):
             for part, name, copy in zip(MODEL, names(other), names(START), strict=True):
-                values = (
-                    {spec.name: came[f"{part}.{spec.name}"][k] for spec in self.template[part]}
-                    if k < known
-                    else state.parts[copy]
-                )
+                values = state.parts[copy]
+                if k < known:
+                    values = {
+                        spec.name: came[f"{part}.{spec.name}"][k] for spec in self.template[part]
+                    }
                 parts[name] = {**state.parts[part], **values}
         return SiloState(parts, state.extra)
 
@@ -165,7 +157,7 @@ class FedFomo(Method):
         )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """The losses, the mixture, the model."""
+        """Measure the losses, mix the models, train the model."""
         return (Survey(self.losses), Change(self.mix), replace(self.stage(*MODEL), reads=()))
 
     def losses(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -175,7 +167,7 @@ class FedFomo(Method):
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 1 to 3."""
-        # sums: shares are those of means
+        # Sums of losses, not means: the divisor would cancel in the shares.
         losses, start = facts.measured["losses"], self.vector(state, START)
         distances = torch.stack(
             [(self.vector(state, model) - start).norm() for model in self.models[1:]]
@@ -223,34 +215,36 @@ class FedFomo(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Eq. 4, and the new models in place of the silos' last."""
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        index = torch.tensor(self.numbers(cohort))
         affinity, gave = state["affinity"].clone(), state["gave"].clone()
         for silo, row in zip(cohort, results["weights"]["weights"], strict=True):
             sent = self.chosen(state, round_, silo)
-            affinity[self.setting.silos.index(silo), sent] += row[: len(sent)]  # (4)
+            affinity[self.number(silo), sent] += row[: len(sent)]  # (4)
         gave[index] = 1
         models: dict[str, Tensor] = {}
-        for name, given in results["model"].items():
-            models[name] = (
-                state[name].clone()
-                if name in state
-                else given.new_zeros(len(gave), *given.shape[1:])
-            )
-            models[name][index] = given
+        for name, uploaded in results["model"].items():
+            if name in state:
+                models[name] = state[name].clone()
+            else:
+                models[name] = uploaded.new_zeros(len(gave), *uploaded.shape[1:])
+            models[name][index] = uploaded
         return Combined({"affinity": affinity, "gave": gave, **models})
 
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
         """The silos whose models this one gets in a round (Eq. 5), as numbers in job order."""
-        own = self.setting.silos.index(silo)
+        own = self.number(silo)
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
         rng = stream(self.setting.seed, silo, round_, "fedfomo/others")
         lots, draws = raw(rng, len(there)), uniform(rng, (len(self.others),), 0.0, 1.0)
         order = [there[i] for i in np.argsort(lots, kind="stable")]  # at random
         best = sorted(order, key=lambda n: -float(state["affinity"][own, n]))
         epsilon = self.options.epsilon - round_ * self.options.epsilon_decay
+
+        # ε-greedy: with probability ε any other silo, otherwise the best that is left.
         found: list[int] = []
         for draw in draws[: len(there)]:
-            found.append(next(n for n in (order if draw < epsilon else best) if n not in found))
+            ranking = order if draw < epsilon else best
+            found.append(next(n for n in ranking if n not in found))
         return found
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
@@ -259,12 +253,10 @@ class FedFomo(Method):
         if not sent:
             return ()
         padding = len(self.others) - len(sent)
-        tensors = {
-            spec.name: torch.cat(
-                [state[spec.name][sent], state[spec.name].new_zeros(padding, *spec.shape)]
-            )
-            for spec in self.model.tensors
-        }
+        tensors: dict[str, Tensor] = {}
+        for spec in self.model.tensors:
+            models = state[spec.name]
+            tensors[spec.name] = torch.cat([models[sent], models.new_zeros(padding, *spec.shape)])
         return (Value("others", {**tensors, "known": torch.tensor(len(sent))}),)
 
 

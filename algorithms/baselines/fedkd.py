@@ -67,7 +67,7 @@ class FedKDOptions(Strict):
     mentor: str | None = None
     """Architecture of the mentor; left out, the job's."""
     t_start: Energy = 0.95
-    """T_start, the share of an update's energy that is given in the beginning."""
+    """T_start, the share of an update's energy that is uploaded in the beginning."""
     t_end: Energy = 0.98
     """T_end, the share in the end; 1 gives all of it."""
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -129,19 +129,15 @@ class FedKD(Method):
         # [B, d_s], [B, d_t]
         hidden_s, hidden_t = parts["extractor"](x), parts["mentor_extractor"](x)
         mentee, mentor = parts["classifier"](hidden_s), parts["mentor_classifier"](hidden_t)
-        losses = cross_entropy(mentor, y, reduction="none") + cross_entropy(
-            mentee, y, reduction="none"
-        )
-        apart = (
-            divergence(mentee, mentor)
-            + divergence(mentor, mentee)
-            + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
-        )
+        by_mentor = cross_entropy(mentor, y, reduction="none")
+        losses = by_mentor + cross_entropy(mentee, y, reduction="none")
+        predictions = divergence(mentee, mentor) + divergence(mentor, mentee)
+        apart = predictions + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
         return losses + apart / losses.mean().detach()  # (1), (2)
 
     @property
     def private_fault(self) -> str:
-        """D is of a batch."""
+        """D of Eqs. 1 and 2 is a mean over the batch."""
         return (
             "its losses weigh distillation by a batch's mean, by which each record moves the"
             " gradients of others"
@@ -151,11 +147,10 @@ class FedKD(Method):
         """The mentee after its truncated update, weighted by samples."""
         energy = self.energy(facts.round)
         trained = self.flat(state, *MODEL)
-        given = {
-            name: before + truncated(trained[name] - before, energy)
-            for name, before in state.extra.items()
-        }
-        return {"mentee": Contribution(given, float(facts.samples))}  # (5)
+        shortened: dict[str, Tensor] = {}
+        for name, before in state.extra.items():
+            shortened[name] = before + truncated(trained[name] - before, energy)
+        return {"mentee": Contribution(shortened, float(facts.samples))}  # (5)
 
     def energy(self, round_: int) -> float:
         """T of a round."""
@@ -164,17 +159,18 @@ class FedKD(Method):
 
 
 def width(classifier: nn.Module) -> int:
-    """Of the features that a linear classifier takes."""
+    """Number of features that a linear classifier takes."""
     return dict(classifier.named_parameters())["weight"].shape[1]
 
 
 def truncated(update: Tensor, energy: float) -> Tensor:
     """The first singular terms of an update that hold this share of its energy."""
-    if update.ndim < 2 or not all_finite(update):  # what has diverged is told of where it is given
+    # A diverged update is reported where it is uploaded; the SVD would fail with another error.
+    if update.ndim < 2 or not all_finite(update):
         return update
     u, sigma, v = torch.linalg.svd(update.flatten(1), full_matrices=False)
     square = sigma.square()
-    # what is before a term does not suffice
+    # A term is kept if the terms before it do not hold enough energy.
     kept = square.cumsum(0) - square < energy * square.sum()
     terms: Tensor = (u * (sigma * kept)) @ v  # (3)
     return terms.reshape(update.shape)

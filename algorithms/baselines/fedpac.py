@@ -42,21 +42,15 @@ Where this differs from the paper:
 Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three
 are not given then:
 
-============================  ====  ===========================================
-                                    =====================================
-part                          way   tensors                                      exchange
-============================  ====  ===========================================
-                                    =====================================
-``extractor``                 both  θ                                            Sum, weighted by
-                                    samples
-``prototypes``                both  [C, d]                                       Sum row by row, by
-                                    class counts
-``classifier``                both  φ_i; down: the silo's row of Eq. 6           Mix
-``vectors``                   up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
-``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum
-                                    weighted by samples
-============================  ====  ===========================================
-                                    =====================================
+==============  ====  ===========================================  ================================
+part            way   tensors                                      exchange
+==============  ====  ===========================================  ================================
+``extractor``   both  θ                                            Sum, weighted by samples
+``prototypes``  both  [C, d]                                       Sum row by row, by class counts
+``classifier``  both  φ_i; down: the silo's row of Eq. 6           Mix
+``vectors``     up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
+``variance``    up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum weighted by samples
+==============  ====  ===========================================  ================================
 
 With ``variances = "each"`` the method is refused under ``secure_aggregation = "required"``. Blind
 or not, the Gram shows the coordinator which silos are alike: features of one class are near one
@@ -78,7 +72,15 @@ from torch.nn.functional import cross_entropy, one_hot
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
-from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results, Row
+from ..delivery import (
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Latest,
+    Results,
+    Row,
+    positive_weights,
+)
 from ..exchange.parts import (
     DTYPES,
     WEIGHT,
@@ -126,7 +128,7 @@ class FedPAC(Method):
                 " compared and no classifier is mixed; raise participation or min_cohort so that 2"
                 " are drawn"
             )
-        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        weight = self.spec_of("classifier", "weight")
         classes, self.width = weight.shape
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         rows = TensorSpec("mean", weight.dtype, (classes, self.width))
@@ -136,16 +138,15 @@ class FedPAC(Method):
         self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
         self.pooled = self.options.variances == "pooled"
         number = TensorSpec("v", "float64", (), 0.0)
-        self.variance = Part(
-            "variance", Kind.PROTOTYPES, Sum("mean") if self.pooled else Each(), (number,)
-        )
+        exchange = Sum("mean") if self.pooled else Each()
+        self.variance = Part("variance", Kind.PROTOTYPES, exchange, (number,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Extractor and prototypes; the classifier, and what says with whose it is mixed."""
-        compared = (
-            (self.classifier, self.vectors, self.variance) if round_ or not self.pooled else ()
-        )
-        return (self.extractor, self.prototypes, *compared)
+        """Extractor and prototypes; the classifier, and the terms of its weights."""
+        shared = (self.extractor, self.prototypes)
+        if self.pooled and round_ == 0:
+            return shared
+        return (*shared, self.classifier, self.vectors, self.variance)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes, and the silo's own mixture of classifiers."""
@@ -153,7 +154,7 @@ class FedPAC(Method):
 
     @property
     def private_fault(self) -> str:
-        """Eq. 4 looks at the records after training."""
+        """Eq. 4 reads the records after training."""
         return (
             "its prototypes are those of the trained extractor, surveyed without noise; choose"
             " fedper"
@@ -187,15 +188,13 @@ class FedPAC(Method):
         return one_hot(y, self.setting.classes).to(features.dtype).T @ features
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """The classifier, the extractor, and a look at the records."""
+        """Train the classifier, then the extractor, and measure the records."""
         classifier, extractor = self.stage("classifier"), self.stage("extractor")
         optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
+        context = {"prototypes": state.extra["prototypes"]}
         return (
             replace(classifier, epochs=self.options.classifier_epochs, optimiser=optimiser),  # (2)
-            # (3)
-            replace(
-                extractor, loss=self.aligned, context={"prototypes": state.extra["prototypes"]}
-            ),
+            replace(extractor, loss=self.aligned, context=context),  # (3)
             Survey(self.survey),
         )
 
@@ -205,10 +204,8 @@ class FedPAC(Method):
         prototypes = context["prototypes"][y]  # [B, d]
         known = (prototypes != 0).any(1)  # [B]
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
-        return (
-            cross_entropy(parts["classifier"](features), y, reduction="none")
-            + self.options.lam * apart
-        )
+        supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
+        return supervised + self.options.lam * apart
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Model and prototypes, and Eq. 1."""
@@ -221,9 +218,8 @@ class FedPAC(Method):
         spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)
         variance = Contribution({"v": spread / n})
         if self.pooled:
-            variance = Contribution(
-                {"v": spread / self.width}, float(n)
-            )  # a number of the size of one feature's variance
+            # Divided by d it has the size of one feature's variance, and so fits a blind sum.
+            variance = Contribution({"v": spread / self.width}, float(n))
         contributions = {
             "extractor": Contribution(self.flat(state, "extractor"), float(n)),
             "prototypes": Contribution({rows.name: means.to(DTYPES[rows.dtype])}, counts),
@@ -246,14 +242,14 @@ class FedPAC(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eq. 5 is what the exchanges gave; Eq. 6 for the silos of this round."""
+        """Eq. 5 by the exchanges; Eq. 6 for the silos of this round."""
         combined = super().combine(state, round_, cohort, results)
         if self.vectors not in self.up(round_):
             return combined
         variances = self.variances(cohort, results["variance"])
         points = points_of(results["vectors"]["gram"][0].numpy())
         alpha = state["alpha"].clone()
-        here = [self.setting.silos.index(silo) for silo in cohort]
+        here = self.numbers(cohort)
         for own, silo in enumerate(here):
             alpha[silo] = 0
             alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
@@ -268,10 +264,7 @@ class FedPAC(Method):
         return float(found["v"]) * self.width / counts
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """What all get, and the mixture of a silo that is mixed with others."""
-        row = state["alpha"][self.setting.silos.index(silo)].tolist()
-        weights = {
-            name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0
-        }
+        """Extractor and prototypes, and a row for a silo that is mixed with others."""
+        weights = positive_weights(self.setting.silos, state["alpha"][self.number(silo)])
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -71,11 +71,9 @@ class FedProtoOptions(Strict):
     lam: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
     """λ of Eq. 7."""
     predict: Literal["prototypes", "classifier"] = "prototypes"
-    """Who decides: the nearest prototype (Eq. 4), or the silo's own classifier."""
+    """The predictor: the nearest prototype (Eq. 4), or the silo's own classifier."""
     weights: Literal["samples", "equal"] = "samples"
-    """Whether a silo counts in Eq. 6 by its training records of the class, or once.
-
-    The authors' code has "equal".
+    """A silo's weight in Eq. 6: its training records of the class, or 1 as in the authors' code.
     """
     extractors: Extractors = ()
     """Architectures dealt to the silos in turn, in job order.
@@ -99,7 +97,7 @@ class Prototypes(nn.Module):
 
 
 class FedProto(Method):
-    """Class prototypes shared, models kept."""
+    """Class prototypes are shared, models stay at the silos."""
 
     name = "fedproto"
     version = 1
@@ -110,11 +108,12 @@ class FedProto(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        weight = self.spec_of("classifier", "weight")
         width = weight.shape[1]  # d
         check_extractors(self.name, self.options.extractors, setting, width)
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
-        if not all(any(True for _ in parts["extractor"].parameters()) for parts in models):
+        trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
+        if not all(trained):
             raise LocalError(
                 "fedproto gives means of features, which of an extractor without parameters are"
                 " means of records; choose a model whose extractor is trained"
@@ -128,7 +127,7 @@ class FedProto(Method):
         return (self.prototypes,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The prototypes of all."""
+        """The averaged prototypes."""
         return (self.prototypes,)
 
     @property
@@ -154,7 +153,7 @@ class FedProto(Method):
         return torch.where((near > float("-inf")).any(1, keepdim=True), near, own)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Prototypes that came down; the last one of a class that has none."""
+        """Take the delivered prototypes; a class without one keeps its last."""
         if "prototypes" not in delivered:
             return state
         mean, kept = delivered["prototypes"]["mean"], state.parts["prototypes"]["mean"]
@@ -176,9 +175,8 @@ class FedProto(Method):
 
     def sums(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the features by class: the numerator of Eq. 3."""
-        return {
-            "sums": one_hot(y, self.setting.classes).double().T @ parts["extractor"](x).double()
-        }
+        member = one_hot(y, self.setting.classes).double()  # [B, C]
+        return {"sums": member.T @ parts["extractor"](x).double()}
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Mean features by class; zeros, of weight 0, for a class without records."""
@@ -189,5 +187,5 @@ class FedProto(Method):
 
 
 def known(prototypes: Tensor) -> Tensor:
-    """Which classes have a prototype [C]."""
+    """Mask [C] of the classes that have a prototype."""
     return (prototypes != 0).any(1)

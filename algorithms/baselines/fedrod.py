@@ -73,7 +73,7 @@ class FedRoD(Method):
         return (self.model,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Their averages."""
+        """The averaged extractor and generic header."""
         return (self.model,)
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
@@ -86,20 +86,17 @@ class FedRoD(Method):
         return parts["classifier"](features) + parts["personal"](features)  # (5)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """All three parts at once, each by its own loss."""
-        # [C]
-        prior = (
-            self.options.gamma
-            * facts.class_counts.to(torch.get_default_dtype()).clamp(min=ABSENT).log()
+        """Train all three parts in one stage, each by its own loss."""
+        counts = facts.class_counts.to(torch.get_default_dtype())
+        prior = self.options.gamma * counts.clamp(min=ABSENT).log()  # [C]
+        stage = Stage(
+            ("extractor", "classifier", "personal"),
+            self.setting.epochs,
+            self.objective,
+            self.setting.optimiser,
+            context={"prior": prior},
         )
-        trains = ("extractor", "classifier", "personal")
-        context = {"prior": prior}
-        # (3)
-        return (
-            Stage(
-                trains, self.setting.epochs, self.objective, self.setting.optimiser, context=context
-            ),
-        )
+        return (stage,)  # (3)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """ℓ^BSM + ℓ^P by sample [B]."""
@@ -111,7 +108,5 @@ class FedRoD(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Extractor and generic header, weighted by samples."""
-        # (4)
-        return {
-            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
-        }
+        model = self.flat(state, "extractor", "classifier")
+        return {"model": Contribution(model, float(facts.samples))}  # (4)

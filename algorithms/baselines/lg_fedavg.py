@@ -31,6 +31,7 @@ privacy they are noised with the rest, since the gradients of those that leave d
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated
 
 from pydantic import Field
@@ -50,11 +51,9 @@ class LGFedAvgOptions(Strict):
     """Options of LG-FedAvg."""
 
     layers: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
-    """How many of the last layers cross; 1 is the classifier alone."""
+    """Number of last layers that cross; 1 is the classifier alone."""
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order, below a classifier that crosses
-    alone.
-    """
+    """Architectures dealt to the silos in turn, in job order; only the classifier crosses then."""
 
 
 class LGFedAvg(Method):
@@ -80,13 +79,13 @@ class LGFedAvg(Method):
             )
         header = {spec.name: spec for spec in self.template["classifier"]}
         check_extractors("lg-fedavg", self.options.extractors, setting, header["weight"].shape[1])
-        crossing = {name for layer in layers[-own:] for name in layer}
-        specs = tuple(
+        # A tensor crosses with its layer, which it is named for.
+        crossing = set(chain.from_iterable(layers[-own:]))
+        specs = [
             spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing
-        )
-        self.layers = Part(
-            "layers", Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL, Sum("mean"), specs
-        )
+        ]
+        kind = Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL
+        self.layers = Part("layers", kind, Sum("mean"), tuple(specs))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The last layers."""
@@ -106,12 +105,11 @@ class LGFedAvg(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained last layers, weighted by samples."""
-        every = self.flat(state, *(MODEL if self.options.layers > 1 else ("classifier",)))
-        return {
-            "layers": Contribution(
-                {spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples)
-            )
-        }  # (2)
+        # With several architectures the template fits the classifier alone.
+        parts = MODEL if self.options.layers > 1 else ("classifier",)
+        every = self.flat(state, *parts)
+        tensors = {spec.name: every[spec.name] for spec in self.layers.tensors}
+        return {"layers": Contribution(tensors, float(facts.samples))}  # (2)
 
 
 def layers_of(modules: Mapping[str, nn.Module]) -> list[list[str]]:

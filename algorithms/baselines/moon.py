@@ -83,11 +83,11 @@ class MOON(Method):
         return {**self.setting.build(), **frozen}
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Nothing trained yet."""
+        """A mark that nothing was trained yet."""
         return {"began": torch.tensor(False)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """w_i ← w^t, and the frozen extractors beside it."""
+        """w_i ← w^t, and the frozen extractors."""
         new = super().deliver(state, delivered, facts).parts
         own, came = state.parts["extractor"], new["extractor"]
         began = state.extra["began"]
@@ -116,7 +116,5 @@ class MOON(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        # (5)
-        return {
-            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
-        }
+        model = self.flat(state, "extractor", "classifier")
+        return {"model": Contribution(model, float(facts.samples))}  # (5)

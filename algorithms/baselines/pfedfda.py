@@ -84,7 +84,7 @@ class PFedFDAOptions(Strict):
     """Options of pFedFDA."""
 
     interpolation: Literal["two", "one"] = "two"
-    """Whether means and covariance have a β each, or one in common."""
+    """Means and covariance have a β each, or one in common."""
     ridge: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     """ρ of Eq. 3."""
 
@@ -111,21 +111,17 @@ class PFedFDA(Method):
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         square = TensorSpec("covariance", dtype, (rows[1], rows[1]))
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
-        self.changes = Part(
-            "changes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("change", dtype, rows),)
-        )
-        self.records = Part(
-            "records", Kind.COUNTS, Sum("total"), (TensorSpec("records", "int64", (), 0.0),)
-        )
+        change = TensorSpec("change", dtype, rows)
+        self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (change,))
+        count = TensorSpec("records", "int64", (), 0.0)
+        self.records = Part("records", Kind.COUNTS, Sum("total"), (count,))
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the interpolated statistics; nothing in the end."""
-        return (
-            ()
-            if self.tuning(round_)
-            else (self.extractor, self.covariance, self.changes, self.records)
-        )
+        if self.tuning(round_):
+            return ()
+        return (self.extractor, self.covariance, self.changes, self.records)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the global statistics."""
@@ -133,7 +129,7 @@ class PFedFDA(Method):
 
     @property
     def private_fault(self) -> str:
-        """Eqs. 3 and 5 look at each record's features."""
+        """Eqs. 3 and 5 read each record's features."""
         return (
             "its means, covariances and β are those of features that are surveyed without noise;"
             " choose fedper"
@@ -170,10 +166,9 @@ class PFedFDA(Method):
             extra["means"] = delivered["means"]["mean"]
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
+        fresh = replace(taken, extra=extra)
         try:
-            return self.classifying(
-                replace(taken, extra=extra), extra["means"], extra["covariance"]
-            )
+            return self.classifying(fresh, extra["means"], extra["covariance"])
         except LocalError as error:
             raise PeerError(
                 "coordinator", f"delivered a covariance that cannot be used: {error}"
@@ -182,12 +177,9 @@ class PFedFDA(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
         adapt = (Survey(self.features, rows=True), Change(self.adapt))
-        # (2)
-        return (
-            adapt
-            if self.tuning(facts.round)
-            else (Change(self.begin_round), self.stage("extractor"), *adapt)
-        )
+        if self.tuning(facts.round):
+            return adapt
+        return (Change(self.begin_round), self.stage("extractor"), *adapt)  # (2)
 
     def begin_round(self, state: SiloState, facts: Facts) -> SiloState:
         """The classifier of Eq. 2."""
@@ -224,10 +216,7 @@ class PFedFDA(Method):
         return replace(state, parts={**state.parts, "classifier": classifier})
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The extractor and the interpolated statistics, weighted by samples.
-
-        Nothing in the end.
-        """
+        """The extractor and the interpolated statistics, by samples; nothing when tuning."""
         if self.tuning(facts.round):
             return {}
         weight = float(facts.samples)

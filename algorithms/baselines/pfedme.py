@@ -82,11 +82,9 @@ class PFedMe(FedAvg):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.sketch = setting.sketch()
-        self.parameters = {
-            f"{part}.{spec.name}"
-            for part, module in self.sketch.items()
-            for spec in specs_of_parameters(module)
-        }
+        self.parameters: set[str] = set()
+        for part, module in self.sketch.items():
+            self.parameters |= {f"{part}.{spec.name}" for spec in specs_of_parameters(module)}
         pull = self.options.lam * self.options.personal_lr
         if pull >= 2:
             raise LocalError(
@@ -108,30 +106,27 @@ class PFedMe(FedAvg):
         return beside(self.setting, OWN)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """By θ."""
+        """Logits of θ."""
         return logits(parts, x, OWN)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Take w and θ as w came down; where β mixes w with it after training, w^t is kept."""
+        """Let w and θ begin at the delivered w."""
         state = self.near(super().deliver(state, delivered, facts), facts)
         if self.options.beta == 1:
             return state
-        return replace(
-            state, extra={START + name: value for name, value in self.flat(state, *MODEL).items()}
-        )
+        # (4) mixes w^t with the trained w.
+        start = self.flat(state, *MODEL)
+        return replace(state, extra={START + name: value for name, value in start.items()})
 
     def near(self, state: SiloState, facts: Facts) -> SiloState:
         """θ begins at w."""
         return replace(state, parts={**state.parts, **taken(state.parts, OWN)})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train w down its envelope, then θ near w as it has become."""
+        """Train w down its envelope, then θ near the trained w."""
         shared = replace(self.stage(*MODEL), loss=self.envelope, reads=(), coupled=True)
-        return (
-            shared,
-            Change(self.near),
-            *(Survey(self.slope), Change(self.moved)) * self.options.steps,
-        )
+        steps = (Survey(self.slope), Change(self.moved)) * self.options.steps
+        return (shared, Change(self.near), *steps)
 
     def envelope(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """F_i(w) of a batch, at each of its records [B].
@@ -142,20 +137,19 @@ class PFedMe(FedAvg):
         still = near = detached(w)
         for _ in range(self.options.steps):
             slope = gradient_at(parts, near, x, y)
-            pulled = {
-                p: {k: slope[p][k] + lam * (near[p][k] - still[p][k]) for k in near[p]}
-                for p in near
-            }
+            pulled: dict[str, dict[str, Tensor]] = {}
+            for part, named in near.items():
+                pull, begun = slope[part], still[part]
+                pulled[part] = {k: pull[k] + lam * (value - begun[k]) for k, value in named.items()}
             near = stepped(near, pulled, self.options.personal_lr)  # (2)
         return losses_at(parts, near, x, y) + proximal(lam, w, centre(near))  # (1), (3)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradient of the records' losses at θ, all together."""
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
-        return {
-            name: len(x) * value
-            for name, value in centre(gradient_at(own, detached(point_of(own)), x, y)).items()
-        }
+        # Times B: surveys add up, and the gradient is that of a batch's mean.
+        slopes = centre(gradient_at(own, detached(point_of(own)), x, y))
+        return {name: len(x) * slope for name, slope in slopes.items()}
 
     def moved(self, state: SiloState, facts: Facts) -> SiloState:
         """The state after one of the steps to θ_i, with the gradient over all records."""
@@ -174,12 +168,8 @@ class PFedMe(FedAvg):
         contribution, beta = super().give(state, facts)["model"], self.options.beta
         if beta == 1:
             return {"model": contribution}
-        mixed = {
-            name: (
-                (1 - beta) * state.extra[START + name] + beta * value
-                if name in self.parameters
-                else value
-            )
-            for name, value in contribution.tensors.items()
-        }
+        mixed = dict(contribution.tensors)
+        # Parameters alone: an extrapolated running variance could be negative.
+        for name in self.parameters:
+            mixed[name] = (1 - beta) * state.extra[START + name] + beta * mixed[name]
         return {"model": replace(contribution, tensors=mixed)}  # (4)

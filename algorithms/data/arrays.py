@@ -62,7 +62,7 @@ class _NotPlainError(Exception):
 
 @dataclass(frozen=True)
 class _Claim:
-    """What an array's header says: bytes as they are stored, and values."""
+    """The claims of an array's header: stored bytes, and number of values."""
 
     nbytes: int
     count: int

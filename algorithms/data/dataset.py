@@ -64,7 +64,7 @@ class Dataset:
         return len(self.y)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same records, held by a device; themselves where they are there."""
+        """The data set on a device; itself where the records are there already."""
         x, y = self.x.to(device), self.y.to(device)
         if x is self.x and y is self.y:
             return self
@@ -179,10 +179,10 @@ def digits() -> Dataset:
 
 
 def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
-    """Training and test records: a keyed hash of its id draws each record's side.
+    """Training and test records; a keyed hash of a record's id decides its side.
 
-    Records without ids are drawn by their index. Records that have groups are drawn by those in
-    place of their ids: a group is on one side.
+    Records that have groups are drawn by their group in place of their id, so a group is on one
+    side; records without either are drawn by their index.
 
     With ids, a record keeps its side whatever happens to the others, and two records of one id are
     on one side. Without ids, only records appended at the end leave the sides as they are. Nobody
@@ -194,9 +194,13 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
         )
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
+
+    # By hash and not by a shuffle: records that come or go later must not move others from one
+    # side to the other, or the model would be tested on records that it has trained on.
     threshold = int(test_fraction * 2**64)
     drawn = data.groups or data.ids or range(len(data))
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
+
     if tested.all():
         raise LocalError(
             f"test_fraction = {test_fraction} leaves no training record of {len(data)}; "

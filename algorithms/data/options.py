@@ -1,10 +1,11 @@
 """A data source is a [data] table that reads its own records.
 
 A kind of source is one class in one file of ``sources``, which ``registry`` lists. Its fields are
-the keys of the table. Its methods say everything that the rest of the software asks of a source, so
-a new kind overrides ``read`` and whatever else is different for it.
+the keys of the table. The rest of the software asks a source nothing but what its methods say, so a
+new kind writes ``read`` and overrides whatever else is different for it.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -30,7 +31,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class SourceTable(Strict):
-    """What every source can say of itself before a record is read.
+    """The properties of a source that are known before a record is read.
 
     Three keys mean the same in every kind: ``file`` or ``folder`` holds the records, and ``name``
     is one of the sets that the kind reads. A source with neither path makes its records itself.
@@ -71,6 +72,7 @@ class SourceTable(Strict):
 
     def below(self, base: Path) -> Self:
         """The same table with its path relative to a folder."""
+        # Paths in a configuration are relative to its file, not to where a command is started.
         moved: dict[str, Path] = {}
         for key in {"file", "folder"} & type(self).model_fields.keys():
             moved[key] = base / getattr(self, key)
@@ -79,7 +81,7 @@ class SourceTable(Strict):
     def check_present(self) -> None:
         """LocalError if the file or folder is missing or is a FIFO or the like.
 
-        A silo asks when it starts, before any job.
+        A silo calls it when it starts, so that a wrong path shows before any job.
         """
         file: Path | None = getattr(self, "file", None)
         folder: Path | None = getattr(self, "folder", None)
@@ -103,7 +105,7 @@ class SourceTable(Strict):
 def _check_file(file: Path) -> None:
     if file.is_file():
         return
-    # Reading from a FIFO or a device would wait for ever: that error says what the path is.
+    # Reading from a FIFO or a device would wait for ever; check_regular says which it is.
     if file.exists() and not file.is_dir():
         check_regular(file)
     raise LocalError(
@@ -111,52 +113,49 @@ def _check_file(file: Path) -> None:
     )
 
 
-class DataTable(SourceTable):
+class DataTable(SourceTable, ABC):
     """A source that a silo can have: it reads the records of one silo."""
 
     needs_model: ClassVar[bool] = False
-    """Whether the records are read in the size that a job's model takes."""
+    """True if the records are read in the size that a job's model takes."""
 
     test_fraction: float = Field(default=0.25, gt=0, lt=1)
 
     @property
     def has_official_parts(self) -> bool:
-        """Whether official training records, with ids ``train/…``, precede test records."""
+        """True if official training records, with ids ``train/…``, precede test records."""
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
-        Without a model, to look at the records before there is a job; LocalError if the kind needs
+        Without a model the records are read before there is a job; LocalError if the kind needs
         one.
         """
         try:
             if model is None:
                 return self.read()
             return self.read_at(input_shape(model))
-        # another process took what was available when it was asked for
+        # The available memory was checked first, but another process can take it meanwhile.
         except MemoryError as error:
             raise LocalError(
                 f"{self.where}: memory ran out while the records were read; give fewer records"
             ) from error
 
+    @abstractmethod
     def read(self) -> Dataset:
-        """The records; every kind overrides this method or the next."""
-        raise NotImplementedError
+        """The records in their own shape."""
 
     def read_at(self, shape: Shape) -> Dataset:
-        """The records in a shape [channels, height, width].
-
-        The same in any where they have their own.
-        """
+        """The records in a shape [channels, height, width], or in their own if they have one."""
         return self.read()
 
 
 class Pixels(DataTable):
     """Images whose pixels of 0 … 1 become (pixel - mean) / std, constants per channel or for all.
 
-    They are public and declared, never computed from a silo's records: those would be one more
-    thing that the model tells of them.
+    The constants are declared in public, never computed from a silo's records: then the model would
+    reveal one more figure about them.
     """
 
     mean: tuple[Number, ...] = Field(default=(0.0,), min_length=1)
@@ -168,7 +167,7 @@ class Pixels(DataTable):
         return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
-        """The same records, changed in place."""
+        """The records (pixel - mean) / std, changed in place."""
         channels = x.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
@@ -184,7 +183,7 @@ class Pixels(DataTable):
 class ImageFiles(Pixels):
     """Images that are decoded in the size that a job's model takes.
 
-    Such a kind overrides ``read_at``.
+    Such a kind writes ``read_at``.
     """
 
     needs_model: ClassVar[bool] = True
@@ -201,7 +200,7 @@ class Shared(DataTable):
 
     share: tuple[Count, Count] | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] | None = None
-    """Which deal it is; the same at all silos."""
+    """The seed of the deal; the same at all silos."""
 
     @pydantic.model_validator(mode="after")
     def _one_of_n(self) -> "Shared":
@@ -223,5 +222,7 @@ class Shared(DataTable):
         if self.share is None:
             return np.arange(total)
         own, shares = self.share
+
+        # All silos draw the same permutation and take every n-th, so the shares are disjoint.
         drawn = permutation(stream(self.seed or 0, "", 0, "share"), total)
         return np.sort(drawn[own - 1 :: shares])

@@ -1,7 +1,7 @@
-"""The coordinator's half of a round: what comes down to a silo, and what the contributions become.
+"""The coordinator's half of a round: deliveries to the silos, and folding their contributions.
 
-The same two functions run in the simulator and in the coordinator; what differs is where the
-tensors lie (``Archive``, ``Read``) and how the exchanges run (``Exchanges``, in the clear or
+The same two functions run in the simulator and in the coordinator, which differ in where the
+tensors lie (``Archive``, ``Read``) and in how the exchanges run (``Exchanges``, in the clear or
 blind).
 """
 
@@ -24,7 +24,7 @@ SILOS = "silos"
 
 ReadContribution: TypeAlias = Callable[
     [str, str, str], Tensor
-]  # (part, silo, tensor name) → what that silo gave this round
+]  # (part, silo, tensor name) → that tensor of the silo's contribution in this round
 Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
@@ -36,7 +36,7 @@ class Shelf(Protocol):
         ...
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has given a version."""
+        """True if a silo has uploaded a version."""
         ...
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -44,7 +44,7 @@ class Shelf(Protocol):
         ...
 
     def mail(self, part: str, silo: str) -> Tensors | None:
-        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        """The mail for a silo, with ``@keep``; None where there is none."""
         ...
 
 
@@ -60,20 +60,20 @@ class Archive(Shelf, Protocol):
         ...
 
     def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
-        """Replace what is put aside for a silo; None where the exchanges made no row of this post.
+        """Replace the mail for a silo; ``tensors`` is None where the exchanges made no row.
 
-        Whether it lies there: an archive may have another way to make one.
+        True where the mail is there after the call: an archive may have its own way to make a row.
         """
         ...
 
     def clear_mail(self, silo: str) -> None:
-        """Remove all that is put aside for a silo."""
+        """Remove all mail for a silo."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Shelved:
-    """All that an archive holds: what is published by part, versions and mail by part and silo."""
+    """The content of an archive: published values by part, versions and mail by part and silo."""
 
     published: Mapping[str, Tensors]
     versions: Mapping[tuple[str, str], Tensors]
@@ -81,9 +81,9 @@ class Shelved:
 
 
 class MemoryArchive:
-    """An archive in memory, for the simulator; ``shelved`` is what it begins with.
+    """An archive in memory, for the simulator; ``shelved`` is its initial content.
 
-    Versions lie on a ``device``, where a Mix is folded.
+    Versions lie on the ``device`` on which a Mix is folded.
     """
 
     def __init__(self, shelved: Shelved | None = None, device: torch.device = CPU) -> None:
@@ -91,13 +91,13 @@ class MemoryArchive:
         shelved = shelved or Shelved({}, {}, {})
         self._published: dict[str, Tensors] = dict(shelved.published)
         self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions)
+        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
         if device != CPU:
             for key, held in shelved.versions.items():
                 self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
-        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
 
     def shelved(self) -> Shelved:
-        """All that is here now; no later change of the archive reaches it."""
+        """The content as it is now; no later change of the archive reaches it."""
         return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
 
     def latest(self, part: str) -> Tensors | None:
@@ -109,13 +109,13 @@ class MemoryArchive:
         self._published[part] = dict(tensors)
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let what a silo gave in this round be its version of a Mix part."""
+        """Replace a silo's version of a Mix part by its contribution in this round."""
         self._versions[part.name, silo] = {
             s.name: read(silo, s.name).to(self._device) for s in part.tensors
         }
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has given a version."""
+        """True if a silo has uploaded a version."""
         return (part, silo) in self._versions
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -123,20 +123,18 @@ class MemoryArchive:
         return self._versions[part, silo][name]
 
     def mail(self, part: str, silo: str) -> Tensors | None:
-        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        """The mail for a silo, with ``@keep``; None where there is none."""
         return self._mail.get((part, silo))
 
     def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
-        """Replace what is put aside for a silo, where there is a row."""
+        """Replace the mail for a silo where there is a row; whether there is one."""
         if tensors is not None:
             self._mail[post.part, post.silo] = dict(tensors)
         return tensors is not None
 
     def clear_mail(self, silo: str) -> None:
-        """Remove all that is put aside for a silo."""
-        for part, recipient in tuple(self._mail):
-            if recipient == silo:
-                del self._mail[part, recipient]
+        """Remove all mail for a silo."""
+        self._mail = {key: mail for key, mail in self._mail.items() if key[1] != silo}
 
 
 def close_round(
@@ -149,16 +147,18 @@ def close_round(
     read: ReadContribution,
     archive: Archive,
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
-    """Fold what the members gave: the next state, and the sums of METRICS.
+    """Fold the members' contributions into the next state and the sums of METRICS.
 
-    Members are folded in job order whatever order they are named in. The archive changes only after
-    every exchange and the method have succeeded.
+    Members are folded in job order, whatever their order in ``members``.
     """
+    # Sums of floats depend on their order; the job's is the same in simulator and coordinator.
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
     for part in up_parts:
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
     metrics = results.pop(METRICS.name, {})
+
+    # METRICS are for people: a method must not be steered by test records.
     combined = method.combine(state, round_, ordered, results)
     for name, tensors in combined.published.items():
         _check_finite(round_, name, tensors)
@@ -168,7 +168,8 @@ def close_round(
         mailed = _posted(method, exchanges, post, up_parts, read, archive, cleared=cleared)
         posted.append((post, mailed))
 
-    # The archive changes only now, as every exchange and the method have succeeded.
+    # The archive changes only now that every exchange and the method have succeeded: a round that
+    # fails leaves it as it was.
     stored = [part for part in up_parts if part.exchange == Mix()]  # a directed one is not kept
     for part, silo in product(stored, ordered):
         archive.store(part, silo, _reader(read, part.name))
@@ -202,10 +203,13 @@ def deliver(
     silo: str,
     archive: Shelf,
 ) -> Delivered:
-    """What one silo gets at the start of a round, part by part.
+    """The delivery to one silo at the start of a round, part by part.
 
-    Parts of which there is nothing yet are left out.
+    Parts that have no value yet are left out.
     """
+    # A silo rejects what its signed job does not let come down; so a method's mistake shows where
+    # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
+    # part that comes down twice would overwrite itself.
     allowed = {part.name: part for part in method.down(round_)}
     delivered: Delivered = {}
     for delivery in method.deliveries(state, round_, silo):
@@ -215,11 +219,15 @@ def deliver(
                 f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
                 f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
             )
+
+        # Blind, the silos compare digests of their deliveries before they sum, and leave addressed
+        # parts out (security/blind/plan.py): one that is not declared would stop every round.
         if not isinstance(delivery, Latest) and part.name not in method.addressed:
             raise LocalError(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
                 " own, and does not say so in addressed"
             )
+
         tensors = _delivered(exchanges, part, silo, delivery, archive)
         if tensors is not None:
             delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
@@ -278,9 +286,8 @@ def _posted(
 ) -> dict[str, Tensor] | None:
     """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps.
 
-    None where it gets no row.
-
-    ``cleared``: the silo has given in this round, and so m is nothing any more.
+    None where the silo gets no row. ``cleared``: the silo contributed in this round, so its mail m
+    counts as empty.
     """
     mixes = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
     part = mixes.get(post.part)
@@ -292,6 +299,8 @@ def _posted(
     if row is None:
         return None  # as if nobody were alike
 
+    # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
+    # however many rounds it was away: θ ← k·θ + m (``Post``).
     shares = {spec.name: row[spec.name].double() * (1 - post.keep) for spec in part.tensors}
     kept = 1.0
     before = None if cleared else archive.mail(post.part, post.silo)

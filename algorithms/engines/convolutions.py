@@ -1,12 +1,12 @@
-"""Convolutions of many silos at once: in as many groups as there are silos, as ``vmap`` has them,
-or unfolded.
+"""Convolutions of many silos at once: grouped, one group per silo, as ``vmap`` does; or unfolded.
 
-Unfolded, the patches of images are columns, and each silo has one product of matrices. Which is
+Unfolded, the patches of images become columns, and each silo has one matrix product. Which form is
 faster depends on the device and the shapes; ``benchmarks/convolutions.py`` measures both.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import torch
@@ -17,8 +17,8 @@ from ..numerics.devices import CPU, Precision
 
 Form: TypeAlias = Literal["grouped", "unfolded", "faster"]
 
-IMAGE_CHANNELS = 3  # at most so many channels are a network's own input
-FEW_CHANNELS, FEW_PLACES = 64, 16
+IMAGE_CHANNELS = 3  # a convolution of at most so many channels takes a network's own input
+FEW_CHANNELS, FEW_PLACES = 64, 16  # measured (docs/performance.md)
 
 
 def prepare(
@@ -26,19 +26,21 @@ def prepare(
 ) -> None:
     """Let the convolutions of modules be computed in this form from now on.
 
-    "faster" rules by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU. Convolutions
-    of several groups, or padded with other than zeros, stay as they are.
+    "faster" decides by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU.
+    Convolutions of several groups, or padded with other than zeros, stay as they are.
     """
-    if form == "grouped" or (form == "faster" and device == CPU):
+    if form == "faster" and device == CPU:
+        form = "grouped"
+    if form == "grouped":
         return
-    for module in modules:
-        for leaf in module.modules():
-            if isinstance(leaf, nn.Conv2d) and can_unfold(leaf):
-                plain = leaf._conv_forward  # noqa: SLF001 it is made to be replaced
-                own = partial(unfolded, leaf)
-                if form == "faster":
-                    own = partial(_by_shape, leaf, plain, precision)
-                leaf._conv_forward = own  # type: ignore[method-assign] # noqa: SLF001
+    for leaf in chain.from_iterable(module.modules() for module in modules):
+        if not isinstance(leaf, nn.Conv2d) or not can_unfold(leaf):
+            continue
+        plain = leaf._conv_forward  # noqa: SLF001 it is made to be replaced
+        own = partial(unfolded, leaf)
+        if form == "faster":
+            own = partial(_by_shape, leaf, plain, precision)
+        leaf._conv_forward = own  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _by_shape(
@@ -55,13 +57,13 @@ def _by_shape(
 
 
 def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) -> bool:
-    """Whether a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
+    """True if a GPU takes less time for the unfolded form, for x of this shape [B, I, H, W].
 
-    As an H200 took for ten silos with batches of 32, forward and backward (docs/performance.md):
-    grouped, cuDNN calls kernels for one silo after another, which in float32 is slower but for a
-    network's own input. On tensor cores these kernels are so fast that columns pay where there are
-    few of them, or few channels.
+    Measured on an H200, ten silos with batches of 32, forward and backward (docs/performance.md).
     """
+    # Grouped, cuDNN calls kernels for one silo after another. In float32 that is slower, except for
+    # a network's own input. On tensor cores these kernels are so fast that unfolding pays only
+    # where there are few columns, or few channels.
     if leaf.in_channels <= IMAGE_CHANNELS:
         return False
     if precision == "float32" or leaf.kernel_size == (1, 1):
@@ -71,33 +73,26 @@ def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) ->
 
 
 def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
-    """Height and width of what the convolution gives for x of this shape [B, I, H, W]."""
+    """Height and width of the convolution's output for x of this shape [B, I, H, W]."""
     sizes: list[int] = []
     for axis, size in enumerate(shape[2:]):
-        padding, spread = (
-            int(leaf.padding[axis]),
-            leaf.dilation[axis] * (leaf.kernel_size[axis] - 1),
-        )
+        padding = int(leaf.padding[axis])
+        spread = leaf.dilation[axis] * (leaf.kernel_size[axis] - 1)
         sizes.append((size + 2 * padding - spread - 1) // leaf.stride[axis] + 1)
     height, width = sizes
     return height, width
 
 
 def can_unfold(convolution: nn.Conv2d) -> bool:
-    """Whether ``unfolded`` gives what the convolution does."""
-    padding = convolution.padding
-    return (
-        convolution.groups == 1
-        and convolution.padding_mode == "zeros"
-        and not isinstance(padding, str)
-    )
+    """True if ``unfolded`` computes what the convolution does."""
+    form = (convolution.groups, convolution.padding_mode)
+    return form == (1, "zeros") and not isinstance(convolution.padding, str)
 
 
 def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, h, w], but for the last
-    bits of sums.
+    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, h, w].
 
-    Its numbers lie in memory as [O, B, h, w].
+    It equals torch's up to the last bits of sums. Its numbers lie in memory as [O, B, h, w].
     """
     # Autocast would cast the columns, which are k·l times as many numbers.
     if torch.is_autocast_enabled(x.device.type):
@@ -113,7 +108,7 @@ def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def patches(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """What each output of the convolution of x [B, I, H, W] looks at: a view [I, k, l, B, h, w]."""
+    """The input of each output of the convolution of x [B, I, H, W]: a view [I, k, l, B, h, w]."""
     dilation = convolution.dilation
     top, left = map(int, convolution.padding)
     if top or left:

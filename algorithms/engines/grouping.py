@@ -1,6 +1,6 @@
-"""Which silos can be trained at once: those whose modules and stages differ only in values.
+"""Decides which silos can train at once: those whose modules and stages differ only in values.
 
-What cannot be told to be the same counts as different: such a silo is trained on its own.
+Objects that cannot be compared count as different: such a silo trains on its own.
 """
 
 from collections.abc import Hashable
@@ -17,13 +17,13 @@ from ..training.loop import Modules
 
 Key: TypeAlias = Hashable
 
-# of a module's own
+# attributes of a module that are compared elsewhere (``specs``, submodules) or are no difference
 OTHERWISE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 
 
 @dataclass(frozen=True, eq=False)
 class _Itself:
-    """An object that is the same as itself alone."""
+    """An object that equals only itself."""
 
     held: object
 

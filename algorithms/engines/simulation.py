@@ -1,7 +1,7 @@
 """All silos of a job on one machine, without a network: the same functions as the federation.
 
-A simulation goes round by round, and between two rounds all that it is can be taken down
-(``Snapshot``) and gone on from: the same job, records and engine then end in the same bits.
+A simulation runs round by round. Between two rounds its whole state can be saved (``Snapshot``) and
+resumed from: the same job, records and engine then end in the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from ...errors import LocalError
 from ..course import SiloState
 from ..data.dataset import Dataset
 from ..delivery import CoordinatorState
-from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Tensors
+from ..exchange.parts import Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, PlainExchange
 from ..job.job import Job
 from ..method import Method, initial_state
@@ -58,9 +58,8 @@ class Round:
 class Simulation:
     """A job between its first round and its last, trained by an engine.
 
-    ``weights``, by silo and part, are initial values of private parts (weights.load_weights).
-    ``exchanges`` is how what the silos give is put together. ``begun`` is where another simulation
-    of this job was.
+    ``weights``, by silo and part, are initial values of private parts (pretrained.load_weights).
+    ``exchanges`` folds the contributions. ``begun`` is the snapshot to resume from; None: round 0.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Simulation:
         begun: Snapshot | None = None,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
-        # A Mix is folded where all silos' versions have room.
+        # A Mix is folded on the GPU if all silos' versions fit there; the bits are the same.
         self._exchanges, self._device = exchanges, CPU
         if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device):
             self._device = engine.device
@@ -93,16 +92,16 @@ class Simulation:
 
     @property
     def states(self) -> Mapping[str, SiloState]:
-        """What each silo keeps now."""
+        """The state of each silo."""
         return self._states
 
     @property
     def coordinator(self) -> CoordinatorState:
-        """What the coordinator half keeps now."""
+        """The state of the coordinator half."""
         return self._coordinator
 
     def snapshot(self) -> Snapshot:
-        """All that goes on from here; no later round changes it."""
+        """Everything that a later run needs to resume; no later round changes it."""
         states, trained = dict(self._states), frozenset(self._trained)
         return Snapshot(self._round, states, trained, self._coordinator, self._archive.shelved())
 
@@ -110,7 +109,7 @@ class Simulation:
     def step(self, done: Callable[[], None] = nothing) -> Round:
         """Run the next round; ``done`` is called for each silo that has trained.
 
-        Where it raises, nothing changed.
+        An exception leaves the simulation as it was before the round.
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
@@ -126,6 +125,8 @@ class Simulation:
         closed = close_round(
             method, exchanges, self._coordinator, round_, cohort, up, read, self._archive
         )
+
+        # From here on nothing raises.
         self._coordinator, metrics = closed
         self._states |= {silo: outcomes[silo].state for silo in cohort}
         self._trained |= set(cohort)
@@ -134,14 +135,11 @@ class Simulation:
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
-        """Every silo with what the rounds so far would deliver to it next, and as it is.
-
-        Nothing changes.
-        """
+        """Evaluate every silo with its next delivery, and as it is now; nothing changes."""
         return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
-        """Let every silo keep its model, of a look after the last round."""
+        """Let every silo keep its model, according to a ``look`` after the last round."""
         if self._round != self._job.length:
             raise LocalError(
                 f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run"
@@ -151,7 +149,8 @@ class Simulation:
             self._states[silo] = kept(self._method, self._states[silo], seen, silo in self._trained)
 
     def _spooled(self, part: Part, contribution: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What a Mix folds lies where it is folded, before anything changes."""
+        """A contribution where it is folded."""
+        # The GPU may run out of memory: that must happen before the archive changes.
         if part.exchange != Mix():
             return contribution
         return {name: tensor.to(self._device) for name, tensor in contribution.items()}
@@ -164,7 +163,8 @@ class Simulation:
 
 
 def _beginning(job: Job, method: Method, weights: Mapping[str, Mapping[str, Tensors]]) -> Snapshot:
-    """Before the first round. In a private job, records may show in the silos' own weights."""
+    """The snapshot before the first round."""
+    # In a private job a silo's own weights may have been trained on its records.
     public = None if job.privacy is None else ()
     states: dict[str, SiloState] = {}
     for silo in job.silos:
@@ -177,7 +177,7 @@ def versions_bytes(job: Job) -> int:
     per_silo = 0
     for part in job.up(job.length - 1):
         if part.exchange == Mix():
-            per_silo += sum(spec.elements * DTYPES[spec.dtype].itemsize for spec in part.tensors)
+            per_silo += sum(spec.nbytes for spec in part.tensors)
     return len(job.silos) * per_silo
 
 
@@ -208,10 +208,10 @@ def simulate(
     exchanges: Exchanges | None = None,
     private: Callable[[str], PrivateSilo] | None = None,
 ) -> SimulationResult:
-    """Run a job to its end in this process; ``progress`` is told the rounds done and their total.
+    """Run a job to its end in this process; ``progress`` receives the rounds done and their total.
 
-    ``weights`` and ``exchanges`` are as a ``Simulation`` takes them. ``private`` makes what a silo
-    of a private job pays with; no other job takes it.
+    ``weights`` and ``exchanges`` are those of ``Simulation``. ``private`` makes each silo's privacy
+    account in a private job; LocalError in other jobs.
     """
     if job.privacy is None and private is not None:
         raise LocalError(f"job {job.name!r} has no [privacy] table; give it no accounts")
@@ -219,6 +219,7 @@ def simulate(
         raise LocalError(
             f"job {job.name!r} has a [privacy] table; give simulate() the accounts of its silos"
         )
+
     records = {silo: Records(*sides) for silo, sides in shards.items()}
     check_population(job, records)
     paying = None

@@ -1,4 +1,4 @@
-"""Layers of many silos at once: channels lie side by side, and one call of a layer is for all.
+"""Layers of many silos at once: channels lie side by side, and one call computes all silos.
 
 ``vmap`` has rules of its own for these layers, which cost passes over the activations: batch norm
 is computed without weights and biases, which follow as a product and a sum, and pooling copies its
@@ -9,7 +9,7 @@ A convolution of many silos gives [B, S·C, H, W], and the layers here take acti
 so. ``autocast`` sees each of them as it sees torch's own where silos train one by one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ Layer: TypeAlias = Callable[..., Tensor]
 
 
 def over_silos(function: Callable[..., T]) -> Callable[..., T]:
-    """``vmap`` of a function that may call these layers."""
+    """``vmap`` over silos of a function that may call these layers."""
 
     def layered(*args: object) -> T:
         with _StackedLayers():
@@ -36,12 +36,12 @@ def over_silos(function: Callable[..., T]) -> Callable[..., T]:
 
 
 class _StackedLayers(TorchFunctionMode):
-    """Calls the layers below in place of torch's."""
+    """Calls the layers of this file in place of torch's."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What ``func`` gives, or the layer that stands for it."""
+        """The result of ``func``, or of the layer that replaces it."""
         named: Mapping[str, Any] = kwargs or {}
         if func not in LAYERS or not args:
             return func(*args, **named)
@@ -52,24 +52,22 @@ class _StackedLayers(TorchFunctionMode):
 
 
 def _stacked(*arguments: object) -> bool:
-    """Whether ``vmap`` alone is on, and each tensor has a value for each silo.
-
-    A derivative within ``vmap`` keeps torch's rules, since ordinary autograd does not see it.
-    """
+    """True if ``vmap`` alone is on, and each tensor has a value for each silo."""
+    # A derivative within ``vmap`` keeps torch's rules, since ordinary autograd does not see it.
     stack = _functorch.get_interpreter_stack() or []
     if [on.key() for on in stack] != [_functorch.TransformType.Vmap]:
         return False
-    tensors = [one for one in arguments if isinstance(one, Tensor)]
-    return all(_functorch.is_batchedtensor(tensor) for tensor in tensors)
+    return all(map(_functorch.is_batchedtensor, _tensors(arguments)))
+
+
+def _tensors(arguments: Iterable[object]) -> list[Tensor]:
+    return [one for one in arguments if isinstance(one, Tensor)]
 
 
 def _in_one_type(func: Layer, x: Tensor, *args: Any, **named: Any) -> Tensor:
-    """Torch's own layer.
-
-    Batch norm's activations get the type of its statistics for the time of it: under ``vmap`` a GPU
-    takes no others.
-    """
-    tensors = [one for one in (*args, *named.values()) if isinstance(one, Tensor)]
+    """Torch's own layer."""
+    # Batch norm computes in the type of its statistics: under ``vmap`` a GPU takes no other.
+    tensors = _tensors((*args, *named.values()))
     if func is not F.batch_norm or not tensors:
         return func(x, *args, **named)
     return func(x.to(tensors[0].dtype), *args, **named).to(x.dtype)
@@ -80,24 +78,30 @@ def _side_by_side(
 ) -> Tensor:
     """The output of ``layer(S, x, *changed, *parameters)``, which is called once.
 
-    It has x as [B, S·C, …], and the others as [S·C, …]; ``changed`` are views, so that what the
-    layer writes there stays.
+    The layer receives x as [B, S·C, …] and the others as [S·C, …]. ``changed`` are views, so what
+    the layer writes into them stays.
     """
     interpreter = retrieve_current_functorch_interpreter()
     silos, level = interpreter.batch_size(), interpreter.level()  # type: ignore[attr-defined] # vmap's
     with interpreter.lower():
         flat = _of_all(x, 1).flatten(1, 2)
-        kept = [None if own is None else _of_all(own, 0).view(-1) for own in changed]
-        rest = [None if own is None else _of_all(own, 0).flatten(0, 1) for own in parameters]
+        kept = _each_of_all(changed, lambda tensor: tensor.view(-1))
+        rest = _each_of_all(parameters, lambda tensor: tensor.flatten(0, 1))
         out = layer(silos, flat, *kept, *rest)
         apart = out.view(len(out), silos, -1, *out.shape[2:])
     return _functorch._add_batch_dim(apart, 1, level)  # noqa: SLF001 as vmap does it
 
 
 def _of_all(tensor: Tensor, dim: int) -> Tensor:
-    """The values of all silos, which lie along this dimension."""
+    """The values of all silos, moved to lie along this dimension."""
     own, lies = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
     return own if lies == dim else own.movedim(lies, dim)
+
+
+def _each_of_all(
+    tensors: Iterable[Tensor | None], flat: Callable[[Tensor], Tensor]
+) -> list[Tensor | None]:
+    return [None if tensor is None else flat(_of_all(tensor, 0)) for tensor in tensors]
 
 
 def _convolution(
@@ -125,7 +129,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Activations of bfloat16 go with parameters and statistics of float32 as they are."""
+    """Batch norm; activations may be bfloat16 while parameters and statistics are float32."""
 
     def norm(
         x: Tensor,
@@ -139,7 +143,7 @@ def _batch_norm(
     def layer(_: int, x: Tensor, *named: Tensor | None) -> Tensor:
         if not _channels_first(x):
             return norm(x, *named)
-        # Statistics are of a channel's numbers, however these are divided among records.
+        # Statistics are over all numbers of a channel, however these are divided among records.
         own = x.transpose(0, 1)
         out = norm(own.flatten(1)[None], *named)
         return out.view(own.shape).transpose(0, 1)
@@ -154,7 +158,7 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``autocast`` computes it in float32; the activations stay as they came."""
+    """Group norm, which ``autocast`` computes in float32; activations keep their type."""
 
     def layer(silos: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.group_norm(x, silos * num_groups, weight, bias, eps).to(x.dtype)
@@ -167,7 +171,7 @@ def _pooling(pool: Layer) -> Layer:
         def layer(_: int, x: Tensor) -> Tensor:
             if not _channels_first(x):
                 return pool(x, *options, **named)
-            # A channel of a record is pooled by itself, so that either may come first.
+            # Each channel of each record is pooled on its own, so either axis may come first.
             return pool(x.transpose(0, 1), *options, **named).transpose(0, 1)
 
         return _side_by_side(layer, x)
@@ -176,7 +180,7 @@ def _pooling(pool: Layer) -> Layer:
 
 
 def _channels_first(x: Tensor) -> bool:
-    """Whether x [B, C, …] lies in memory as [C, B, …], as unfolded convolutions leave it.
+    """True if x [B, C, …] lies in memory as [C, B, …], as unfolded convolutions leave it.
 
     A kernel that wants [B, C, …] would copy it.
     """
@@ -184,26 +188,24 @@ def _channels_first(x: Tensor) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One product for all, with the bias in it; there are no channels to lie side by side.
-
-    Logits and features keep the bias's type: losses of bfloat16 would be too coarse.
-    """
+    """One batched product for all silos, bias included."""
     if bias is None:
         return F.linear(x, weight)
     interpreter = retrieve_current_functorch_interpreter()
     with interpreter.lower():
+        # Logits and features keep the bias's type: losses in bfloat16 would be too coarse.
         own = _of_all(bias, 0)[:, None]
         out = torch.baddbmm(own, _of_all(x, 0), _of_all(weight, 0).mT).to(bias.dtype)
     return _functorch._add_batch_dim(out, 0, interpreter.level())  # noqa: SLF001 as vmap does it
 
 
-# by function of torch: what stands for it, and of how many dimensions one silo's activations are
+# by function of torch: its replacement, and the dimensions that one silo's activations may have
 LAYERS: Mapping[Callable[..., Any], tuple[Layer, tuple[int, ...]]] = {
     F.conv2d: (_convolution, (4,)),
     F.batch_norm: (_batch_norm, (2, 3, 4)),
     F.group_norm: (_group_norm, (2, 3, 4)),
     F.linear: (_linear, (2,)),
-    **{
-        pool: (_pooling(pool), (4,)) for pool in (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
-    },
+    F.max_pool2d: (_pooling(F.max_pool2d), (4,)),
+    F.avg_pool2d: (_pooling(F.avg_pool2d), (4,)),
+    F.adaptive_avg_pool2d: (_pooling(F.adaptive_avg_pool2d), (4,)),
 }

@@ -21,6 +21,7 @@ from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..job.job import Job
 from ..method import METRICS
 from ..models.build import input_shape
+from ..models.functional import mapped
 from ..numerics.devices import Precision, exact, room
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
 from ..training.silo_round import (
@@ -40,10 +41,10 @@ from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
-from .vmap_training import Bench, Silos, check_odd, train
+from .vmap_training import Bench, Silos, check_odd, rows_of, train
 
-# of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on
-# the way
+# Copies of a silo's values that a step has at a time: two at places that stay, momentum, gradients,
+# before and after the step, two on the way.
 COPIES = 8
 
 T = TypeVar("T", Stage, Change)
@@ -53,11 +54,10 @@ States: TypeAlias = Mapping[str, SiloState]
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """Modules of one architecture, without values.
+    """Modules of one architecture without values, and the memory that they take.
 
-    What a silo's values take, and one record's backward pass.
-
-    ``looked`` is how many of a silo's records are evaluated at once.
+    ``value_bytes`` per silo, ``record_bytes`` per record of a backward pass; ``looked`` is how many
+    of a silo's records are evaluated at once.
     """
 
     key: Hashable
@@ -68,9 +68,7 @@ class _Template:
 
 
 class Stacked:
-    """Trains silos on a device at once, ``at_once`` of them at most.
-
-    Left out, as many as have ``room``.
+    """Trains silos on a device at once, at most ``at_once`` of them; None: as many as fit.
 
     With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone,
     ``convolutions`` are computed in that form. Silos of another architecture or with other stages
@@ -87,6 +85,7 @@ class Stacked:
         precision: Precision = "float32",
         convolutions: Form = "faster",
     ) -> None:
+        # DP-SGD clips record by record, in calls of one size, and draws from a generator per silo.
         if job.privacy is not None:
             raise LocalError(
                 f"job {job.name!r} is private: each silo pays for its own steps, and so trains by"
@@ -96,6 +95,7 @@ class Stacked:
             raise LocalError(
                 f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out"
             )
+
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
@@ -112,7 +112,7 @@ class Stacked:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, RoundOutcome]:
-        """``local_round`` of each."""
+        """The outcome of ``local_round`` at each silo."""
         method = self._method
         facts, states = self._delivered(round_, work)
 
@@ -153,7 +153,7 @@ class Stacked:
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, Evaluation]:
-        """``local_round.look`` at each."""
+        """The outcome of ``silo_round.look`` at each silo."""
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
         looks: dict[str, Evaluation] = {}
@@ -167,7 +167,7 @@ class Stacked:
         return {one.silo: looks[one.silo] for one in work}
 
     def close(self) -> None:
-        """Keep nothing recorded; the records leave the device with the engine."""
+        """Drop the recorded steps; the records leave the device with the engine."""
         self._bench.clear()
 
     def _delivered(
@@ -183,12 +183,12 @@ class Stacked:
             states[one.silo] = take_delivery(self._method, self._job, one.state, own, one.delivered)
         return facts, states
 
-    # What the silos of a group do at once.
+    # Work that the silos of a group do at once.
 
     def _train(
         self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
     ) -> dict[str, float]:
-        """One stage of all, in place; by silo the mean loss of the last epoch."""
+        """Train one stage of a group in place; the mean loss of the last epoch by silo."""
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
         with _named(round_, group[0]):
@@ -255,7 +255,7 @@ class Stacked:
             return dict(zip(group, counts, strict=True))
 
     def _seen(self, group: Sequence[str], new: Silos, old: Silos, side: Side) -> dict[str, Seen]:
-        """By silo, of those that have records of the side."""
+        """Correct records by silo, for the silos that have records of the side."""
         delivered, trained = self._correct(group, new, side), self._correct(group, old, side)
         seen: dict[str, Seen] = {}
         for silo, places in zip(group, self._places(group, side), strict=True):
@@ -267,7 +267,7 @@ class Stacked:
         return [self._resident.places(getattr(self._records[silo], side)) for silo in group]
 
     def _silos(self, group: Sequence[str], states: States) -> Silos:
-        """Their values on the device; LocalError where a state and the model do not fit."""
+        """The group's values on the device; LocalError where a state does not fit the model."""
         modules, device = self._template(group[0]).modules, self._resident.x.device
         for silo in group:
             _check_fit(silo, modules, states[silo])
@@ -281,13 +281,12 @@ class Stacked:
         }
         return Silos(modules, values, self._resident.x, self._resident.y)
 
-    # Which silos go at once.
+    # The choice of the silos that go at once.
 
     def _groups(self, states: States, courses: Mapping[str, Course]) -> Iterator[list[str]]:
-        """Silos that train at once, those with more records first.
-
-        So those that still train at a step are the first of their group.
-        """
+        """Silos that train at once, those with more records first."""
+        # Then the silos that still have a batch at a step are the first of their group: a slice,
+        # which is a view and can be recorded, where others would be copied.
         alike: dict[Hashable, list[str]] = {}
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
             key = self._template(silo).key, course(courses.get(silo, ()))
@@ -299,7 +298,7 @@ class Stacked:
                 yield silos[start : start + size]
 
     def _fitting(self, largest: str, steps: Course) -> int:
-        """How many silos go at once, of which this one has the most records."""
+        """How many silos go at once if this one has the most records of them."""
         return max(1, room(self.device) // self.silo_bytes(largest, steps))
 
     def silo_bytes(self, silo: str, steps: Course = ()) -> int:
@@ -315,7 +314,8 @@ class Stacked:
     def _template(self, silo: str) -> _Template:
         if silo in self._templates:
             return self._templates[silo]
-        with torch.device("meta"):  # without values
+        # Without values: those are the silos' own, stacked.
+        with torch.device("meta"):
             modules = self._method.modules(silo)
         kept = _own_tensors(silo, modules)
         key = architecture(modules)
@@ -331,10 +331,7 @@ class Stacked:
 
     @contextmanager
     def _running(self, group: Sequence[str]) -> Iterator[None]:
-        """Sums as exact as the tensors and the same again in the next run.
-
-        LocalError for what cannot go at once.
-        """
+        """Reproducible sums; LocalError for silos that cannot train at once."""
         try:
             with exact():
                 yield
@@ -413,12 +410,8 @@ def _changed(
 
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
     """Each silo's own values, on the host."""
-    host = {
-        part: {name: tensor.cpu() for name, tensor in named.items()}
-        for part, named in silos.values.items()
-    }
+    # Each tensor crosses to the host once, for all silos. The clones let go of the whole.
+    host = mapped(silos.values, Tensor.cpu)
     for silo in range(silos.count):
-        own: dict[str, dict[str, Tensor]] = {}
-        for part, named in host.items():
-            own[part] = {name: tensor[silo].clone() for name, tensor in named.items()}
-        yield own
+        own = rows_of(host, slice(silo, silo + 1))
+        yield mapped(own, lambda tensor: tensor[0].clone())

@@ -1,4 +1,4 @@
-"""Evaluates and measures many silos' models at once, and says what memory they take."""
+"""Evaluates and measures many silos' models at once, and estimates the memory that they take."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from .vmap_training import Silos, Values, couples, parts_of, rows_of
 
 _Found: TypeAlias = tuple[Batch, dict[str, Tensor]]  # a call, and what it measured [m, …] by name
 
-CHUNK = 128  # records of a silo at once, where their number changes nothing
+CHUNK = 128  # records of a silo per call, where no record's output depends on the others
 
 
 @torch.no_grad()
@@ -84,15 +84,21 @@ def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]
             if name not in sums:
                 sums[name] = tensor.new_zeros(count, *tensor.shape[1:])
             sums[name][batch.rows] += tensor
-    host = {name: tensor.cpu() for name, tensor in sums.items()}
-    return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(count)]
+
+    tables: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, column in sums.items():
+        for table, tensor in zip(tables, column.cpu(), strict=True):
+            table[name] = tensor.clone()
+    return tables
 
 
 def chunk(modules: Modules) -> int:
-    """How many of a silo's records are looked at at once.
+    """How many of a silo's records are evaluated per call.
 
-    In evaluation mode, into which the modules are put.
+    The modules are put in evaluation mode.
     """
+    # Batch norm without running statistics gives other outputs in chunks of another size, so these
+    # are cut as they are where silos are evaluated one by one.
     return EVALUATION_CHUNK if _evaluating(modules) else CHUNK
 
 
@@ -111,13 +117,13 @@ def saved_bytes(
     """
     own: set[int] = set()
     for module in modules.values():
-        own.update(t.untyped_storage().data_ptr() for t in module.parameters())
-        own.update(t.untyped_storage().data_ptr() for t in module.buffers())
+        own.update(map(_address, module.parameters()))
+        own.update(map(_address, module.buffers()))
     # by address, each once; a tensor that is kept is at no other's address
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        address = tensor.untyped_storage().data_ptr()
+        address = _address(tensor)
         if address not in own:
             kept[address] = tensor
         return tensor
@@ -126,6 +132,10 @@ def saved_bytes(
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _evaluating(modules: Modules) -> bool:
@@ -147,6 +157,7 @@ def _halved(places: range) -> list[NDArray[np.int64]]:
     length = CHUNK
     while len(rest):
         length //= 2
+        # The binary digits of the rest: each length once at most.
         if len(rest) >= length:
             pieces.append(rest[:length])
             rest = rest[length:]

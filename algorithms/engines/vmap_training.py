@@ -1,33 +1,32 @@
-"""The local loop for many silos at once: their values lie along a first axis, and each call of the
-model is of all.
+"""The local loop for many silos at once: values lie along a first axis, one call computes for all.
 
-The modules are of one architecture, the stages of one course (grouping.py). Silos do not meet: the
-losses of each are its own, so the gradient of the sum of their means is each one's own, and one
-backward pass gives all. In a step at which a silo has no batch its parameters, momentum and buffers
-stand still. So each silo gets what ``training`` gives it, but for the last bits of floating-point
-sums.
+The modules are of one architecture, the stages of one course (grouping.py). Silos do not meet: a
+silo's loss depends on its own values alone, so the gradient of the sum of all mean losses holds the
+gradient of each silo, and one backward pass computes all of them. In a step in which a silo has no
+batch, its parameters, momentum and buffers stand still. So each silo ends with what
+``training.loop`` computes for it, up to the last bits of floating-point sums.
 
 Modules hold no values, they lie on torch's device "meta"; and nothing waits for the device between
 two steps.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import LocalError
 from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors
-from ..models.functional import BoundModule
+from ..models.functional import BoundModule, mapped
 from ..numerics.devices import Precision, casting, multiplying
-from ..training.loop import Modules, at_least_float32, mirror_step, sgd_step
+from ..training.loop import Modules, at_least_float32, batch_norms, mirror_step, sgd_step
 from .cuda_graphs import Recorder, Replayed
 from .grouping import paced_alike
 from .stacked_layers import over_silos
@@ -36,15 +35,18 @@ from .vmap_batches import Batch, Pieces, Rows, counting, together
 Values: TypeAlias = dict[str, dict[str, Tensor]]  # by part and name, [S, …] each
 Names: TypeAlias = Sequence[tuple[str, str]]  # (part, name)
 
-MOST_STEPS, MOST_BYTES = 64, 2 * 2**30  # that a bench keeps, the step at hand aside
-GRAINS = 8  # numbers of silos of which a step is recorded, about
-TOLERANCE = 1e-3  # by which losses may differ, of the largest, where the batch is filled up
+MOST_STEPS, MOST_BYTES = 64, 2 * 2**30  # that a bench keeps, next to the step in use
+# A step is recorded for about so many numbers of silos, not for each: recordings take memory.
+GRAINS = 8
+# A filled-up batch may change losses by so much of the largest: longer sums round otherwise.
+TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Silos:
-    """The values of S silos of one architecture, and the records x [N, …], y [N] of all silos of a
-    job.
+    """The values of S silos of one architecture, and the records of all silos of a job.
+
+    The records are x [N, …] and y [N].
     """
 
     modules: Modules
@@ -55,7 +57,7 @@ class Silos:
     @property
     def count(self) -> int:
         """S."""
-        return next(len(tensor) for named in self.values.values() for tensor in named.values())
+        return len(next(_leaves(self.values)))
 
 
 def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Parts:
@@ -65,31 +67,25 @@ def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Pa
 
 def rows_of(values: Values, rows: Rows) -> Values:
     """The values of some silos."""
-    return {
-        part: {name: tensor[rows] for name, tensor in named.items()}
-        for part, named in values.items()
-    }
+    return mapped(values, lambda tensor: tensor[rows])
+
+
+def _leaves(values: Values) -> Iterator[Tensor]:
+    return chain.from_iterable(named.values() for named in values.values())
 
 
 def couples(modules: Modules) -> bool:
-    """Whether a record's output depends on the others of its batch, in the modes that the modules
-    are in.
-    """
-    leaves = (
-        leaf
-        for module in modules.values()
-        for leaf in module.modules()
-        if isinstance(leaf, _BatchNorm)
-    )
-    return any(leaf.training or leaf.running_mean is None for leaf in leaves)
+    """True if a record's output depends on the others of its batch, in the modules' modes."""
+    norms = batch_norms(modules)
+    return any(norm.training or norm.running_mean is None for norm in norms)
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The loss of each batch [steps, S] in float64, NaN where a silo has none.
+    """The loss of each batch [steps, S] in float64, NaN where a silo has no batch.
 
-    ``oddness`` [] is there where batches were filled up: by how much that changed the losses of a
-    batch's own records.
+    ``oddness`` [] says how much filling up a batch changed the losses of the batch's own records;
+    None where no batch was filled up.
     """
 
     losses: Tensor
@@ -99,8 +95,9 @@ class Trained:
 def train(
     silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench"
 ) -> Trained:
-    """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each
-    silo's batches.
+    """Run one stage in place.
+
+    ``context`` [S, …] replaces the stage's own context; ``pieces`` are each silo's batches.
     """
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
@@ -112,6 +109,8 @@ def train(
     oddness = None
     with bench.step(silos, stage, context) as step:
         for batch in batches:
+            # Checked once per stage: a method whose loss couples the records of a batch does so in
+            # every batch.
             if oddness is None and batch.lengths is not None:
                 oddness = step.oddness(batch)
             losses[batch.step, batch.rows] = step(batch)
@@ -128,9 +127,9 @@ def check_odd(oddness: Tensor | None) -> None:
 
 
 class Bench:
-    """Steps on places that stay, so that they can be recorded.
+    """Keeps steps, whose tensors stay where they are, so that CUDA graphs can replay them.
 
-    The engine's, for all rounds of a job.
+    The engine has one for all rounds of a job.
     """
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
@@ -139,45 +138,44 @@ class Bench:
         self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
 
     def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
-        """The one of such stages and models.
-
-        It holds the values of these silos for the time of a stage.
-        """
-        key = (
-            tuple((part, id(module)) for part, module in silos.modules.items()),
-            paced_alike(stage),
-        )
+        """The step for such stages and models; it holds these silos' values during a stage."""
+        models = tuple((part, id(module)) for part, module in silos.modules.items())
+        key = models, paced_alike(stage)
         step = self._steps.pop(key, None)
-        if step is None or step.room < silos.count:
-            if step is not None:
-                step.forget()
+        if step is not None and step.room < silos.count:
+            step.forget()
+            step = None
+        if step is None:
             step = _Step(silos, stage, context, self._recorder, self._precision)
-        self._steps[key] = step  # the last one used is the last one to go
-        while len(self._steps) > 1 and (len(self._steps) > MOST_STEPS or self._held() > MOST_BYTES):
+        self._steps[key] = step  # the step used last is the last one to be dropped
+        while self._too_many():
             self._steps.popitem(last=False)[1].forget()
         step.take(silos, stage, context)
         return step
 
+    def _too_many(self) -> bool:
+        if len(self._steps) == 1:  # the step in use
+            return False
+        held = sum(step.held for step in self._steps.values())
+        return len(self._steps) > MOST_STEPS or held > MOST_BYTES
+
     def clear(self) -> None:
-        """Keep none."""
+        """Drop all steps."""
         while self._steps:
             self._steps.popitem()[1].forget()
 
-    def _held(self) -> int:
-        return sum(step.held for step in self._steps.values())
-
 
 class _Step:
-    """The step on one batch of each of some silos, whose values lie here in between.
+    """The step on one batch of each silo; it holds the silos' values for the time of a stage.
 
-    What outlives a step is here.
+    A CUDA graph replays on the same addresses, so tensors that outlive a step are allocated once.
     """
 
     def __init__(
         self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
     ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
-        self._values = {part: _copies(named) for part, named in silos.values.items()}
+        self._values = mapped(silos.values, Tensor.clone)
         self._context = _copies(context)
         self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
         self._moved: list[tuple[str, str]] = []  # (part, name) of what a step moves
@@ -192,25 +190,21 @@ class _Step:
         self._known: dict[Hashable, Replayed] = {}
         self._guest: Silos | None = None
         self._count = 0  # of the guest
-        kept = [
-            *(tensor for named in self._values.values() for tensor in named.values()),
-            *self._velocity,
-        ]
+        kept = (*_leaves(self._values), *self._velocity)
         self.held = sum(tensor.nbytes for tensor in kept)
 
     def forget(self) -> None:
-        """Keep nothing recorded: it refers to this step, and a device's memory waits for no
-        collector of garbage.
-        """
+        """Drop all recordings."""
+        # They refer to this step in a cycle, and the device's memory must not wait until the
+        # garbage collector finds it.
         while self._known:
             self._known.popitem()[1].forget()
 
     def take(self, silos: Silos, stage: Stage, context: Tensors) -> None:
         """Begin with the values of these silos, without momentum."""
         self._guest, self._count, rows = silos, silos.count, slice(0, silos.count)
-        for part, named in silos.values.items():
-            for name, tensor in named.items():
-                self._values[part][name][rows] = tensor
+        for own, tensor in self._paired(silos):
+            own[rows] = tensor
         for name, tensor in context.items():
             self._context[name][rows] = tensor
         for tensor in self._velocity:
@@ -221,82 +215,97 @@ class _Step:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the silos their values."""
+        """Copy the values back to the silos."""
         guest, self._guest = self._guest, None
         if guest is not None:
-            for part, named in guest.values.items():
-                for name, tensor in named.items():
-                    tensor.copy_(self._values[part][name][: guest.count])
+            for own, tensor in self._paired(guest):
+                tensor.copy_(own[: guest.count])
+
+    def _paired(self, silos: Silos) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each tensor of this step with the silos' tensor of the same name."""
+        for part, named in silos.values.items():
+            for name, tensor in named.items():
+                yield self._values[part][name], tensor
 
     def __call__(self, batch: Batch) -> Tensor:
         """Move the values of the batch's silos; the mean loss of each [m], penalty included.
 
-        Recorded where the silos are the first ones, their number rounded up; how far depends on no
-        earlier stage.
+        The step is recorded where the silos are the first ones, for their number rounded up.
         """
         if not isinstance(batch.rows, slice):
             return self._move(batch.rows, batch.places, batch.lengths)
+
+        # Rounding up depends on the number of silos alone, not on earlier stages: a resumed run
+        # calls the same kernels, and so computes the same bits.
         m, places, lengths = len(batch.places), batch.places, batch.lengths
         grain = max(1, self._count // GRAINS)
         more = min(-(-m // grain) * grain, self._count) - m
-        given = [places]
-        if more:
-            given = [torch.cat([places, places[:1].expand(more, -1)])]
+        inputs = [_lengthened(places, more)]
         if lengths is not None:
-            given.append(torch.cat([lengths, lengths[:1].expand(more)]))
+            inputs.append(_lengthened(lengths, more))
         if more:
-            given.append(torch.arange(m + more, device=places.device) < m)
-        key = m + more, places.shape[1], lengths is not None, bool(more)
+            inputs.append(torch.arange(m + more, device=places.device) < m)
+
+        filled, masked = lengths is not None, bool(more)
+        key = m + more, places.shape[1], filled, masked
         if key not in self._known:
-            self._known[key] = Replayed(
-                partial(self._first, lengths is not None, bool(more)), self._recorder
-            )
-        return self._known[key](*given)[:m]
+            self._known[key] = Replayed(partial(self._first, filled, masked), self._recorder)
+        return self._known[key](*inputs)[:m]
 
     def _first(self, filled: bool, masked: bool, places: Tensor, *rest: Tensor) -> Tensor:
-        lengths, alive = rest[0] if filled else None, rest[-1] if masked else None
+        lengths = rest[0] if filled else None
+        alive = rest[-1] if masked else None
         return self._move(slice(0, len(places)), places, lengths, alive)
 
     def _move(
         self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None
     ) -> Tensor:
-        """Of rows that are not ``alive`` [m] nothing changes."""
-        whole, views = self._values, isinstance(rows, slice) and alive is None
-        values, context = (
-            rows_of(whole, rows),
-            {name: tensor[rows] for name, tensor in self._context.items()},
-        )
-        if alive is not None:
-            for part, name in self._buffers:
+        """Move the values of some rows; rows that are not ``alive`` [m] stay as they are."""
+        in_place = isinstance(rows, slice) and alive is None
+        values = rows_of(self._values, rows)
+        velocity = [tensor[rows] for tensor in self._velocity]
+        changing = [*self._moved, *self._buffers]
+        if not in_place:
+            for part, name in changing:
                 values[part][name] = values[part][name].clone()
-        leaves = [
-            (t if views else t.clone()).detach().requires_grad_() for t in _of(values, self._moved)
-        ]
+            velocity = [tensor.clone() for tensor in velocity]
+
+        leaves = [tensor.detach().requires_grad_() for tensor in _of(values, self._moved)]
         for (part, name), leaf in zip(self._moved, leaves, strict=True):
             values[part][name] = leaf
+        mean, gradients = self._gradients(values, rows, places, lengths, leaves)
+
+        # Gradients of linear layers come transposed; without this, each tensor would be updated by
+        # a kernel of its own instead of all by one.
+        updates = [gradient.contiguous() for gradient in gradients]
+        _apply(leaves, updates, velocity, self._stage.optimiser, self._rate)
+        if not in_place:
+            _put(_of(self._values, changing), _of(values, changing), rows, alive)
+            _put(self._velocity, velocity, rows, alive)
+        return mean.detach().double()
+
+    def _gradients(
+        self,
+        values: Values,
+        rows: Rows,
+        places: Tensor,
+        lengths: Tensor | None,
+        leaves: Sequence[Tensor],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean loss of each silo [m], penalty included, and its gradients by the leaves."""
+        context = {name: tensor[rows] for name, tensor in self._context.items()}
         with multiplying(self._precision):
             with casting(self._x.device, self._precision):
                 losses = self._losses(values, context, places)
             mean = _means(at_least_float32(losses), lengths)
             if self._stage.penalty is not None:
                 mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
-            gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
-        # Those of linear layers come transposed, and then each tensor is updated by a kernel of its
-        # own instead of all by one.
-        updates = [gradient.contiguous() for gradient in gradients]
-        velocity = [tensor[rows] if views else tensor[rows].clone() for tensor in self._velocity]
-        _apply(leaves, updates, velocity, self._stage.optimiser, self._rate)
-        if not views:  # what changed were copies; buffers changed in the call of the model
-            changed = [*self._moved, *self._buffers]
-            _put(_of(whole, changed), _of(values, changed), rows, alive)
-            _put(self._velocity, velocity, rows, alive)
-        return mean.detach().double()
+            # Each mean depends on one silo's values alone, so the sum's gradient is that of each.
+            return mean, torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
 
     @torch.no_grad()
     def oddness(self, batch: Batch) -> Tensor:
-        """By how much the losses of a batch that is filled up differ from those of its records
-        alone.
-        """
+        """How much filling up the batch changes the losses of its shortest silo's own records."""
         row, length = batch.shortest
         one = slice(row, row + 1)
         of = rows_of(rows_of(self._values, batch.rows), one)
@@ -313,12 +322,24 @@ class _Step:
 
 
 def _put(whole: Sequence[Tensor], new: Sequence[Tensor], rows: Rows, alive: Tensor | None) -> None:
-    """Lay the new values of some rows where the whole is, those that are not alive aside."""
+    """Write the new values of some rows into the whole, except rows that are not alive."""
     for own, tensor in zip(whole, new, strict=True):
-        given = tensor.detach()
+        moved = tensor.detach()
         if alive is not None:
-            given = torch.where(alive.reshape(-1, *(1,) * (given.ndim - 1)), given, own[rows])
-        own[rows] = given
+            moved = torch.where(_column(alive, moved), moved, own[rows])
+        own[rows] = moved
+
+
+def _column(each: Tensor, like: Tensor) -> Tensor:
+    """One value per silo [m] in the shape [m, 1, …] that goes with ``like`` [m, …]."""
+    return each.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _lengthened(rows: Tensor, more: int) -> Tensor:
+    """Rows [m, …] with the first of them again, so many times."""
+    if not more:
+        return rows
+    return torch.cat([rows, rows[:1].expand(more, *rows.shape[1:])])
 
 
 def _means(losses: Tensor, lengths: Tensor | None) -> Tensor:
@@ -366,4 +387,4 @@ def clipped_each(gradients: Sequence[Tensor], limit: float | None) -> Sequence[T
     ]
     norm = torch.stack(squares).sum(0).sqrt()  # [m]
     factor = torch.where(norm <= limit, 1.0, limit / norm)
-    return [g * factor.to(g.dtype).reshape(-1, *(1,) * (g.ndim - 1)) for g in gradients]
+    return [g * _column(factor.to(g.dtype), g) for g in gradients]

@@ -34,10 +34,10 @@ Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo upl
 
 # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 WEIGHT = "@weight"
-# elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
+# Elements of a float64 accumulator: 4 MiB, whatever the size of a tensor.
 REGION = 1 << 19
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
-MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
+MOST_TENSORS = 16_384  # in one transfer: a manifest has a header for each
 UNBOUNDED = (-inf, inf)
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
@@ -50,10 +50,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Kind(IntEnum):
-    """What a part is, in the field's words.
-
-    The numbers are those of ``PartKind`` in proto/tensor.proto.
-    """
+    """The kind of a part, in the field's words; numbers as ``PartKind`` in proto/tensor.proto."""
 
     WHOLE_MODEL = 1
     BACKBONE = 2
@@ -70,16 +67,14 @@ class Kind(IntEnum):
     SHARE = 13
 
 
-# non-negative by nature: their inner products tell them
+# Non-negative by nature: their inner products disclose the values up to the order of classes
+# (SECURITY.md rule 2).
 DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses.
-
-    Bounds of its values, where it has some.
-    """
+    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses."""
 
     name: str
     dtype: str
@@ -192,21 +187,21 @@ class Part:
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """Specs of all that a method makes for this part, the weight of a Sum included."""
+        """Specs of all tensors that a method makes for this part, a Sum's weight included."""
+        shape: tuple[int, ...]
         match self.exchange:
             case Sum("mean", most):
-                return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
+                shape = ()
             case Sum("ratio", most):
-                return (
-                    *self.tensors,
-                    TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most),
-                )
+                shape = self.tensors[0].shape[:1]
             case _:
                 return self.tensors
+        # A negative weight would subtract a silo's tensors, and so single out another's.
+        return (*self.tensors, TensorSpec(WEIGHT, "float64", shape, 0.0, most))
 
     @property
     def wire(self) -> tuple[TensorSpec, ...]:
-        """Specs of all that a silo sends for this part: what is given, or sketches of it."""
+        """Specs of all tensors that a silo uploads: ``given``, or sketches of it."""
         if not self.sketch:
             return self.given
         (spec,) = self.tensors
@@ -214,10 +209,7 @@ class Part:
 
     @property
     def sketch(self) -> int:
-        """Numbers of each sketch in which the vectors of a Gram cross.
-
-        0 where they cross as they are.
-        """
+        """Length of the sketches in which the vectors of a Gram cross; 0: whole vectors."""
         return self.exchange.sketch if isinstance(self.exchange, Gram) else 0
 
 
@@ -255,10 +247,7 @@ class Exchanges(Protocol):
 
 
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
-    """A contribution checked against its part, exactly ``part.given`` in its order.
-
-    Else LocalError.
-    """
+    """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError."""
     tensors = {**contribution.tensors, **_checked_weight(part, contribution.weight)}
     names = [spec.name for spec in part.given]
     if tensors.keys() != set(names):
@@ -283,10 +272,7 @@ def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tens
 
 
 def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
-    """A tensor that has its spec's dtype and shape and sound values.
-
-    LocalError says what is wrong.
-    """
+    """The tensor, if it has its spec's dtype, shape and bounds and is finite; else LocalError."""
     if not fits(spec, tensor):
         raise LocalError(
             f"part {part.name!r}: tensor {spec.name!r} is"
@@ -301,7 +287,7 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
 
 
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
-    """Whether a tensor has its spec's dtype and shape."""
+    """True if a tensor has its spec's dtype and shape."""
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
 
 
@@ -313,7 +299,7 @@ def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
 
 
 def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """What is wrong with finite values beside the bounds of their spec; empty if nothing is."""
+    """How finite values break the bounds of their spec; empty if they keep them."""
     least, most = spec.bounds
     if tensor.numel() == 0 or spec.bounds == UNBOUNDED:
         return ""
@@ -326,7 +312,8 @@ def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite; without a temporary of the tensor's size."""
+    """True if no element is NaN or infinite."""
+    # Least and greatest tell it without a temporary of the tensor's size.
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
     extremes = torch.stack(torch.aminmax(tensor))  # NaN comes through
@@ -345,9 +332,13 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
             f"mixing weights {list(weights)} are not non-negative finite numbers with a"
             " positive sum"
         )
-    whole = fsum(weights)  # the same whatever adds up
+    # fsum rounds once, so the order of the weights does not matter.
+    whole = fsum(weights)
     exact = [weight / whole * 2**MIX_BITS for weight in weights]
     floors = list(map(int, exact))
+
+    # Silos check that the integers add up exactly (SECURITY.md rule 19), so rounding alone does
+    # not do.
     missing = 2**MIX_BITS - sum(floors)
     by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
     for i in by_remainder[:missing]:
@@ -366,10 +357,11 @@ def own_weight(own: float, others: Iterable[float]) -> int:
 
 
 def kept_share(own: int, mixed: int) -> float:
-    """The part of 1 that a recipient keeps of its own values.
+    """The share, 0 to 1, that a recipient keeps of its own values.
 
-    The silos left of a row weigh ``mixed`` of its 2^32. ``own`` is as ``own_weight`` gives it: over
-    all of the row the part is own / 2^32. Made of integers, so the same anywhere.
+    ``own`` comes from ``own_weight``; the silos that are left of the row weigh ``mixed`` of its
+    2^32. Where all are left, the share is own / 2^32. It is computed from integers, so it is the
+    same on every machine.
     """
     whole = 1 << MIX_BITS
     return own * whole / (own * whole + (whole - own) * mixed)
@@ -392,20 +384,17 @@ class Item:
 
 
 def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a silo sends for these parts, in wire order, weights included."""
+    """All tensors that a silo uploads for these parts, in wire order, weights included."""
     return _items(parts, lambda part: part.wire)
 
 
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a method makes for these parts, in wire order, weights included.
-
-    Vectors are whole.
-    """
+    """All tensors that a method makes for these parts, in wire order; vectors are whole."""
     return _items(parts, lambda part: part.given)
 
 
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that is delivered for these parts, in wire order."""
+    """All tensors that are delivered for these parts, in wire order."""
     return _items(parts, lambda part: part.tensors)
 
 

@@ -5,7 +5,7 @@ simulator and the coordinator give the same bits (Gram uses a matrix product: th
 thread).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -39,16 +39,16 @@ GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
 
 
 class PlainExchange:
-    """The exchanges in the clear: what each silo uploads is visible to the coordinator.
+    """The exchanges in the clear: the coordinator sees what each silo uploads.
 
-    ``device`` is where a Mix is folded, a simulation's GPU, say. The bits are the same on each.
+    A Mix is folded on the ``device``, such as a simulation's GPU; the bits are the same on each.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """What leaves of a contribution; LocalError names what does not fit."""
+        """The tensors to upload for a contribution; LocalError names what does not fit."""
         tensors = laid_out(part, contribution)
         match part.exchange:
             case Gram(sketch, seed) if sketch:
@@ -69,7 +69,7 @@ class PlainExchange:
             raise LocalError(f"part {part.name!r}: nothing to fold, no silo gave it")
         match part.exchange:
             case Sum("total"):
-                return {spec.name: _total(spec, members, read) for spec in part.tensors}
+                return _by_tensor(part, lambda spec: _total(spec, members, read))
             case Sum():
                 return _ratio(part, members, read)
             case Gram():
@@ -78,7 +78,7 @@ class PlainExchange:
                 vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)
                 return {"gram": vectors @ vectors.transpose(1, 2)}
             case Each():
-                return {spec.name: _stacked(spec, members, read) for spec in part.tensors}
+                return _by_tensor(part, lambda spec: _stacked(spec, members, read))
             case Mix():
                 return {}
 
@@ -89,6 +89,7 @@ class PlainExchange:
 
         The a_j are the integer weights of SECURITY.md rule 19.
         """
+        # The plain run uses the same integers, so that blind and plain give the same row.
         integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
         mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
         shares = {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
@@ -97,6 +98,10 @@ class PlainExchange:
 
 
 PLAIN = PlainExchange()
+
+
+def _by_tensor(part: Part, fold: Callable[[TensorSpec], Tensor]) -> dict[str, Tensor]:
+    return {spec.name: fold(spec) for spec in part.tensors}
 
 
 def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
@@ -114,6 +119,7 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
     """Weighted mean, over all or by leading row, one silo after another."""
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
+    # Rows that nobody holds have weight 0, and come back as zeros instead of NaN.
     divisor = torch.where(total > 0, total, 1.0)
     if not total.ndim:
         shares = dict(zip(members, map(float, weights), strict=True))
@@ -121,7 +127,7 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
 
     # row by row; header rows and prototypes are small
     by_row = dict(zip(members, weights, strict=True))
-    folded = {spec.name: _by_row(spec, by_row, read, divisor) for spec in part.tensors}
+    folded = _by_tensor(part, lambda spec: _by_row(spec, by_row, read, divisor))
     return {**folded, WEIGHT: total}
 
 
@@ -140,11 +146,9 @@ def _weighted(
     divisor: float,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """sum_i share_i x_i / divisor in float64 of each tensor.
-
-    Element by element in the order of the silos. On the ``device``, where each product is rounded
-    before it is added, as here.
-    """
+    """sum_i share_i x_i / divisor in float64 of each tensor, in the order of the silos."""
+    # Each product is rounded before it is added, on a GPU too: a fused multiply-add would give
+    # other bits.
     found: dict[str, Tensor] = {}
     on_cpu = device == CPU
     for pack in _packs(specs, BLOCK if on_cpu else GPU_BLOCK):
@@ -179,7 +183,8 @@ def _weighted_together(
     divisor: float,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Tensors of one dtype, side by side: one by one, calls would take most of the time."""
+    """The weighted sums of small tensors of one dtype, side by side."""
+    # Tensor by tensor, the calls would take most of the time.
     dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
     contribution = torch.empty(sum(sizes), dtype=dtype, device=device)
     values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
@@ -188,19 +193,24 @@ def _weighted_together(
         flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
         torch.cat(flat, out=contribution)
         total += values.copy_(contribution).mul_(share)
+    # Clones, or a state that keeps one tensor would keep the memory of all.
     folded = torch.split((total / divisor).to(dtype), sizes)
     return {
         spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)
     }
 
 
+def _blocks(elements: int) -> Iterator[slice]:
+    return (slice(at, at + BLOCK) for at in range(0, elements, BLOCK))
+
+
 def _weighted_large(
     spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float
 ) -> Tensor:
-    """Region by region, block by block: no large temporary, and in cache.
+    """The weighted sum of one large tensor, region by region and block by block.
 
-    Each worker reads a region anew from each silo, so that no more than a region of mapped files is
-    in memory for it.
+    Each worker reads a region anew from each silo, so that it holds no more than one region of
+    mapped files in memory.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
 
@@ -209,16 +219,16 @@ def _weighted_large(
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
             values = read(silo, spec.name).reshape(-1)[region]
-            for at in range(0, len(total), BLOCK):
-                block = slice(at, at + BLOCK)
+            # Block by block, so that accumulator and temporary stay in the core's cache.
+            for block in _blocks(len(total)):
                 total[block] += values[block].double() * share
         target = result[region]
-        for at in range(0, len(total), BLOCK):
-            block = slice(at, at + BLOCK)
+        for block in _blocks(len(total)):
             target[block] = total[block] / divisor
 
+    # Regions do not overlap: which worker folds one does not change the bits.
     starts = range(0, spec.elements, REGION)
-    if len(starts) > 1:  # regions do not overlap: which worker folds one does not change the bits
+    if len(starts) > 1:
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(fold, starts))
     else:

@@ -22,7 +22,7 @@ Batches = tuple[tuple[str, ...], ...]
 
 
 def drawn_batches(participation: float, silos: int, least: int, fewest: int) -> tuple[int, int]:
-    """How many batches a job has, and how many of them each round draws; (1, 1) if none fit.
+    """Numbers of batches that a job has and that each round draws; (1, 1) if none fit.
 
     A batch has at least ``least`` silos and a round at least ``fewest``. Among the pairs that fit,
     the share of the batches in a round comes nearest to ``participation``; ties go to fewer
@@ -57,7 +57,7 @@ def smallest_round(silos: int, number: int, taken: int) -> int:
 
 
 def split(silos: Sequence[str], number: int) -> Batches:
-    """So many batches, whose sizes differ by one at most, each in job order.
+    """The silos in ``number`` batches, whose sizes differ by at most one, each in job order.
 
     The draw is random but follows from the silos alone, so two jobs of the same silos have the
     same batches.
@@ -73,7 +73,7 @@ def split(silos: Sequence[str], number: int) -> Batches:
 def unbroken(
     batches: Batches, silos: Iterable[str], proven: Collection[str] = (), least: int = 1
 ) -> tuple[str, ...]:
-    """Those of ``silos``, in their order, whose batch can be summed; all if there are no batches.
+    """The ``silos``, in their order, whose batch can be summed; all if there are no batches.
 
     A batch may lack silos that are ``proven`` to have broken the rules, while at least ``least`` of
     it are present. A batch that lacks any other silo is out of the round.
@@ -103,5 +103,5 @@ def without(batches: Batches, proven: Collection[str], least: int) -> Batches:
 
 
 def _enough(left: int, batch: Sequence[str], least: int) -> bool:
-    """Whether a batch of which so many are left may be summed: a whole one may be a small one."""
+    """True if a batch may be summed; a whole batch may, even if it is small."""
     return left >= min(least, len(batch))

@@ -34,14 +34,14 @@ from .security import (
     uploaded,
 )
 
-# a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
+# A Mix has 2^32 steps of weight next to its values, in words of 64 bits.
 LARGEST_MIX_CLIP = 30
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
-SPEC_OF_ROW = 32  # what a row takes of it besides its weights, in weights
-# in league, of rows whose weights the coordinator brings: two could be combined into one silo's
-# part
+SPEC_OF_ROW = 32  # the size of a row in it without its weights, in weights
+# Colluding readers of rows whose weights the coordinator chooses: by the rows of two, it could
+# solve for one silo's part.
 MOST_READERS = 1
-READERS = {"coordinator", "silos", "sum"}  # of a sum, as specifications and policies name them
+READERS = {"coordinator", "silos", "sum"}  # names of a sum's readers in specifications, policies
 
 DIRECTED = 'security.mix = "directed"'
 SHARED = 'security.compare = "shared"'
@@ -63,7 +63,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses in the rounds of a blind job: its configured method, its document's schema."""
+    """The parts that cross in a blind job: its configured method, its document's schema."""
 
     job: Draw
     method: Method
@@ -77,7 +77,7 @@ class Crossing:
 
     @property
     def counted(self) -> bool:
-        """Whether round 0 counts the holders of each class."""
+        """True if round 0 counts the holders of each class."""
         return isinstance(self.method, ClassCensus)
 
     @cached_property
@@ -87,11 +87,11 @@ class Crossing:
 
     @cached_property
     def summed(self) -> list[SchemaPart]:
-        """Those of the method that are summed."""
+        """The method's parts that are summed."""
         return list(filter(is_summed, by_method(self.schema)))
 
     def summed_by(self, exchange: str) -> list[SchemaPart]:
-        """Those summed by one exchange, such as ``sum.mean``."""
+        """The method's parts summed by one exchange, such as ``sum.mean``."""
         return [part for part in self.summed if part["exchange"] == exchange]
 
     @cached_property
@@ -107,7 +107,7 @@ class Crossing:
 
     @property
     def for_members(self) -> bool:
-        """Whether rows are mixed for the members of a round, not for those who are away."""
+        """True if rows are mixed for the members of a round, not for those who are away."""
         return self.method.directed_for == "members"
 
     @property
@@ -146,7 +146,7 @@ class JobRules(Generic[Subject]):
         return add
 
     def fault(self, subject: Subject) -> str:
-        """What the first broken rule says; empty if all are kept."""
+        """The text of the first broken rule; empty if all are kept."""
         faults = (rule(subject) for rule in self._rules)
         return next(filter(None, faults), "")
 
@@ -330,7 +330,7 @@ def _class_counts_that_disagree(crossing: Crossing) -> str:
 
 @CROSSING.broken_where(lambda crossing: any(unblind(crossing.schema)))
 def no_blind_form(crossing: Crossing) -> str:
-    """All is summed, mixed or compared; nothing is compared that its inner products disclose."""
+    """Every part is summed, mixed or compared, and no comparison discloses a part (rule 2)."""
     first, part = next(unblind(crossing.schema))
     methods = ", ".join(crossing.blind_methods())
     write = 'write security.secure_aggregation = "off"'
@@ -420,7 +420,7 @@ def _counts_each_silo_once(crossing: Crossing) -> str:
 
 
 def _largest_weight(part: SchemaPart) -> float:
-    """Of a part that is summed by weights, which cross last."""
+    """The largest weight of a part that is summed by weights, which cross last."""
     return float(part["tensors"][-1].get("most", LARGEST))
 
 

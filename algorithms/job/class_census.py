@@ -75,7 +75,7 @@ class ClassCensus(Method):
         self._delivered = replace(self._uploaded, tensors=(every,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Who holds which class; then what the method uploads."""
+        """The classes that a silo holds; then the method's parts."""
         return self._inner.up(round_ - 1) if round_ else (self._uploaded,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -83,46 +83,46 @@ class ClassCensus(Method):
         return (self._delivered, *self._inner.down(round_ - 1)) if round_ else ()
 
     def stream_round(self, round_: int) -> int:
-        """The method's own, so that it draws the batches that it draws without a count."""
+        """The method's own number, so that it draws the same batches with and without a count."""
         return round_ - 1
 
     @property
     def compares_labels(self) -> bool:
-        """As the method."""
+        """True if the method does."""
         return self._inner.compares_labels
 
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """Those of the method."""
+        """The method's modules."""
         return self._inner.modules(silo)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Those of the method."""
+        """The method's tensors."""
         return self._inner.initial_extra(silo)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """As the method."""
+        """The method's logits."""
         return self._inner.predict(parts, x)
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As the method."""
+        """The method's statistics."""
         return self._inner.measure(parts, x, y)
 
     def effort(self, round_: int) -> Effort:
-        """None in round 0; then the method's."""
+        """The method's effort; none in round 0."""
         return self._inner.effort(round_ - 1) if round_ else Effort()
 
     @property
     def private_fault(self) -> str:
-        """As the method."""
+        """The method's reason."""
         return self._inner.private_fault
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Keep what is said in round 0, and the holders; the method takes the rest.
+        """Keep the classes said in round 0, and the holders; the method takes the rest.
 
-        PeerError where no holders came, or fewer than this silo alone; LocalError where this silo's
-        classes are others now.
+        PeerError where no holders came, or a class of this silo has none; LocalError where this
+        silo's classes have changed since round 0.
         """
         held = facts.class_counts > 0
         if facts.round == 0:
@@ -136,6 +136,8 @@ class ClassCensus(Method):
             )
         holders = delivered[HOLDERS]["holders"]
         self._check_said(state, held)
+
+        # This silo is a holder itself, so a count of 0 is not the sum.
         missing = torch.nonzero(held & (holders < 1))[:, 0].tolist()
         if missing:
             raise PeerError(
@@ -147,24 +149,24 @@ class ClassCensus(Method):
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), COUNTED: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """None in round 0."""
+        """The method's stages; none in round 0."""
         if facts.round == 0:
             return ()
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Who holds which class; then the method's uploads, without the rows that are not shown."""
+        """The held classes; then the method's uploads, without the rows that are not shown."""
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         holders, held = state.extra[COUNTED], facts.class_counts > 0
-        contributions = self._inner.give(_own(state), _earlier(facts))
+        contributions = dict(self._inner.give(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
-        return contributions | {
-            name: hide_rows(name, contributions[name], held, shown)
-            for name in by_class(self._inner, facts.round - 1)
-        }
+        for name in by_class(self._inner, facts.round - 1):
+            contributions[name] = hide_rows(name, contributions[name], held, shown)
+        return contributions
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
+        # A silo that gained a class was not counted among its holders, and would be alone in it.
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
@@ -180,13 +182,13 @@ class ClassCensus(Method):
     # The coordinator half.
 
     def begin(self) -> CoordinatorState:
-        """As the method."""
+        """The method's state."""
         return self._inner.begin()
 
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Publish the holders; then as the method. LocalError for holders that there cannot be."""
+        """Publish the holders, later what the method does; LocalError for impossible holders."""
         if round_:
             return self._inner.combine(state, round_ - 1, cohort, results)
         if not results[HOLDERS]:
@@ -201,15 +203,17 @@ class ClassCensus(Method):
         return Combined(state, {HOLDERS: {"holders": holders}})
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """As the method."""
+        """The method's state."""
         return self._inner.unposted(state, silos)
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """The holders, and what the method delivers; nothing before they are counted."""
-        return (Latest(HOLDERS), *self._inner.deliveries(state, round_ - 1, silo)) if round_ else ()
+        if round_ == 0:
+            return ()
+        return (Latest(HOLDERS), *self._inner.deliveries(state, round_ - 1, silo))
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """As the method."""
+        """The method's answer."""
         return self._inner.mail_fault(round_ - 1, silo, shares, keep)
 
 
@@ -224,7 +228,7 @@ def _is_ratio(part: Part) -> bool:
 
 
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:
-    """Rows [C] that may be summed: as many silos hold them as it takes."""
+    """Mask [C] of the rows that enough silos hold to be summed."""
     return holders >= fewest
 
 

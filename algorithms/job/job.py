@@ -96,7 +96,7 @@ class TrainingTable(Strict):
     momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
     schedule: Schedule | None = None
-    """How lr falls from round to round; left out, it stays."""
+    """The course of lr from round to round; default: constant."""
 
     @property
     def optimiser(self) -> Optimiser:
@@ -118,7 +118,7 @@ class JobSettings(Strict):
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
-    """Seconds after which a round goes on without the silos that have not uploaded.
+    """Seconds after which a round continues without the silos that have not uploaded.
 
     Together with min_cohort: "cut off".
     """
@@ -250,7 +250,7 @@ class Job:
         }
 
     def _written(self) -> dict[str, Any]:
-        """The document without what follows from it."""
+        """The document without its derived keys."""
         return {
             "version": 1,
             "method": {
@@ -262,7 +262,7 @@ class Job:
         }
 
     def for_federation(self) -> "Job":
-        """The same job as silos run it: their draws follow from the whole job, not from its seed.
+        """The job as silos run it: their draws follow from the whole job, not from its seed.
 
         So no two jobs train alike, and the sums of two jobs that differ by one silo do not reveal
         that silo's values (SECURITY.md rule 35). In a simulation, compared methods share what the
@@ -272,10 +272,10 @@ class Job:
 
     @cached_property
     def root(self) -> AnySeed:
-        """What all streams of the job derive from: the seed, or in a federation a digest.
+        """The root of all streams of the job: the seed, or in a federation a digest.
 
-        It is SHA-256 of what is written, in hex. The noise multiplier is left out, which is planned
-        for what is written.
+        The digest is SHA-256 of the written job in hex, without the noise multiplier, which is
+        planned for the written job.
         """
         if not self.federated:
             return self.seed
@@ -342,7 +342,7 @@ class Job:
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and takes a key that all its silos share.
+        """True if it is blind and takes a key that all its silos share.
 
         They use it to mix, compare, count or tag, or to hide sums from the coordinator.
         """
@@ -361,7 +361,7 @@ class Job:
 
     @property
     def counted(self) -> bool:
-        """Whether it is blind and sums class by class: round 0 counts the holders of each."""
+        """True if it is blind and sums class by class: round 0 counts the holders of each."""
         return isinstance(self._method, ClassCensus)
 
     @property
@@ -408,7 +408,7 @@ class Job:
         return self.privacy
 
     def setting(self) -> Setting:
-        """What both halves of the method know of the job."""
+        """The facts about the job that both halves of the method know."""
         return Setting(
             self.silos,
             self.cohort_size,
@@ -463,7 +463,7 @@ class Job:
 
     @property
     def batched(self) -> bool:
-        """Whether it is blind, and its rounds draw some of its batches."""
+        """True if it is blind, and its rounds draw some of its batches."""
         return (
             self.security.required
             and self.security.dropouts == "batches"
@@ -505,7 +505,7 @@ class Job:
         return any(part["exchange"] != "sum.mean" for part in summed)
 
     def _even(self, batches: Batches) -> bool:
-        """Whether no silo declared too many records for its batch."""
+        """True if no silo declared too many records for its batch."""
         counts = self.weighing
         if not counts:
             return True
@@ -580,7 +580,7 @@ class Job:
         return tuple(filter(drawn.__contains__, self.silos))
 
     def _asks_all(self, round_: int) -> bool:
-        """Whether a round is the census or the one that tunes, in which every silo takes part."""
+        """True if a round is the census or the one that tunes, in which every silo takes part."""
         if round_ == 0:
             return self._method.census
         return self._method.tunes and round_ == self.length - 1

@@ -1,9 +1,9 @@
-"""How the learning rates of a job fall from round to round, the same for every method.
+"""Schedules by which a job's learning rates fall from round to round, the same for every method.
 
 A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, or ``{ kind =
-"steps", factor = 0.1, at = [0.5, 0.75] }``. Left out, they stay. It is the rate of each stage of
-local training that falls; step sizes that are options of a method and no stage's rate, such as
-Per-FedAvg's α, do not.
+"steps", factor = 0.1, at = [0.5, 0.75] }``. Without a schedule rates are constant. The rates of
+all stages of local training fall; step sizes that are options of a method and no stage's rate, such
+as Per-FedAvg's α, do not.
 """
 
 from dataclasses import replace
@@ -54,7 +54,7 @@ Schedule: TypeAlias = Annotated[Exponential | StepSchedule, Field(discriminator=
 
 
 def paced(course: Course, factor: float) -> Course:
-    """The same stages with their learning rates multiplied."""
+    """The course with all learning rates multiplied by a factor."""
     return tuple(_slowed(step, factor) for step in course)
 
 

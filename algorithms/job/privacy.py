@@ -1,6 +1,6 @@
-"""What a private job says, and what its rounds spend.
+"""The [privacy] table of a job, and the budget that its rounds spend.
 
-It is the same at every silo, and nothing of it depends on a record.
+Both are the same at every silo, and neither depends on a record.
 
 ::
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from ..course import Effort
     from .job import Job
 
-SLACK = Decimal("0.05")  # SECURITY.md rule 25
+# SECURITY.md rule 25: a round that crashed is spent, and its retry takes noise that was planned.
+SLACK = Decimal("0.05")
 SIGMA_STEP = Decimal("0.001")
 MOST_STEPS = 10**9
 
@@ -69,15 +70,16 @@ class Spend:
 
 
 def decimal(value: float | Decimal) -> str:
-    """A number as a plain decimal, without exponent: what a budget's records hold."""
-    return format(value if isinstance(value, Decimal) else Decimal(repr(value)), "f")
+    """A number as a plain decimal without exponent, as a budget's records hold it."""
+    if not isinstance(value, Decimal):
+        value = Decimal(repr(value))
+    return format(value, "f")
 
 
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
-    return decimal(
-        (Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING)
-    )
+    noise = Decimal(sigma) / Decimal(repr(sample_rate))
+    return decimal(noise.quantize(SIGMA_STEP, ROUND_CEILING))
 
 
 def signed_sigma(job: "Job") -> str:
@@ -95,15 +97,14 @@ def histogram_spend(table: PrivacyTable) -> Spend:
 
 
 def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
-    """All that one silo spends in a round, the histogram aside; none of them with 0 steps."""
+    """The steps that one silo spends in a round, without the histogram; none has 0 steps."""
     return _spends(job.private, job.method().effort(round_), sigma)
 
 
 def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
+    rate = table.sample_rate
     spends = [
-        Spend(
-            TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)
-        ),
+        Spend(TRAINING, sigma, decimal(rate), effort.epochs * ceil(1 / rate)),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
@@ -113,16 +114,16 @@ def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, .
 
 
 def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
-    """No silo spends more than this in the job, SLACK for interrupted rounds included."""
+    """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included."""
     return spends_by_sigma(job)(sigma)
 
 
 def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
     """``job_spends`` by the noise of a step, for a caller who tries many.
 
-    Going through a job's rounds takes a while, so it is done once. LocalError for more steps, or
-    more noise, than are ever reckoned with.
+    LocalError for more steps, or more noise, than the cost can be computed for.
     """
+    # Going through a job's rounds takes a while, so it is done once.
     table, schedules = job.private, _schedules(job)
     rate = table.sample_rate
 
@@ -130,6 +131,7 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
         most: Steps = Counter()
         for rounds in schedules:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
+
         steps = max(most.values(), default=0)
         if steps > MOST_STEPS:
             raise LocalError(
@@ -151,17 +153,17 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
 
 
 def most_rounds(job: "Job") -> int:
-    """Rounds that the silo takes part in which is drawn most often."""
+    """Number of rounds of the silo that is drawn most often."""
     return max(sum(rounds.values()) for rounds in _schedules(job))
 
 
 def slack(rounds: int) -> int:
-    """Rounds that may be lost to crashes, of so many that a silo is drawn for."""
+    """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``."""
     return ceil(SLACK * rounds)
 
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
-    """How many rounds of which effort a silo has, for each silo; equal ones come once."""
+    """Numbers of rounds by effort, for each silo; equal schedules of several silos come once."""
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):
@@ -178,6 +180,7 @@ def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Steps:
     worst: Steps = Counter()
     spending = 0
     for effort, times in rounds.items():
+        # SLACK is planned for the costliest effort: any of the rounds may be the one that crashes.
         once = _steps_of_round(table, effort, sigma)
         total += _times(once, times)
         worst |= once

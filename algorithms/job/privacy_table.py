@@ -20,7 +20,7 @@ class PrivacyTable(Strict):
     """The [privacy] table."""
 
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
-    """What the job may cost a silo's data set, all its releases together."""
+    """The cost that a job may have for a silo's data set, all its releases together."""
     delta: Annotated[Real, Field(gt=0, lt=1)]
     clip: Clip = 1.0
     """Norm to which a record's gradient is cut, of all parameters that a step moves together."""

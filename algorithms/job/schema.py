@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import filterfalse, product
 from typing import Any
 
 import pydantic
@@ -18,15 +18,15 @@ from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"
 TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 LONGEST_NAME = 255  # of a tensor
-ABSENT = object()  # equals no value of a document
+ABSENT = object()  # a mark that equals no value of a document
 
 PartsOf = Callable[[int], tuple[Part, ...]]
 
 
 def plain(value: Any) -> Any:
-    """A value as canonical JSON takes it.
+    """A value in the types that canonical JSON has.
 
-    Floats become their shortest exact decimal, tuples become lists.
+    Floats become texts of their shortest exact decimal, tuples become lists.
     """
     if isinstance(value, pydantic.BaseModel):
         return plain(value.model_dump())
@@ -40,9 +40,9 @@ def plain(value: Any) -> Any:
 
 
 def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
-    """What crosses, phase by phase.
+    """The parts and tensors that cross, phase by phase.
 
-    A phase lasts until the next begins, the last one is the final delivery.
+    A phase lasts until the next one begins; the last phase is the final delivery.
 
     ::
 
@@ -58,6 +58,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
     says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
     "1.0"}``: both ends reject values beyond them.
     """
+    # A job of a thousand rounds has two or three phases: people read this document and sign it.
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):
@@ -107,6 +108,7 @@ def explain_difference(
     received: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str
 ) -> str:
     """Why a document is not what this machine computes from it, and what to do: one sentence."""
+    # The model first: another model has other tensors, so schema and digest differ as well.
     if received.get("model_digest") != computed["model_digest"]:
         return (
             f"this silo's model {model} differs from the job's; install the Staddle release of the"
@@ -169,8 +171,9 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
 
 
 def _check_part(part: Part, round_: int, ours: Collection[str]) -> None:
+    # Names with @ are Staddle's own, such as the weight: a method must not stand in for them.
     tensors = [spec.name for spec in part.tensors]
-    _check_names(part.name, [name for name in tensors if name not in ours])
+    _check_names(part.name, list(filterfalse(ours.__contains__, tensors)))
     if not tensors:
         raise LocalError(
             f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model"

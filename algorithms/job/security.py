@@ -1,4 +1,4 @@
-"""The [security] table: whether a job's sums are blind, and what the job then declares.
+"""The [security] table: it makes a job's sums blind, and declares facts about its silos.
 
 ::
 
@@ -45,7 +45,7 @@ MOST_SILOS = 1000  # of one blind sum
 MIXED = ("mix", "mix.directed")
 COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
-FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
+FEWEST = 3  # silos of one blind sum: in a sum of two, each could subtract its own part
 # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
 LONGEST_COMPARED = 1 << 16
 MOST_SHARES = 3 << 20  # bytes of the shares of all compared vectors that one silo gets at once
@@ -66,14 +66,14 @@ class SecurityTable(Strict):
     """The [security] table."""
 
     secure_aggregation: Literal["off", "required"] = "off"
-    """Whether the coordinator sees each silo's upload, or only sums over the silos of a round."""
+    """The coordinator sees each silo's upload ("off"), or only sums over a round's silos."""
     clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)] = 3
     """No number that is summed, counts aside, is above 2 to this power.
 
     A silo does not upload a round with a larger one.
     """
     weights: Literal["private", "public"] = "private"
-    """Whether the silos' weights are secret like their tensors, or stand in ``counts``."""
+    """The silos' weights are secret like their tensors, or stand in ``counts``."""
     weight_least: Count = 1
     """Smallest private weight of a silo."""
     weight_most: Count = 1_000_000
@@ -81,18 +81,18 @@ class SecurityTable(Strict):
     counts: dict[Name, Count] = Field(default_factory=dict)
     """Training records by silo, for public weights."""
     class_counts: dict[Name, ClassCounts] = Field(default_factory=dict)
-    """The same class by class, for methods that compare the silos' labels."""
+    """Training records by silo and class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
     dropouts: Literal["batches", "any"] = "batches"
-    """Whether a sum goes on without a lost silo's fixed batch, or without any silo.
+    """A sum continues without a lost silo's fixed batch, or without any lost silo ("any").
 
-    Without any silo, sums over many rounds reveal single silos' updates.
+    With "any", sums over many rounds reveal single silos' updates.
     """
     tags: Annotated[bool, Field(strict=True)] = True
-    """Whether silos tag what they sum and check that no result was altered on its way.
+    """True if silos tag their sums by a shared key, and so check that no result was altered.
 
-    They tag by a key that they share. Where no sum comes down to them, there is nothing to tag.
+    Where no sum comes down to them, there is nothing to tag.
     """
     min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
     """Silos that hold a class before its rows are summed, and ``colluders`` more.
@@ -100,18 +100,18 @@ class SecurityTable(Strict):
     0: as many as ``min_cohort``.
     """
     audience: Literal["coordinator", "silos"] = "coordinator"
-    """Who reads sums that are published as they are: the coordinator too, or the silos alone.
+    """The readers of sums that are published as they are: the coordinator too, or silos alone.
 
     The silos alone tag them.
     """
     mix: Literal["one-upload", "directed"] = "one-upload"
-    """Whether a silo uploads what is mixed once, or once for each silo that gets a row of it.
+    """A silo uploads a mixed part once, or once for each silo that gets a row of it.
 
     Uploaded once, it is hidden unless the coordinator is in league with a silo. Uploaded for each
     silo, it is hidden from the coordinator and the other silos together.
     """
     compare: Literal["rotated", "shared"] = "rotated"
-    """Whether vectors that are compared cross rotated, or as shares among the round's silos.
+    """Compared vectors cross rotated, or as shares among the round's silos.
 
     Rotated, they are hidden unless the coordinator is in league with a silo. Shared, they are
     hidden from the coordinator and up to ``colluders`` silos together.
@@ -153,37 +153,37 @@ class SecurityTable(Strict):
 
     @property
     def required(self) -> bool:
-        """Whether the sums are blind."""
+        """True if the sums are blind."""
         return self.secure_aggregation == "required"
 
 
 def tagged(security: SecurityTable, schema: Schema) -> bool:
-    """Whether the silos of a blind job agree on a key to tag, if on none for anything else."""
+    """True if the silos of a blind job agree on a key in order to tag sums."""
     return security.tags and bool(summed_down(schema))
 
 
 def uploaded(schema: Schema) -> Iterator[SchemaPart]:
-    """Every part that silos upload, phase by phase; a part of several phases comes again."""
+    """Every part that silos upload, phase by phase; a part of several phases is repeated."""
     return chain.from_iterable(map(itemgetter("up"), schema))
 
 
 def exchanges(schema: Schema) -> set[str]:
-    """By which silos upload anything."""
+    """The exchanges by which silos upload anything."""
     return {part["exchange"] for part in uploaded(schema)}
 
 
 def by_method(schema: Schema) -> Iterator[SchemaPart]:
-    """Those of the method: all uploads but the test metrics, which Staddle adds."""
+    """The method's uploads: all but the test metrics, which Staddle adds."""
     return (part for part in uploaded(schema) if part["name"] != METRICS.name)
 
 
 def is_summed(part: SchemaPart) -> bool:
-    """Whether a part is summed, in any of the forms of a sum."""
+    """True if a part is summed, in any of the forms of a sum."""
     return bool(part["exchange"].startswith("sum."))
 
 
 def keyed_exchanges(schema: Schema) -> bool:
-    """Whether something crosses whose blind form takes a key that the job's silos share."""
+    """True if a part crosses whose blind form takes a key that the job's silos share."""
     return not exchanges(schema).isdisjoint(KEYED)
 
 
@@ -210,7 +210,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 
 def _visible(part: SchemaPart) -> bool:
-    """Inner products disclose some kinds of parts as well as the parts themselves would."""
+    """True if the coordinator would see a part, or inner products that disclose it."""
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 

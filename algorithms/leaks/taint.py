@@ -32,34 +32,34 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import LocalError
 
-DESCRIBES = (  # what tells of a tensor its form alone, or the tensors within it
-    *(
-        "__get__",
-        "__set__",
-        "__delete__",
-        "__len__",
-        "__hash__",
-        "__iter__",
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-    ),
-    *(
-        "nelement",
-        "stride",
-        "storage_offset",
-        "element_size",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-    ),
-    *("is_same_size", "get_device", "result_type"),
+# calls that reveal a tensor's form alone, or the tensors within it
+DESCRIBES = (
+    "__get__",
+    "__set__",
+    "__delete__",
+    "__len__",
+    "__hash__",
+    "__iter__",
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "stride",
+    "storage_offset",
+    "element_size",
+    "is_contiguous",
+    "is_floating_point",
+    "is_complex",
+    "is_same_size",
+    "get_device",
+    "result_type",
 )
-# as many as values say
+# calls whose result has as many elements as values say
 SELECTS = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")
-# to code, or on to tensors that the call does not name
+# calls that hand values to code, or on to tensors that the call does not name
 HANDS = ("apply_", "map_", "map2_", "backward")
+# calls whose result has a size that a tensor may say
 SIZED = (
     "arange",
     "zeros",
@@ -88,7 +88,7 @@ class Taint:
 
     @property
     def name(self) -> Literal["public", "dp", "private"]:
-        """As ledger and policy have it."""
+        """The taint's name in ledger and policy."""
         if self.private:
             return "private"
         if self.ids:
@@ -118,24 +118,24 @@ def worst(taints: Iterable[Taint]) -> Taint:
 class Tracker(TorchFunctionMode):
     """A context in which taints follow tensors.
 
-    Tensors that go in are entered before it; the taints of those that come out are read after it.
+    ``enter`` tensors before it, and read the taints of the results with ``of`` after it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # held weakly, an address is not used again
+        # By address: a weak reference keeps the address from being used again for another tensor.
         self._taints: dict[int, tuple[StorageWeakRef, Taint]] = {}
         self._known_outside = PUBLIC
         self._refused: LocalError | None = None
 
     def __exit__(self, *raised: object) -> None:
-        """Raises what was refused inside, in case the method caught that error and went on."""
+        """Raise what was refused inside, in case the method caught that error and went on."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         if self._refused is not None and raised[0] is None:
             raise self._refused
 
     def enter(self, tensor: Tensor, taint: Taint) -> Tensor:
-        """A tensor, with its taint, as a method may have it."""
+        """The tensor, or a clone of it, to hand to a method; its taint is known from now on."""
         # Two tensors in the same memory would share one taint.
         if self._key(tensor) in self._taints:
             tensor = tensor.clone()
@@ -153,7 +153,7 @@ class Tracker(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """One call of torch."""
+        """Follow one call of torch."""
         kwargs = kwargs or {}
         inputs = list(_tensors((args, kwargs)))
         versions = [tensor._version for tensor in inputs]  # noqa: SLF001 - torch has no other name
@@ -185,7 +185,7 @@ class Tracker(TorchFunctionMode):
         return result
 
     def _note_outside(self, taint: Taint, name: str) -> None:
-        """A value of tensors of this taint is known outside."""
+        """Note that a value of tensors of this taint has left torch."""
         self._known_outside = worst((self._known_outside, taint))
         if taint.private and self._refused is None:
             self._refused = LocalError(
@@ -217,7 +217,7 @@ class Tracker(TorchFunctionMode):
 
 
 def _returns_value(name: str, result: Any) -> bool:
-    """Whether a call returns something other than tensors that may depend on values."""
+    """True if a call returns something other than tensors that may depend on values."""
     if name in DESCRIBES:
         return False
     holds_tensors = any(True for _ in _tensors(result))
@@ -225,8 +225,9 @@ def _returns_value(name: str, result: Any) -> bool:
 
 
 def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the result's form may depend on values, or values go where no call is seen."""
+    """True if the result's form may depend on values, or values go where no call is seen."""
     match name:
+        # With a condition alone, ``where`` is ``nonzero``.
         case "where":
             return len(args) + len(kwargs) == 1
         case "repeat_interleave":

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from ...errors import LocalError
 
-# cosine of two rows, or of one and the other's opposite, from which on they count as multiples
+# Two rows count as multiples from this cosine on, of one and the other or its opposite.
 ALIKE = 0.99
-LEAST_WIDTH = 16  # numbers of a row that is looked at: filters of 3 x 3 are alike by themselves
-CHUNK = 1024  # rows that are compared with all others at once
+LEAST_WIDTH = 16  # rows of fewer numbers are not checked: filters of 3 x 3 are similar by nature
+CHUNK = 1024  # rows compared with all others at a time: the product must not fill the memory
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
@@ -38,7 +38,7 @@ class TrapError(LocalError):
 
 @dataclass(frozen=True)
 class LongestSteps:
-    """Of a silo's training up to ``round``: the longest step of each part, Euclidean."""
+    """The longest step of each part in a silo's training up to ``round``, Euclidean."""
 
     round: int
     longest: Mapping[str, float] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class LongestSteps:
 
 @dataclass(frozen=True)
 class Caution:
-    """How far a silo goes along with what comes down, as its policy has it; ``inf``: any way."""
+    """A policy's bounds on how far a delivery may change a model; ``inf``: no bound."""
 
-    max_step: float = inf  # of its longest steps, for each part
+    max_step: float = inf  # in the silo's longest steps, for each part
     max_parallel: float = inf  # rows of a layer that are multiples of others
 
     def check(
@@ -75,10 +75,11 @@ class Caution:
     ) -> None:
         """TrapError if ``fresh``, which a delivery makes of ``held``, may be made to leak.
 
-        The delivery replaces ``parts`` in round ``round_``. The steps count for each round since
-        the silo's last: others went on without it, and a model that is led astray comes as far in
-        as many rounds. A part that the silo never trained has no steps to measure by, and passes.
+        The delivery replaces ``parts`` in round ``round_``. A part that the silo never trained has
+        no steps to measure by, and passes.
         """
+        # The bound grows with the rounds since the silo's last: the others trained on meanwhile,
+        # and a model that is led astray slowly moves as far in as many rounds.
         rounds = 1
         longest: Mapping[str, float] = {}
         if steps is not None:
@@ -154,7 +155,7 @@ def parallel_rows(weights: Tensor) -> int:
     """
     if weights.ndim < 2 or not weights.is_floating_point():
         return 0
-    # rows of any float32 have a length in float64, however small
+    # In float64 even the smallest float32 row has a length above 0.
     rows = weights.detach().double().flatten(1)
     if rows.shape[1] < LEAST_WIDTH:
         return 0
@@ -172,7 +173,7 @@ def _twins(rows: Tensor) -> Iterator[int]:
 
 
 def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """Euclidean; counters and other integers are left out."""
+    """Euclidean distance of two models, without counters and other integers."""
     squares = []
     for name, value in before.items():
         other = after.get(name)

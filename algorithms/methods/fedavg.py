@@ -30,7 +30,7 @@ class FedAvgOptions(Strict):
     """Options of FedAvg."""
 
     weights: Literal["samples", "equal"] = "samples"
-    """Whether a silo counts by its training records or once."""
+    """A silo's weight: its training records, or 1."""
 
 
 class FedAvg(Method):

@@ -44,7 +44,7 @@ class Local(Method):
         check_extractors("local", self.options.extractors, setting, header["weight"].shape[1])
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Nothing besides the metrics."""
+        """No part: only metrics leave a silo."""
         return ()
 
     def down(self, round_: int) -> tuple[Part, ...]:

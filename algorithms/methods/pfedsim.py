@@ -57,20 +57,17 @@ docs/threat-model.md).
 
 Wire list:
 
-=================  ====  ==============================================================
-                         =======================
-phase              way   part                                                            exchange
-=================  ====  ==============================================================
-                         =======================
-generalisation     up    ``model``: ω and φ                                              Sum,
-                         weighted by samples
-generalisation     down  ``model``                                                       -
-personalisation    up    ``extractor``: ω                                                Mix
-personalisation    up    ``rows``: [1, C·d] for "mean", [C, d] for "per_class"           Gram
-personalisation    down  ``extractor``: the silo's row of Eq. 4                          -
-personalisation    down  ``model``: once, to a silo that has not trained in it yet       -
-=================  ====  ==============================================================
-                         =======================
+===============  ====  =========================================================  ===============
+phase            way   part                                                       exchange
+===============  ====  =========================================================  ===============
+generalisation   up    ``model``: ω and φ                                         Sum, weighted
+                                                                                  by samples
+generalisation   down  ``model``                                                  -
+personalisation  up    ``extractor``: ω                                           Mix
+personalisation  up    ``rows``: [1, C·d] for "mean", [C, d] for "per_class"      Gram
+personalisation  down  ``extractor``: the silo's row of Eq. 4                     -
+personalisation  down  ``model``: once, to a silo that has not trained in it yet  -
+===============  ====  =========================================================  ===============
 
 Directed, ``extractor`` goes up from the second round of the phase on, and comes down as mail
 (``method.Post``).
@@ -103,6 +100,7 @@ from ..delivery import (
     Post,
     Results,
     Row,
+    positive_weights,
 )
 from ..exchange.parts import MIX_BITS, Contribution, Gram, Kind, Mix, Part, TensorSpec, own_weight
 from ..method import Method, Setting
@@ -152,7 +150,7 @@ class PFedSim(Method):
                 " compared and no extractor is mixed; raise participation or min_cohort so that 2"
                 " are drawn, or set rho = 1"
             )
-        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        weight = self.spec_of("classifier", "weight")
         classes, width = weight.shape
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
@@ -173,17 +171,13 @@ class PFedSim(Method):
         """The model in the generalisation phase, then extractor and classifier rows."""
         if round_ < self.warmup:
             return (self.model,)
-        return (
-            (self.rows,)
-            if self.setting.directed and round_ == self.warmup
-            else (self.extractor, self.rows)
-        )
+        # Directed rows take weights from the rounds before; at first no pair has been compared.
+        if self.setting.directed and round_ == self.warmup:
+            return (self.rows,)
+        return (self.extractor, self.rows)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The model up to the phase change.
-
-        Afterwards the mixed extractor, or the model to a newcomer.
-        """
+        """The model until the phase changes; then the mixed extractor, or a newcomer's model."""
         model = (self.model,) if self.warmup else ()
         if round_ <= self.warmup + self.setting.directed:
             return model
@@ -192,7 +186,7 @@ class PFedSim(Method):
     # The silo half.
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """What came down takes the place of the silo's own; a directed row is mixed with it."""
+        """The delivery replaces the silo's own values; a directed row is mixed with them."""
         mailed = delivered.get("extractor", {}) if self.setting.directed else {}
         if not mailed:
             return super().deliver(state, delivered, facts)
@@ -206,11 +200,10 @@ class PFedSim(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
         if facts.round < self.warmup:
-            return {
-                "model": Contribution(
-                    self.flat(state, "extractor", "classifier"), float(facts.samples)
-                )
-            }
+            model = self.flat(state, "extractor", "classifier")
+            return {"model": Contribution(model, float(facts.samples))}
+
+        # Unit vectors: the coordinator needs cosines, and norms would tell it more.
         rows = state.parts["classifier"]["weight"].double()  # [C, d]
         unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
         if self.options.similarity == "mean":
@@ -241,15 +234,15 @@ class PFedSim(Method):
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        index = torch.tensor(self.numbers(cohort))
         phi, gave = state["phi"].clone(), state["gave"].clone()
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
         phi.fill_diagonal_(0)
         gave[index] = 1
-        mixed = self.setting.directed and self.extractor in self.up(round_)
-        return Combined(
-            {"phi": phi, "gave": gave}, posts=self._posts(state, cohort) if mixed else ()
-        )
+        combined = Combined({"phi": phi, "gave": gave})
+        if self.setting.directed and self.extractor in self.up(round_):
+            return replace(combined, posts=self._posts(state, cohort))
+        return combined
 
     def _posts(self, state: CoordinatorState, cohort: tuple[str, ...]) -> tuple[Post, ...]:
         """Eq. 4 over this round's cohort, by the weights that were known before it."""
@@ -265,9 +258,10 @@ class PFedSim(Method):
         return tuple(posts)
 
     def similarities(self, gram: Tensor) -> Tensor:
-        """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""
-        # [groups, n]: 1 from an honest silo
+        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n]."""
+        # Norms are 1 from an honest silo; a longer vector must not make it likelier to be mixed.
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
+        # Cut before the log: Eq. 3 has no bound as cos → 1, where classifiers still are equal.
         cosines = (gram / (norms[:, :, None] * norms[:, None, :])).clamp(0, LARGEST_COSINE)
         if self.options.similarity == "mean":
             return cosines[0]  # Eq. 2, clamped
@@ -275,27 +269,22 @@ class PFedSim(Method):
 
     def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
         """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order."""
-        here = self.setting.silos.index(silo)
+        here = self.number(silo)
         row = state["phi"][here]
         if self.options.similarity == "mean":
             row = -torch.log(1 - row)  # Eq. 3'
         row = row.clone()
         row[here] = self.self_weight
-        return {
-            name: value
-            for name, value in zip(self.setting.silos, row.tolist(), strict=True)
-            if value > 0
-        }
+        return positive_weights(self.setting.silos, row)
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> dict[str, float]:
         """Φ_ij of one silo i, itself included, as the rounds so far have it."""
         return self.weights(state, recipient)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Φ_ii follows from the options and no Φ_ij is above 9.2103, so that a silo keeps no less
-        than they allow.
+        """Check ``keep``: Φ_ii follows from the options, and no Φ_ij is above 9.2103.
 
-        Likeness itself is known to the coordinator alone; ``shares`` that lean too much are refused
+        Similarities are known to the coordinator alone; shares that are too unequal are refused
         elsewhere.
         """
         own = self.self_weight
@@ -309,11 +298,8 @@ class PFedSim(Method):
         )
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """Eq. 4 for a silo that has trained in this phase.
-
-        The last generalisation model for one that has not.
-        """
-        if not state["gave"][self.setting.silos.index(silo)]:
+        """Eq. 4 for a silo that has trained in this phase, else the last generalisation model."""
+        if not state["gave"][self.number(silo)]:
             return (Latest("model"),) if self.warmup else ()
         if self.setting.directed:
             return (Mail("extractor"),) if self.mail in self.down(round_) else ()

@@ -38,9 +38,7 @@ class ModelOptions(Strict):
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
     norm: Norm = "none"
     buffers: Literal["local", "global"] = "local"
-    """Batch norm's running statistics: "local" ones never leave a silo, "global" ones cross with
-    the parameters.
-    """
+    """Batch norm's running statistics never leave a silo, or cross with the parameters."""
     input: tuple[Size, Size, Size] | None = None
     """Channels, height, width; left out, the architecture's own, such as [3, 32, 32] for lenet5."""
 
@@ -79,7 +77,7 @@ class ModelOptions(Strict):
         return self
 
     class_names: tuple[str, ...] | None = None
-    """What the labels 0, 1, … mean; a silo whose data file says otherwise declines the job."""
+    """Meanings of the labels 0, 1, …; a silo whose data file says otherwise declines the job."""
 
     @pydantic.model_validator(mode="after")
     def _named(self) -> "ModelOptions":

@@ -1,8 +1,8 @@
-"""The parts that a loss is handed, as functions of parameters that are not their own.
+"""The parts that a loss receives, as functions of parameters that are not their own.
 
-For methods whose loss looks at the model where it is not, such as at a mixture of two models, or
-after a step of gradient descent. A part is a module where silos train one by one, and
-``BoundModule`` where they train at once.
+For methods whose loss evaluates the model at other parameters, such as a mixture of two models or
+the result of a gradient step. A part is a module where silos train one by one, and ``BoundModule``
+where they train at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +17,26 @@ from ..exchange.parts import Tensors
 
 @dataclass(frozen=True, eq=False)
 class BoundModule:
-    """A module with values that stand for its own parameters and buffers of these names."""
+    """A module with values that replace its own parameters and buffers of these names."""
 
     module: nn.Module
     values: Mapping[str, Tensor]
 
     def __call__(self, *args: object) -> Tensor:
-        """The module's output; what it changes of its buffers is changed in ``values``.
-
-        Layers may compute in bfloat16, which is too coarse for the losses of what they give.
-        """
+        """The module's output; changes of buffers go into ``values``."""
         output: Tensor = functional_call(self.module, dict(self.values), args)
+        # Layers may compute in bfloat16, which is too coarse for losses.
         return output.float() if output.dtype == torch.bfloat16 else output
+
+
+def mapped(
+    values: Mapping[str, Tensors], change: Callable[[Tensor], Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """The same values by part and name, each tensor changed."""
+    changed: dict[str, dict[str, Tensor]] = {}
+    for part, named in values.items():
+        changed[part] = {name: change(tensor) for name, tensor in named.items()}
+    return changed
 
 
 def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
@@ -42,11 +50,9 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
 
 
 def on_trial(part: Callable[..., Tensor]) -> BoundModule:
-    """The part with copies of its buffers: what a call changes of them is lost.
-
-    Inside ``torch.func.grad`` no other buffer can change, as batch norm's running statistics do in
-    training.
-    """
+    """The part with copies of its buffers, so that a call changes only the copies."""
+    # Inside ``torch.func.grad`` a buffer from outside cannot change, as batch norm's running
+    # statistics do in training.
     module, values = (part.module, part.values) if isinstance(part, BoundModule) else (part, {})
     if not isinstance(module, nn.Module):
         raise TypeError(f"{type(part).__name__} is not a part of a model")

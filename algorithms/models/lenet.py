@@ -19,7 +19,7 @@ def lenet(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
 
 
 def lenet_wide(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
-    """The same with many more channels and units."""
+    """The LeNet with many more channels and units."""
     return two_and_two(shape, classes, 32, 64, 512)
 
 

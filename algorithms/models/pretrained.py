@@ -18,7 +18,7 @@ from ...files.file_bounds import check_regular
 from ..exchange.parts import Tensors, all_finite
 from ..method import Method
 
-HEADER_BYTES = 1 << 20  # names and metadata beside the tensors: no part has more of them
+HEADER_BYTES = 1 << 20  # bound on names and metadata next to the tensors
 
 
 def load_weights(
@@ -26,16 +26,15 @@ def load_weights(
 ) -> tuple[Tensors, str]:
     """The tensors of a safetensors file for a private part, and the file's SHA-256 in hex.
 
-    LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one
-    is given, and its own where Staddle wrote it, and it holds exactly the part's tensors by name,
-    dtype and shape, all finite.
+    LocalError unless the method lets the part be loaded, the file's SHA-256 is ``digest`` (if that
+    is not None) and its own (if Staddle wrote the file), and the file holds exactly the part's
+    tensors by name, dtype and shape, all finite.
     """
+    # Only parts that never cross: a part that crosses starts equal at all silos.
     if part not in method.loadable:
-        able = (
-            f"it takes weights for {', '.join(method.loadable)}"
-            if method.loadable
-            else "it takes none"
-        )
+        able = "it takes none"
+        if method.loadable:
+            able = f"it takes weights for {', '.join(method.loadable)}"
         raise LocalError(
             f"{path}: method {method.name!r} takes no weights for part {part!r}, {able}"
         )
@@ -43,20 +42,24 @@ def load_weights(
         check_regular(path)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+
+    # The size that the part needs bounds what is read: a wrong path must not fill the memory.
     module = method.modules(silo)[part]
-    data = read_bytes(
-        path, sum(tensor.nbytes for tensor in module.state_dict().values()) + HEADER_BYTES
-    )
+    needed = sum(tensor.nbytes for tensor in module.state_dict().values())
+    data = read_bytes(path, needed + HEADER_BYTES)
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise LocalError(
             f"{path}: its SHA-256 is {found}, expected {digest}; fetch the file again or correct"
             " the digest"
         )
+
+    # safetensors, never pickle: a file from the internet must not run code.
     try:
-        tensors = (
-            tensor_file.from_bytes(data, str(path))[0] if tensor_file.is_ours(data) else load(data)
-        )
+        if tensor_file.is_ours(data):
+            tensors, _ = tensor_file.from_bytes(data, str(path))
+        else:
+            tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
     _check(path, part, tensors, module)

@@ -3,17 +3,14 @@
 The paper names its networks only; they are recovered from the sizes that its Tables 6 and 8 print,
 to the last digit:
 
-=================  ==================================================  =========
-                                                                       ==========================
-name               blocks                                              classes    parameters
-=================  ==================================================  =========
-                                                                       ==========================
-``convnet-3x64``   3 x (conv 3x3 to 64, norm, ReLU, 2x2 max-pool)      47         77,935
-``convnet-4x128``  4 x (conv 3x3 to 128, norm, ReLU, 2x2 max-pool)     10         448,650
-``resnet18``       layer1 (with the stem) to layer4 of ResNet-18       100, 200   11,220,132 and
-                                                                       11,271,432
-=================  ==================================================  =========
-                                                                       ==========================
+=================  ===============================================  =======  ==========
+name               blocks                                           classes  parameters
+=================  ===============================================  =======  ==========
+``convnet-3x64``   3 x (conv 3x3 to 64, norm, ReLU, 2x2 max-pool)   47       77,935
+``convnet-4x128``  4 x (conv 3x3 to 128, norm, ReLU, 2x2 max-pool)  10       448,650
+``resnet18``       layer1 (with the stem) to layer4 of ResNet-18    100      11,220,132
+                                                                    200      11,271,432
+=================  ===============================================  =======  ==========
 
 A block's feature is the mean of its output over height and width, [B, d_j]; the last block's is
 what the classifier sees. Norm "batch" is batch norm without running statistics, in evaluation too

@@ -1,7 +1,4 @@
-"""On what models are trained: this machine's processor, or one of its GPUs.
-
-And with how many bits it multiplies.
-"""
+"""Training device (CPU or one GPU) and numeric precision."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,8 +19,8 @@ CPU_ROOM = 4 * 2**30
 GPU_SHARE = 4  # one part in so many
 # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
 TENSOR_CORES = (8, 0)
-# what multiplies float32 on a GPU. Each is asked by its own name: what an earlier call or
-# TORCH_ALLOW_TF32_CUBLAS_OVERRIDE asked of one of them goes before what is asked of all.
+# The libraries that multiply float32 on a GPU. Each is set by its own name: a setting of one of
+# them, by an earlier call or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, overrides a setting of all.
 FLOAT32_MULTIPLIERS: tuple[Any, ...] = (
     torch.backends.cuda.matmul,
     torch.backends.cudnn.conv,  # type: ignore[attr-defined] # and their stubs lack it
@@ -49,17 +46,15 @@ def find(name: str) -> torch.device:
 
 
 def room(device: torch.device) -> int:
-    """Bytes that a simulation plans with at a time.
-
-    Of a GPU, a share of all its memory, not of what is free now.
-    """
+    """Bytes that a simulation plans with at a time."""
+    # A share of all of a GPU's memory, not of what is free now: the same job must give the same
+    # bits again.
     return CPU_ROOM if device.type != "cuda" else gibibytes(device) * 2**30 // GPU_SHARE
 
 
 def gibibytes(gpu: torch.device) -> int:
-    """Of its memory, in whole ones: on them depends how many silos go at once, and so the last bits
-    of a run.
-    """
+    """The GPU's memory in whole GiB."""
+    # Rounded: the number of silos that go at once depends on it, and so do the last bits of a run.
     return round(torch.cuda.get_device_properties(gpu).total_memory / 2**30)
 
 
@@ -82,6 +77,7 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 @contextmanager
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run."""
+    # Without ``benchmark`` cuDNN chooses the same algorithm in each run.
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.deterministic, cudnn.benchmark
     try:
@@ -107,7 +103,7 @@ def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """LocalError where a GPU has too little."""
+    """Raise LocalError where a GPU runs out of memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -116,9 +112,7 @@ def in_memory() -> Iterator[None]:
 
 @contextmanager
 def multiplying(precision: Precision) -> Iterator[None]:
-    """Within ``exact``: a GPU multiplies float32 in TF32, of 10 bits of mantissa, where that is
-    asked for.
-    """
+    """Within ``exact``: a GPU multiplies float32 in TF32 (10 bits of mantissa) for "tf32"."""
     if precision != "tf32":
         yield
         return
@@ -128,23 +122,16 @@ def multiplying(precision: Precision) -> Iterator[None]:
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:
     """Within ``casting``: products in the type of the tensors."""
-    return (
-        torch.autocast(device.type, enabled=False)
-        if device.type in ("cpu", "cuda")
-        else nullcontext()
-    )
+    if device.type not in ("cpu", "cuda"):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """For a forward pass: layers give bfloat16 where that is asked for.
-
-    Parameters and losses stay float32.
-
-    Nothing that was cast is kept from one pass to the next, since a recorded step would find it at
-    another place.
-    """
+    """For a forward pass: layers compute in bfloat16 for "bf16"; parameters and losses do not."""
     if precision != "bf16":
         return nullcontext()
+    # No cache of cast weights: a recorded step would find them at another address.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 

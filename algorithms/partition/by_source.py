@@ -22,7 +22,7 @@ Indices = NDArray[np.int64]
 def by_source(
     sources: Sequence[str], silos: Mapping[str, int], seed: int, minimum: int = 10
 ) -> dict[str, Indices]:
-    """So many silos per source as ``silos`` says, with even random shares of its records.
+    """``silos`` says how many silos each source has; they get even random shares of its records.
 
     They are named ``mnist-0``, ``mnist-1`` …. Ascending record indices per silo, no record twice;
     records of a source that ``silos`` does not name are left over.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream
 
-# as in the common recipe a draw with too small a silo is thrown away, but not for ever
+# draws with too small a silo that are thrown away
 REDRAWS = 20
 SMALLEST_ALPHA = 1e-3  # below it one silo gets each class whole, and gamma variates underflow
 
@@ -42,6 +42,8 @@ def dirichlet(
     check_alpha(alpha)
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/dirichlet")
+
+    # The common recipe redraws for ever, which at a low alpha with many silos never ends.
     for _ in range(REDRAWS):
         shards = _draw(labels, silos, alpha, rng, balanced)
         if min(map(len, shards)) >= minimum:

@@ -1,7 +1,8 @@
-"""Which silo holds which records, on which side, in a file that another run or framework reads.
+"""A file that says which silo holds which records on which side, for other runs and frameworks.
 
-PPFL's files too. JSON, because every language reads it and a person can look; 60,000 indices take
-0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per silo::
+PPFL's files are read too. The format is JSON, because every language reads it and a person can
+look; 60,000 indices take 0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per
+silo::
 
     {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…",
         "seed": 1,
@@ -56,7 +57,7 @@ class SiloIndices(Strict):
     test: tuple[Index, ...]
 
     def sides(self) -> Sides:
-        """The same as arrays."""
+        """The silo's indices as sorted arrays."""
         sides = (self.train, self.validation, self.test)
         return Sides(*(np.array(sorted(side), np.int64) for side in sides))
 
@@ -95,7 +96,7 @@ class PartitionFile(Strict):
         return self
 
     def sides(self) -> dict[str, Sides]:
-        """Per silo, in the file's order."""
+        """Each silo's records by side, in the file's order."""
         return {client.name: client.sides() for client in self.clients}
 
     def check_labels(self, labels: Indices) -> None:
@@ -114,7 +115,7 @@ class PartitionFile(Strict):
 
 
 def labels_sha256(labels: Indices) -> str:
-    """What ties a partition to a data set."""
+    """SHA-256 of a data set's labels, which ties a partition to it."""
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 
@@ -171,7 +172,7 @@ def read(path: Path) -> PartitionFile:
 
 
 def _digest(partition: PartitionFile) -> str:
-    """Of all but the digest itself."""
+    """SHA-256 of everything but the digest itself."""
     document = partition.model_dump(mode="json", exclude={"file_sha256"})
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
@@ -181,7 +182,7 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
 
     ``labels`` are those of all records in this order. The .npz holds the indices of all clients one
     after another, ``train_idx`` and ``test_idx``, and where each client's begin and end,
-    ``train_ptr`` and ``test_ptr``. Of the published ones, CIFAR-10 at alpha 0.2 has clients without
+    ``train_ptr`` and ``test_ptr``. The published split of CIFAR-10 at alpha 0.2 has clients without
     any record.
     """
     arrays = _read_ppfl_arrays(path)
@@ -194,6 +195,9 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
             f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; take the file"
             " anew"
         )
+
+    # Through ``validate``, like a file of our own: the published indices may overlap or lie outside
+    # the data set, and an index on two sides would test on training records.
     clients = [
         {"name": str(number), "train": train, "validation": [], "test": test}
         for number, (train, test) in enumerate(zip(cut["train"], cut["test"], strict=True))

@@ -23,13 +23,13 @@ Groups = Annotated[
 
 
 class PartitionTable(Strict):
-    """What every kind has."""
+    """Keys that every kind of partition has."""
 
     minimum: Annotated[int, Field(strict=True, ge=0)] = 10
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
-    """Of the partition and of its split, whatever seeds its runs have."""
+    """Seed of the partition and of its split, whatever seeds its runs have."""
     keep: Count | None = None
-    """So many of its silos take part, spread evenly over all in their order; all if left out."""
+    """How many of its silos take part, spread evenly over all in their order; default: all."""
 
 
 class Dirichlet(PartitionTable):
@@ -112,37 +112,32 @@ def deal(
     ``column`` has one value per record, for the kinds "sources" and "column": its source, subject,
     hospital.
     """
+    seed, minimum = table.seed, table.minimum
     match table:
-        case Dirichlet():
-            drawn = (table.silos, table.alpha, table.seed, table.minimum)
-            return _numbered(dirichlet(labels, *drawn, balanced=table.balanced))
-        case Shards():
-            return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
-        case Classes():
-            return _numbered(
-                classes_each(labels, table.silos, table.each, table.seed, table.minimum)
-            )
-        case LabelGroups():
-            return _numbered(
-                label_groups(labels, table.silos, table.groups, table.seed, table.minimum)
-            )
-        case GroupMixtures():
-            return _numbered(
-                group_mixtures(
-                    labels, table.silos, table.groups, table.alpha, table.seed, table.minimum
-                )
-            )
+        # Silos of these two have names of their own.
         case BySource():
             sources = list(map(str, _column(table, labels, column)))
-            return by_source(sources, table.silos, table.seed, table.minimum)
+            return by_source(sources, table.silos, seed, minimum)
         case ByColumn():
-            return by_column(_column(table, labels, column), table.minimum)
+            return by_column(_column(table, labels, column), minimum)
+
+        case Dirichlet(silos=silos, alpha=alpha, balanced=balanced):
+            parts = dirichlet(labels, silos, alpha, seed, minimum, balanced=balanced)
+        case Shards(silos=silos, each=each):
+            parts = shards(labels, silos, each, seed, minimum)
+        case Classes(silos=silos, each=each):
+            parts = classes_each(labels, silos, each, seed, minimum)
+        case LabelGroups(silos=silos, groups=groups):
+            parts = label_groups(labels, silos, groups, seed, minimum)
+        case GroupMixtures(silos=silos, groups=groups, alpha=alpha):
+            parts = group_mixtures(labels, silos, groups, alpha, seed, minimum)
+    return _numbered(parts)
 
 
 def alike(
     table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None
 ) -> Indices:
-    """Keys that ``split.apart`` deals alike: numbers of the column's values, or else labels."""
+    """Keys for ``split.apart``, one per record: numbers of the column's values, or else labels."""
     if not isinstance(table, BySource | ByColumn):
         return labels
     values = np.array(_column(table, labels, column))

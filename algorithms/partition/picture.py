@@ -1,4 +1,4 @@
-"""Who holds what: one column per silo, one row per class, a disc whose area is the count.
+"""A picture of a partition: columns are silos, rows classes, and a disc's area is the count.
 
 As in pFedSim's Figure 3. The largest disc fills its cell, and the last line says what it stands
 for; a class of which a silo holds any record shows as a dot at least.

@@ -82,11 +82,15 @@ def apart(
             f"split: the partition holds records beyond {train_total}; partition the training part"
             " alone"
         )
+
+    # Each silo is tested on the classes that it trains on, in the same proportions: otherwise the
+    # test records would measure another distribution than the silo's.
     tests = _alike([key[part] for part in parts.values()], key[train_total:], seed)
     sides = {}
     for (silo, part), test in zip(parts.items(), tests, strict=True):
         trained = _split(part, (8, int(validation), 0), silo, seed)
         sides[silo] = Sides(trained.train, trained.validation, test + train_total)
+
     without = [silo for silo, side in sides.items() if not len(side.test)]
     if without:
         raise LocalError(
@@ -133,7 +137,7 @@ def _side(records: int, weight: int, whole: int) -> int:
 
 
 def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
-    """How many groups, ``least`` to ``most``, come nearest to so many records; ties to fewer."""
+    """The number of groups, ``least`` to ``most``, nearest to ``wanted`` records; ties to fewer."""
     return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
 
 

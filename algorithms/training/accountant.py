@@ -1,7 +1,7 @@
-"""The account from which a silo pays for what is released of its records, in one job.
+"""The privacy account of a silo in one job: it pays for every release about the silo's records.
 
 The silo agent pays from its data set's budget, which is on disk and never overdrawn; a simulation
-keeps count.
+only keeps count.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class Random(Protocol):
         ...
 
     def drawn(self, records: int, q: float) -> NDArray[np.int64]:
-        """Which records a step takes."""
+        """Indices of the records of a step, each drawn with probability q."""
         ...
 
 
@@ -41,7 +41,7 @@ class ReservedSteps(Protocol):
         ...
 
     def take(self, purpose: str) -> None:
-        """One step for this purpose; ExhaustedError where none is left."""
+        """Use one step for this purpose; ExhaustedError where none is left."""
         ...
 
 
@@ -57,30 +57,31 @@ class Counts:
 
 
 class PrivacyAccount(Protocol):
-    """One silo's, in one job."""
+    """The account of one silo in one job."""
 
     def counts(self) -> Counts | None:
-        """The counts that were released before."""
+        """The counts released before; None before the first release."""
         ...
 
     def keep_counts(self, counts: Counts) -> None:
-        """Keep them for good: they are never drawn again."""
+        """Store the counts for good: they are never drawn again."""
         ...
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
-        """Set steps aside; ExhaustedError, and nothing is, where the job's target or the budget
-        does not cover them.
+        """Set steps aside.
+
+        ExhaustedError where the job's target or the budget does not cover them; then none are.
         """
         ...
 
     def commit(self, spending: ReservedSteps) -> None:
-        """No more steps of it are taken; what came of them is durable. The rest is free again."""
+        """Release the steps that were not taken; the results of the others must be durable."""
         ...
 
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What a private round takes besides: an account, and randomness that no seed makes again."""
+    """What only a private round needs: an account, and randomness that no seed reproduces."""
 
     account: PrivacyAccount
     fresh: Callable[[], Random]
@@ -95,7 +96,7 @@ class MemorySpending:
     taken: Counter[str] = field(default_factory=Counter)
 
     def take(self, purpose: str) -> None:
-        """One step for this purpose."""
+        """Use one step for this purpose; ExhaustedError where none is left."""
         if not self.left[purpose]:
             raise ExhaustedError(
                 f"reservation {self.id} holds no more steps for {purpose!r}, {self.taken[purpose]}"
@@ -106,9 +107,7 @@ class MemorySpending:
 
 
 class MemoryAccount:
-    """An account without a budget, as a simulation has it: it keeps count, and to what was planned
-    for the job.
-    """
+    """An account without a budget, for simulations: it allows the steps that the job plans."""
 
     def __init__(self, job: "Job") -> None:
         self._free: Counter[str] = Counter()
@@ -119,28 +118,28 @@ class MemoryAccount:
         self.spendings: list[MemorySpending] = []
 
     def counts(self) -> Counts | None:
-        """The counts that were released before."""
+        """The counts released before; None before the first release."""
         return self._counts
 
     def keep_counts(self, counts: Counts) -> None:
-        """Keep them."""
+        """Store the counts."""
         self._counts = counts
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> MemorySpending:
-        """Set steps aside, of those that the job plans."""
+        """Set steps aside; ExhaustedError for more than the job plans."""
         for spend in spends:
             if spend.steps > self._free[spend.purpose]:
                 raise ExhaustedError(
                     f"round {round_} of job {self._job!r} takes {spend.steps} steps for"
                     f" {spend.purpose!r}, of those planned {self._free[spend.purpose]} are left"
                 )
-        asked = Counter({spend.purpose: spend.steps for spend in spends})
-        self._free -= asked
-        self.spendings.append(MemorySpending(len(self.spendings), asked))
+        reserved = Counter({spend.purpose: spend.steps for spend in spends})
+        self._free -= reserved
+        self.spendings.append(MemorySpending(len(self.spendings), reserved))
         return self.spendings[-1]
 
     def commit(self, spending: ReservedSteps) -> None:
-        """What was not taken is free again."""
+        """Release the steps that were not taken."""
         kept = self.spendings[spending.id]
         self._free += kept.left
         kept.left.clear()

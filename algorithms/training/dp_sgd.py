@@ -22,6 +22,7 @@ gives does not depend on how many others are drawn.
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil
 from typing import TypeAlias
 
@@ -65,16 +66,17 @@ class Mechanism:
 
 
 class Private:
-    """DP-SGD. A stage over all records draws all of them in its one step an epoch: q is 1, and D is
-    that by q.
+    """DP-SGD. A stage over all records has one step per epoch, which takes all of them.
+
+    In that step q is 1, and the divisor is D / q.
     """
 
     def __init__(
         self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]
     ) -> None:
-        """``charge`` is told before each step whether it draws all records.
+        """``charge`` is called before each step, with whether the step takes all records.
 
-        It raises where none is left to spend.
+        It raises ExhaustedError where nothing is left to spend.
         """
         self._mechanism = mechanism
         self._fresh = fresh
@@ -86,41 +88,42 @@ class Private:
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
-        """The records of each step, drawn as it comes.
+        """Indices of each step's records, drawn when the step is about to be taken.
 
-        Neither ``batch_size`` nor ``rng`` has a part in it.
+        ``batch_size`` and ``rng`` are ignored: the draw comes from the fresh generator.
         """
         for _ in range(self.steps(stage, records, batch_size)):
+            # The charge comes first: where nothing is left to spend, no record is drawn.
             self._charge(stage.full_batch)
             self._random = self._fresh()
-            yield (
-                np.arange(records)
-                if stage.full_batch
-                else self._random.drawn(records, self._mechanism.q)
-            )
+            if stage.full_batch:
+                yield np.arange(records)
+            else:
+                yield self._random.drawn(records, self._mechanism.q)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of an epoch."""
         return 1 if stage.full_batch else self._mechanism.steps
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
-        """The step on the records that were drawn.
+        """The private step on the records of a batch.
 
-        LocalError for a model that cannot be trained so.
+        LocalError for a model that cannot be trained with differential privacy.
         """
         for part in stage.trains:
             check(part, modules[part])
+
+        # Hooks of the stage before would run in this one's backward pass as well.
         self._release()
         how = self._mechanism
         if stage.full_batch:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
-        parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        gradients = (
-            self._by_hooks(modules, stage)
-            if _hookable(modules, stage)
-            else _by_function(modules, stage)
-        )
-        apart = False  # looked at in the first step, which knows the form of a record
+        parameters = _trained(modules, stage)
+        if _hookable(modules, stage):
+            gradients = self._by_hooks(modules, stage)
+        else:
+            gradients = _by_function(modules, stage)
+        apart = False  # checked in the first step, which knows the form of a record
         shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -132,11 +135,16 @@ class Private:
             if not apart:
                 check_apart(modules, stage, x)
                 apart = True
+
+            # Rows that fill up a call are not records: their gradients must not be added.
             moved, total = ClippedSum(shapes, how.clip, how.sigma), 0.0
             for xs, ys, records in in_calls(x, y, how.physical_batch):
                 losses, found = gradients(xs, ys)
                 moved.add([gradient[:records] for gradient in found])
                 total += _total(losses[:records])
+
+            # Penalty and optimiser come after the noise: they are computed from a release alone,
+            # and so cost nothing.
             noisy = moved.noisy(self._random)
             rule(
                 [
@@ -155,9 +163,10 @@ class Private:
             for hooks in hooked:
                 hooks.cleanup()
 
-        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+        parameters = _trained(modules, stage)
 
         def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+            # The hooks add to what stands there, and the records before have been counted.
             for p in parameters:
                 p.grad = p.grad_sample = None  # type: ignore[attr-defined]
             losses = stage.loss(modules, x, y, stage.context)
@@ -186,10 +195,13 @@ class _Rule:
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
 
 
+def _trained(modules: Modules, stage: Stage) -> list[nn.Parameter]:
+    """The parameters that a stage moves."""
+    return [p for part in stage.trains for p in modules[part].parameters()]
+
+
 def check(part: str, module: nn.Module) -> None:
-    """LocalError for a part in which a record's gradient depends on the other records of
-    its batch.
-    """
+    """LocalError for a part in which a record's gradient depends on others of its batch."""
     if faults := ModuleValidator.validate(module, strict=False):
         raise LocalError(
             f"part {part!r} cannot be trained with differential privacy: {faults[0]}; choose a"
@@ -199,16 +211,17 @@ def check(part: str, module: nn.Module) -> None:
 
 @torch.no_grad()
 def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
-    """LocalError where a record's loss depends on another one of its batch, and the stage does not
-    say so.
+    """LocalError where a record's loss depends on another one of its batch.
 
-    Looked at with two made-up records of the form of ``like`` [B, …], never with a silo's: it finds
-    what couples all records, such as their mean, in code that means well.
+    The check uses two made-up records of the form of ``like`` [B, …], never a silo's own. It finds
+    what couples all records, such as their mean, in well-meant code.
     """
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
     pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    # The first record is the same in both pairs, and so must be its loss.
     alone = []
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
+        # Both times dropout draws the same, and training goes on as if nothing had been drawn.
         with torch.random.fork_rng(devices=[]):
             alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
     if not torch.equal(*alone):
@@ -220,19 +233,26 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
 
 
 def _hookable(modules: Modules, stage: Stage) -> bool:
-    """Whether Opacus's hooks reach all parameters that a stage moves."""
-    layers = [layer for part in stage.trains for layer in modules[part].modules()]
-    own = [layer for layer in layers if any(True for _ in layer.parameters(recurse=False))]
-    known = all(type(layer) in GradSampleHooks.GRAD_SAMPLERS for layer in own)
-    return known and not any(getattr(layer, "functional", False) for layer in layers)
+    """True if Opacus's hooks reach all parameters that a stage moves."""
+    for layer in chain.from_iterable(modules[part].modules() for part in stage.trains):
+        # Such a layer's parameters are used without a call of it, so no hook runs.
+        if getattr(layer, "functional", False):
+            return False
+        owns = any(True for _ in layer.parameters(recurse=False))
+        if owns and type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
+            return False
+    return True
 
 
 def _by_function(modules: Modules, stage: Stage) -> Gradients:
     """Record by record under ``vmap``: each part is called as a function of its parameters."""
-    parameters = {part: dict(modules[part].named_parameters()) for part in stage.trains}
-    values = {
-        part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()
-    }
+    names: list[tuple[str, str]] = []
+    values: dict[str, dict[str, Tensor]] = {}
+    for part in stage.trains:
+        values[part] = {}
+        for name, parameter in modules[part].named_parameters():
+            values[part][name] = parameter.detach()
+            names.append((part, name))
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         parts = {part: BoundModule(module, of.get(part, {})) for part, module in modules.items()}
@@ -243,20 +263,23 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
     def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         found, losses = each(values, x, y)
-        return losses, [found[part][name] for part, named in parameters.items() for name in named]
+        return losses, [found[part][name] for part, name in names]
 
     return gradients
 
 
 def _total(losses: Tensor) -> float:
-    """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end
-    the training.
+    """Σ of the finite losses, each cut to what float32 holds.
+
+    An infinite sum would end the training, and so tell of one record.
     """
     known = losses.detach().double().nan_to_num(0.0, 0.0, 0.0)
     return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
 
 
 def _given(p: nn.Parameter, rows: int) -> Tensor:
-    """What Opacus's hooks left at a parameter; 0 where no record reached it."""
+    """The gradients by record that Opacus's hooks left at a parameter; 0 where none reached it."""
     found: Tensor | None = getattr(p, "grad_sample", None)
-    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape) if found is None else found
+    if found is not None:
+        return found
+    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape)

@@ -5,8 +5,9 @@ for differentially private training. A step is begun once per stage, so optimise
 outlives a stage.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil, isfinite
 from typing import Protocol, TypeAlias
 
@@ -23,17 +24,17 @@ from ..method import Method
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 
-EVALUATION_CHUNK = 512
+EVALUATION_CHUNK = 512  # records of a call in evaluation mode
 
 Modules: TypeAlias = Mapping[str, nn.Module]
 
 
-# trains one batch (x [B, …], y [B]) in place; its loss []
+# trains one batch (x [B, …], y [B]) in place and returns its loss []
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stepper(Protocol):
-    """How a stage is trained."""
+    """A way to train a stage."""
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
@@ -69,7 +70,7 @@ def batches(
     """
     order = permutation(rng, n)
     if wrap:
-        # repeats the order from its start
+        # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
         order = np.resize(order, ceil(n / batch_size) * batch_size)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
@@ -80,10 +81,15 @@ def at_least_float32(losses: Tensor) -> Tensor:
 
 
 def batch_coupled(modules: Modules) -> bool:
-    """Whether a record's output depends on the other records of its batch."""
-    return any(
-        isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules()
-    )
+    """True if a record's output depends on the other records of its batch."""
+    return any(True for _ in batch_norms(modules))
+
+
+def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
+    """All layers of batch norm."""
+    for leaf in chain.from_iterable(module.modules() for module in modules.values()):
+        if isinstance(leaf, _BatchNorm):
+            yield leaf
 
 
 @torch.no_grad()
@@ -96,9 +102,10 @@ def sgd_step(
 ) -> None:
     """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
 
-    ``rate`` [] on the parameters' device stands for the optimiser's own, where that is to change
-    without Python.
+    ``rate`` [] on the parameters' device replaces the optimiser's own: a recorded CUDA graph reads
+    it anew in each replay.
     """
+    # One call for all tensors: on a GPU the calls, not the arithmetic, take the time.
     moved, updates = list(parameters), list(gradients)
     if optimiser.weight_decay:
         updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
@@ -109,10 +116,12 @@ def sgd_step(
         else:
             velocity.extend(update.clone() for update in updates)
         updates = velocity
+
     if rate is None:
         torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
     else:
         torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
+
     if optimiser.within is not None:
         least, most = optimiser.within
         torch._foreach_clamp_min_(moved, least)
@@ -166,11 +175,10 @@ def apply(
 
 
 class PlainStepper:
-    """All records in shuffled batches.
+    """Training without differential privacy, on all records in shuffled batches.
 
-    SGD or mirror descent on the mean of their losses plus the stage's penalty.
-
-    With another ``precision`` than float32, which is for GPUs, convolutions lie channels last.
+    It moves by SGD or mirror descent on the mean of the losses plus the stage's penalty. A
+    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last.
     """
 
     def __init__(self, precision: Precision = "float32") -> None:
@@ -179,15 +187,15 @@ class PlainStepper:
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
-        """One epoch's, or all records at once."""
+        """Indices of one epoch's batches; one batch of all records where the stage wants that."""
         return [np.arange(records)] if stage.full_batch else batches(records, batch_size, rng, wrap)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
-        """As many as there are batches."""
+        """Steps of one epoch: one per batch."""
         return 1 if stage.full_batch else ceil(records / batch_size)
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
-        """The step on one batch."""
+        """The step on one batch, with fresh optimiser state."""
         device, precision = device_of(modules.values()), self._precision
         if precision != "float32":
             for module in modules.values():
@@ -256,6 +264,9 @@ def train(
     is not finite.
     """
     check_trains(modules, stage)
+
+    # A part that is only read must not change: in training mode its batch norm would take up the
+    # records' statistics, and its dropout would drop.
     for part, module in modules.items():
         module.train(part in stage.trains)
         module.requires_grad_(part in stage.trains)
@@ -263,13 +274,15 @@ def train(
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
-        given: list[Tensor] = []
+        step_losses: list[Tensor] = []
         for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
                 raise CancelledError("training stopped between two batches, as asked")
-            given.append(step(*batch_of(data, index, device)))
+            step_losses.append(step(*batch_of(data, index, device)))
             progress()
-        losses: list[float] = torch.stack(given).tolist()  # here the device is waited for
+
+        # Reading a loss waits for the GPU, so all losses of an epoch are read at once.
+        losses: list[float] = torch.stack(step_losses).tolist()
         for loss in losses:
             check_loss(loss, stage.optimiser)
         mean = sum(losses) / len(losses)
@@ -279,7 +292,7 @@ def train(
 
 
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
-    """The indices of an epoch's batches where the records lie.
+    """The indices of an epoch's batches, on the device that holds the records.
 
     They go to a GPU all at once, since each transfer waits.
     """
@@ -295,41 +308,48 @@ def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterab
 def measure(
     measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False
 ) -> dict[str, Tensor]:
-    """A measurement's sums over the training records, or its ``rows``, in float64.
+    """A measurement's sums over the records, or its ``rows``, in float64 on the host.
 
-    Models are in evaluation mode.
+    The modules are put in evaluation mode.
     """
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
     device = device_of(modules.values())
-    for start in range(0, len(data), EVALUATION_CHUNK):
-        chunk = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+    for chunk in _chunks(data, device):
         for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
-    whole = {
-        name: torch.cat(values) if rows else sum(values[1:], values[0])
-        for name, values in found.items()
-    }
-    return {name: value.cpu() for name, value in whole.items()}
+
+    measured: dict[str, Tensor] = {}
+    for name, values in found.items():
+        # One chunk after another, as the stacked engine adds them up too.
+        whole = torch.cat(values) if rows else sum(values[1:], values[0])
+        measured[name] = whole.cpu()
+    return measured
+
+
+def _chunks(data: Dataset, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """All records and labels in order, on a device."""
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        yield batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
 
 
 @torch.no_grad()
 def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None = None) -> int:
     """Number of records that the silo's model classifies correctly, in evaluation mode.
 
-    With ``rows`` in calls of that size, all of them, so that no record's class depends on how many
-    others there are.
+    With ``rows`` every call has that size, so that no record's class depends on the number of
+    records: matrix products round otherwise in calls of other sizes (clipped_sum.py).
     """
     for module in modules.values():
         module.eval()
     device = device_of(modules.values())
+    # The count stays on the device until the end: reading it waits for the GPU.
     correct = torch.zeros((), dtype=torch.int64, device=device)
     if rows is not None:
         for x, y, records in in_calls(data.x, data.y, rows):
             correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()
         return int(correct)
-    for start in range(0, len(data), EVALUATION_CHUNK):
-        x, y = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+    for x, y in _chunks(data, device):
         correct += (method.predict(modules, x).argmax(dim=1) == y).sum()
     return int(correct)

@@ -1,5 +1,6 @@
-"""What a silo's round does with records at each place where a private job's does otherwise
-(private_round.py).
+"""The steps of a silo's round that differ between plain and private jobs, and their plain form.
+
+private_round.py has the private form.
 """
 
 from collections.abc import Mapping
@@ -25,43 +26,40 @@ class Side(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What the method knows of the records so far."""
+        """What the method knows about the records so far."""
         ...
 
     @property
     def spending(self) -> ReservedSteps | None:
-        """What the round takes out of the account."""
+        """The round's reservation in the privacy account; None in a plain job."""
         ...
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
-        """The method's ``deliver``, of what was checked."""
+        """The state after the method's ``deliver`` of a checked delivery."""
         ...
 
     def evaluated(self, modules: Modules) -> None:
-        """The test records were looked at, with all of the model as it is now."""
+        """The model was evaluated on the test records as it is now."""
         ...
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """What the method's ``measure`` adds up becomes part of the facts."""
+        """Add the sums of the method's ``measure`` to the facts."""
         ...
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """What a survey finds becomes part of the facts."""
+        """Add the results of a survey to the facts."""
         ...
 
     def stages(self, state: SiloState) -> Course:
-        """The method's."""
+        """The method's course for this round."""
         ...
 
     def way(self, stage: Stage) -> Stepper:
-        """How a stage is trained."""
+        """The stepper that trains a stage."""
         ...
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """A stage was trained, which was handed these modules.
-
-        ``before`` are their buffers from before it.
-        """
+        """A stage was trained that was handed these modules; ``before`` are their old buffers."""
         ...
 
     def keep(self, state: SiloState) -> SiloState:
@@ -69,58 +67,56 @@ class Side(Protocol):
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each tensor of them, ``@weight``
-        included.
-        """
+        """The method's contributions, and the taint of each of their tensors and ``@weight``."""
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """What leaves of the test counts."""
+        """The test counts in the form that leaves the silo."""
         ...
 
 
 class ClearRound:
-    """A plain job's: records as they are."""
+    """The plain form: records are used as they are."""
 
     def __init__(self, method: Method, facts: Facts, way: Stepper) -> None:
         self._method, self.facts, self._way = method, facts, way
         self.spending: ReservedSteps | None = None
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
-        """As it is."""
+        """The state after the method's ``deliver``."""
         return self._method.deliver(state, delivered, self.facts)
 
     def evaluated(self, modules: Modules) -> None:
-        """Nothing follows."""
+        """Nothing to do."""
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """All records' sums."""
+        """Add the exact sums over all records to the facts."""
         self.facts = replace(self.facts, measured=measure(self._method.measure, modules, data))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """All records' sums or rows, beside those of before."""
+        """Add the exact sums or rows of all records to the facts."""
         found = {**self.facts.measured, **measure(survey.measure, modules, data, survey.rows)}
         self.facts = replace(self.facts, measured=found)
 
     def stages(self, state: SiloState) -> Course:
-        """As they are."""
+        """The method's course for this round."""
         return self._method.stages(state, self.facts)
 
     def way(self, stage: Stage) -> Stepper:
-        """The same for all."""
+        """The same stepper for all stages."""
         return self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """Nothing follows."""
+        """Nothing to do."""
 
     def keep(self, state: SiloState) -> SiloState:
-        """As it is."""
+        """The state, unchanged."""
         return state
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """As it is."""
+        """The method's contributions; a plain job has no taints."""
         return self._method.give(state, self.facts), {}
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """As they are."""
+        """The exact test counts; a plain job has no taints."""
         return exact, {}

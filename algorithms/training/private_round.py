@@ -1,23 +1,24 @@
-"""A silo's round of a private job: every look at the records is paid for first.
+"""A silo's round of a private job: every access to the records is paid for first.
 
-silo_round.py has what all jobs share.
+silo_round.py has the steps that all jobs share.
 
-    counts   once per job: how many training records of each class, noisy; all that a method learns
-             of them (Facts)
-    reserve  all that the round spends, in one reservation, before anything is done with the records
-    deliver  followed by a tracker (algorithms/leaks/taint.py): what came down is public to us
-    measure  record by record, each one's share cut to a norm, and noise on the sum
-    train    every stage by DP-SGD (dp_sgd.py), but those that are ``noiseless``
-    give     followed by a tracker; what leaves has a taint, as has what stays
+    counts   once per job: noisy numbers of training records per class, which are all that a method
+             learns about the records (Facts)
+    reserve  everything that the round spends, in one reservation, before any record is read
+    deliver  watched by a tracker (algorithms/leaks/taint.py): what came down is public to the silo
+    measure  record by record, each record's share clipped to a norm, with noise on the sum
+    train    every stage by DP-SGD (dp_sgd.py), except those that are ``noiseless``
+    give     watched by a tracker: whatever leaves has a taint, and so has whatever stays
     metrics  test counts with noise, or zeros
 
-So a round releases what it reserves for, and what is computed of that. The counts are SECURITY.md
-rules 21 and 22: the divisor of a step is q times their sum, and a class of which there seem to be
-too few to tell counts as absent.
+So a round releases only what it has reserved for, and what is computed from that. The counts follow
+SECURITY.md rules 21 and 22: the divisor of a step is q times their sum, and a class counts as
+absent where the noise could have made its count.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import filterfalse
 from math import sqrt
 
 import torch
@@ -45,32 +46,39 @@ from ..job.privacy_table import PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Method
+from ..models.functional import mapped
 from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints
 
-# standard deviations of the noise from which on a class counts as there: 1 in 741 absent classes
-# does
+# A class counts as present from so many standard deviations of the noise on: then 1 in 741 absent
+# classes seems present, P(z >= 3).
 PRESENT = 3.0
-METRICS_SENSITIVITY = sqrt(3)  # a test record adds at most 1 to each of the three counts
+# A test record adds at most 1 to each of the three counts, so it moves them by √3 together.
+METRICS_SENSITIVITY = sqrt(3)
 
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
     """Facts of a silo from its noisy counts.
 
-    One that has released none is to its method one without records.
+    A silo that has released none looks to its method like one without records.
     """
     known = torch.zeros(job.model.classes, dtype=torch.int64) if counts is None else counts.counts
     return Facts(silo, round_, max(int(known.sum()), 1), known)
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
-    """The counts released before, or in the first round new ones, for the whole job."""
+    """Noisy counts of training records by class: those released before, or in round 0 new ones."""
     account, sigma = private.account, job.private.histogram_sigma
+
+    # A second draw for the same counts would be a second release, and the mean of many is exact.
     if (kept := account.counts()) is not None:
         return kept
+
+    # Reserved before the records are counted, kept before they are committed: after a crash the
+    # budget holds the release, whether or not anybody saw it.
     spending = account.reserve(round_, (histogram_spend(job.private),))
     spending.take(HISTOGRAM)
     exact = torch.bincount(data.y, minlength=job.model.classes)  # [C], of sensitivity 1
@@ -83,7 +91,7 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
 
 
 def check_counts(job: Job, silo: str, counts: Counts) -> None:
-    """LocalError where no class of them is there."""
+    """LocalError where no class counts as present."""
     if not counts.counts.any():
         sigma = job.private.histogram_sigma
         raise LocalError(
@@ -97,12 +105,10 @@ def check_counts(job: Job, silo: str, counts: Counts) -> None:
 def deliver(
     method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint
 ) -> SiloState:
-    """What the method makes of what came down, with its taints; ``known`` is that of the facts."""
+    """The state after a delivery, with its taints; ``known`` is the taint of the facts."""
+    # A delivery is public: whatever it was computed from has left its silo and was paid for there.
     tracker = Tracker()
-    came = {
-        part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()}
-        for part, each in delivered.items()
-    }
+    came = mapped(delivered, lambda tensor: tracker.enter(tensor, PUBLIC))
     held, facts = _entered(tracker, state), _facts_entered(tracker, facts, known, PUBLIC)
     with tracker:
         made = method.deliver(held, came, facts)
@@ -118,7 +124,7 @@ def take_private_delivery(
     silo: str,
     account: PrivacyAccount,
 ) -> SiloState:
-    """The state after what came down, where nothing is trained then and nothing spent for it."""
+    """The state after a delivery that no training follows; nothing is spent for it."""
     counts = account.counts()
     known = PUBLIC if counts is None else paid(counts.id)
     return deliver(method, state, delivered, noisy_facts(job, silo, round_, counts), known)
@@ -132,14 +138,22 @@ class PrivateRound:
     ) -> None:
         self._method, self._table, self._fresh = method, job.private, private.fresh
         sigma = signed_sigma(job)
+
+        # Everything after this knows the records by these counts alone (SECURITY.md rule 21).
         counts = release_counts(job, round_, data, private)
         check_counts(job, silo, counts)
         self.facts = noisy_facts(job, silo, round_, counts)
         self._known = paid(counts.id)
+
+        # The round is reserved as a whole: it must not end halfway for want of budget, after some
+        # of its steps were spent.
         spends = round_spends(job, round_, sigma)
         self.spending = private.account.reserve(round_, spends) if spends else None
         self._paid = PUBLIC if self.spending is None else paid(self.spending.id)
         self._effort, self._measured = method.effort(round_), PUBLIC
+
+        # The divisor is q times the noisy count: the number of records drawn would tell of them
+        # (SECURITY.md rule 22).
         table = self._table
         mechanism = Mechanism(
             clip=table.clip,
@@ -164,37 +178,35 @@ class PrivateRound:
         self.spending.take(purpose)
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
-        """The method's ``deliver``."""
+        """The state after the method's ``deliver``; its taints are remembered."""
         fresh = deliver(self._method, state, delivered, self.facts, self._known)
         self._taints = dict(fresh.taints)
         return fresh
 
     def evaluated(self, modules: Modules) -> None:
-        """The test records were looked at, with all of the model as it is now."""
+        """The model was evaluated as it is now: the test counts take over all its taints."""
         self._metrics = worst((self._metrics, self._of(modules)))
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """What the method's ``measure`` adds up, with noise, becomes part of the facts."""
+        """Add the noisy sums of the method's ``measure`` to the facts."""
         if not self._effort.measures:
             return
         self._take(STATISTICS)
         noisy = noisy_measure(self._method, modules, data, self._table, self._fresh())
-        self.facts, self._measured = (
-            replace(self.facts, measured=noisy),
-            worst((self._of(modules), self._paid)),
-        )
+        self.facts = replace(self.facts, measured=noisy)
+        self._measured = worst((self._of(modules), self._paid))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """None is paid for: ``stages`` lets none through."""
+        """LocalError: no budget pays for surveys, and ``stages`` lets none through."""
         raise LocalError(
             f"method {self._method.name!r} surveys records in a private job; this is a bug in the"
             " method"
         )
 
     def stages(self, state: SiloState) -> tuple[Stage, ...]:
-        """The method's, which take no more than was reserved.
+        """The method's stages, which take no more steps than were reserved.
 
-        They are made without parts in which records show.
+        The method makes them without the parts in which records show.
         """
         course = self._method.stages(SiloState(self._shown(state), state.extra), self.facts)
         stages = tuple(stage for stage in course if isinstance(stage, Stage))
@@ -214,16 +226,15 @@ class PrivateRound:
         return stages
 
     def _shown(self, state: SiloState) -> "_Shown":
-        """The parts of a state in which no records show."""
-        hidden = {
-            name.split("/")[1]
-            for name, taint in self._taints.items()
-            if taint.private and name.startswith("part/")
-        }
+        """The parts of a state without those that were trained without noise."""
+        hidden = {name.split("/")[1] for name in filter(self._is_private_part, self._taints)}
         return _Shown({part: held for part, held in state.parts.items() if part not in hidden})
 
+    def _is_private_part(self, name: str) -> bool:
+        return name.startswith("part/") and self._taints[name].private
+
     def _check_effort(self, noisy: Sequence[Stage]) -> None:
-        """The budget pays for the effort that the method has declared, and for no more."""
+        """LocalError for more steps than the method declared, which is all that is paid for."""
         epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)
         if epochs > self._effort.epochs or whole > self._effort.whole:
@@ -234,27 +245,26 @@ class PrivateRound:
             )
 
     def way(self, stage: Stage) -> Stepper:
-        """With noise, or without."""
+        """DP-SGD; plain training for a ``noiseless`` stage."""
         return NOISELESS if stage.noiseless else self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """Taints after a stage, which was handed these modules.
+        """Set the taints after a stage that was handed these modules.
 
-        ``before`` are their buffers from before it.
-
-        What it trained has the worst of all that loss and penalty could reach: what they were
-        handed, what is no part of the model, the facts, and whatever else the stage was made with.
-        What training does to a buffer has no noise.
+        ``before`` holds their buffers as they were before the stage. A trained parameter takes the
+        worst taint of everything that loss and penalty could reach: the modules handed to them,
+        tensors that are no part of the model, the facts, and the state that made the stage.
         """
-        reached = [
-            taint
-            for name, taint in self._taints.items()
-            if not (name.startswith("part/") and taint.private)
-        ]
+        # Private parts were hidden from ``stages`` (``_shown``), so they reach a stage only as
+        # modules that it is handed.
+        shown = filterfalse(self._is_private_part, self._taints)
+        reached = [self._taints[name] for name in shown]
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
         for part in stage.trains:
             for name, _ in handed[part].named_parameters():
                 self._taints[f"part/{part}/{name}"] = PRIVATE if stage.noiseless else found
+            # DP-SGD puts noise on parameters alone; a buffer that moved, such as running
+            # statistics, has the records in it as they are.
             for name, buffer in handed[part].named_buffers():
                 if not torch.equal(buffer, before[f"{part}.{name}"]):
                     self._taints[f"part/{part}/{name}"] = PRIVATE
@@ -266,42 +276,41 @@ class PrivateRound:
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each tensor of them."""
         tracker = Tracker()
-        held, facts = (
-            _entered(tracker, state),
-            _facts_entered(tracker, self.facts, self._known, self._measured),
-        )
+        held = _entered(tracker, state)
+        facts = _facts_entered(tracker, self.facts, self._known, self._measured)
         with tracker:
             contributions = self._method.give(held, facts)
-        return contributions, {
-            part: self._taints_of(tracker, contribution)
-            for part, contribution in contributions.items()
-        }
+        taints: ContributionTaints = {}
+        for part, contribution in contributions.items():
+            taints[part] = self._taints_of(tracker, contribution)
+        return contributions, taints
 
     def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
-        """Numbers among the facts leave no trace, so all that is given has their taint."""
+        """The taint of each tensor of a contribution, ``@weight`` included."""
+        # The tracker follows tensors, not Python numbers such as ``facts.samples``: so everything
+        # that leaves takes the taint of the counts too.
         everything = dict(contribution.tensors)
         if contribution.weight is not None:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
-        return {
-            name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()
-        }
+        found: dict[str, Taint] = {}
+        for name, tensor in everything.items():
+            found[name] = worst((tracker.of(tensor), self._known))
+        return found
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """Test counts with noise, so that they still are counts.
-
-        Zeros where the job has no noise for them.
-        """
+        """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
         sigma = self._table.metrics_sigma
         if sigma is None:
-            return Contribution(
-                {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
-            ), _seen(exact, PUBLIC)
+            zeros = {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
+            return Contribution(zeros), _seen(exact, PUBLIC)
         self._take(METRICS)
         noisy = with_noise(exact.tensors, METRICS_SENSITIVITY * sigma, self._fresh())
+
+        # What is computed from noisy counts costs nothing more; accuracies stay within 0 and 1.
         tested = noisy["tested"].round().clamp(min=0)
-        counts = {
-            name: count.round().clamp(min=0).minimum(tested).long() for name, count in noisy.items()
-        }
+        counts: dict[str, Tensor] = {}
+        for name, count in noisy.items():
+            counts[name] = count.round().clamp(min=0).minimum(tested).long()
         return Contribution(counts), _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:
@@ -310,9 +319,10 @@ class PrivateRound:
 
 
 class _Noiseless(PlainStepper):
-    """Plain training of what stays here.
+    """Plain training of what stays at this silo.
 
-    A loss that is no number does not end the round: others would see that.
+    A loss that is not finite does not end the round: others would see that, and it depends on the
+    records without noise.
     """
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
@@ -340,17 +350,19 @@ class _Shown(dict[str, Tensors]):
 
 
 def _entered(tracker: Tracker, state: SiloState) -> SiloState:
-    parts = {
-        part: {
-            name: tracker.enter(t, state.taint(f"part/{part}/{name}"))
-            for name, t in tensors.items()
-        }
-        for part, tensors in state.parts.items()
-    }
-    extra = {
-        name: tracker.enter(t, state.taint(f"extra/{name}")) for name, t in state.extra.items()
-    }
-    return SiloState(parts, extra)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for part, tensors in state.parts.items():
+        parts[part] = _prefixed_entered(tracker, state, f"part/{part}/", tensors)
+    return SiloState(parts, _prefixed_entered(tracker, state, "extra/", state.extra))
+
+
+def _prefixed_entered(
+    tracker: Tracker, state: SiloState, prefix: str, tensors: Tensors
+) -> dict[str, Tensor]:
+    entered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        entered[name] = tracker.enter(tensor, state.taint(prefix + name))
+    return entered
 
 
 def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint) -> Facts:
@@ -366,21 +378,20 @@ def _seen(metrics: Contribution, taint: Taint) -> ContributionTaints:
 def noisy_measure(
     method: Method, modules: Modules, data: Dataset, table: PrivacyTable, random: Random
 ) -> dict[str, Tensor]:
-    """What ``measure`` adds up, in float64, clipped per record.
+    """Noisy sums of the method's ``measure`` over the records, in float64.
 
-    Each record's share is cut to ``statistics_clip`` in all tensors together.
-
-    With noise. A record whose share is no number adds nothing.
+    Each record's share is clipped to the norm ``statistics_clip``, in all tensors together. A
+    record whose share is not finite adds nothing.
     """
+    # In evaluation mode: batch norm would let one record change the shares of others.
     for module in modules.values():
         module.eval()
 
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {
-            name: value.double()
-            for name, value in method.measure(modules, x[None], y[None]).items()
-        }
+        own = method.measure(modules, x[None], y[None])
+        return {name: value.double() for name, value in own.items()}
 
+    # The first call tells names and shapes, so a method need not declare them.
     names: tuple[str, ...] = ()
     sums = ClippedSum((), table.statistics_clip, table.statistics_sigma)
     for x, y, records in in_calls(data.x, data.y, table.physical_batch):
@@ -399,8 +410,8 @@ def noisy_measure(
 
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:
     """Tensors in float64 plus normal noise of this standard deviation."""
-    noise = {
-        name: torch.from_numpy(random.normal(t.numel())).reshape(t.shape)
-        for name, t in tensors.items()
-    }
-    return {name: tensor.double() + scale * noise[name] for name, tensor in tensors.items()}
+    noisy: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        noise = torch.from_numpy(random.normal(tensor.numel())).reshape(tensor.shape)
+        noisy[name] = tensor.double() + scale * noise
+    return noisy

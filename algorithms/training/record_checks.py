@@ -1,11 +1,9 @@
-"""Do a silo's records fit a job? Asked when a silo admits the job and before a simulation.
+"""Checks that a silo's records fit a job, when a silo admits the job and before a simulation.
 
-Nothing has trained then.
-
-What is refused is what no method can work with. A silo that lacks some classes or has one alone
-fits: label skew is what the methods are for. So does a single training record, but under batch
-norm: where the feature maps have shrunk to one pixel, as MobileNetV2's do, a batch of copies of it
-is normalised to zero, whatever the record.
+Records are refused only if no method can work with them. A silo that lacks some classes, or has a
+single one, fits: label skew is what the methods are for. So does a single training record, except
+under batch norm: where the feature maps have shrunk to one pixel, as MobileNetV2's do, a batch of
+copies of it is normalised to zero, whatever the record.
 """
 
 from collections.abc import Sequence
@@ -22,15 +20,13 @@ from ..models.class_names import names_differ, names_fault
 from .loop import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
-# share of its records that a silo may have in other classes than a job declares: room to round
+# Share of its records that a silo may have in other classes than a job declares: declared counts
+# may be rounded.
 LARGEST_MISS = 0.05
 
 
 def check_records(job: Job, records: Dataset, where: str) -> None:
-    """LocalError unless the job's methods can work with these records.
-
-    It names ``where`` and the first fault.
-    """
+    """LocalError, with ``where`` and the first fault, unless the job can work with the records."""
     x, y, classes, shape = records.x, records.y, job.model.classes, input_shape(job.model)
     # (1) There are some.
     if not len(records):
@@ -85,26 +81,23 @@ def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
-    """LocalError unless these records, which fit the job one by one, are enough to train on.
-
-    Of a private job nothing more is compared with them: an answer that depends on how many there
-    are is a release.
-    """
+    """LocalError unless these records, which fit the job one by one, are enough to train on."""
     if len(train) < 2 and batch_coupled(job.method().modules(silo)):
         raise LocalError(
             f"{where}: {len(train)} record to train on, which batch norm cannot tell from its"
             " batch; add records, or have the operator choose another model.norm"
         )
-    if job.privacy is None and (
-        fault := _declared_fault(job.security.class_counts.get(silo, ()), train)
-    ):
+
+    # In a private job an answer that depends on the number of records would be a release.
+    if job.privacy is not None:
+        return
+    fault = _declared_fault(job.security.class_counts.get(silo, ()), train)
+    if fault:
         raise LocalError(f"{where}: {fault}")
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:
-    """Counts for the silo's own log: records by class, classes with none to train on, those of them
-    that are tested.
-    """
+    """Counts for the silo's own log: records by class, and classes that are not trained on."""
     trained, tested = (
         torch.bincount(side.y, minlength=job.model.classes) for side in (train, test)
     )
@@ -119,10 +112,9 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
 
 
 def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[str, object]:
-    """For the silo's own log: of how many holders a counted job shows a class, and what this one
-    withholds of its own.
+    """For the silo's own log: the fewest holders of a class in a sum, and the classes withheld.
 
-    ``holders`` [C] are those of each class, as they were summed (algorithms/job/class_census.py).
+    ``holders`` [C] of each class are the result of the count (algorithms/job/class_census.py).
     """
     held = torch.bincount(train.y, minlength=job.model.classes) > 0
     return {
@@ -132,10 +124,7 @@ def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[st
 
 
 def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
-    """Why training records are not as a job declares them, class by class.
-
-    Empty where they are, or it does not.
-    """
+    """How training records differ from a job's counts by class; empty if they do not."""
     if not declared:
         return ""
     found = torch.bincount(train.y, minlength=len(declared)).double()

@@ -22,6 +22,7 @@ from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
 from ..method import METRICS, Method
+from ..models.functional import mapped
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
 from .accountant import PrivateSilo, ReservedSteps
@@ -34,7 +35,7 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one silo saw in one round.
+    """Counts and loss of one silo in one round.
 
     It stays at the silo but for the counts that METRICS adds up.
     """
@@ -93,30 +94,37 @@ def local_round(
     device: torch.device = CPU,
     caution: Caution | None = None,
 ) -> RoundOutcome:
-    """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
+    """Run round ``round_`` of silo ``client`` from ``state``; no argument is changed.
 
-    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model
-    is trained on the ``device``, records are taken there batch by batch where they are not there;
-    states and contributions stay on the host. With ``caution`` TrapError says what of a delivery
-    may be made to leak (algorithms/leaks/traps.py), before anything is trained.
+    ``way`` trains in a plain job; a private job takes ``private`` and ignores ``way``. The model is
+    trained on the ``device``, and records go there batch by batch unless they are there already;
+    states and contributions stay on the host. With ``caution`` a delivery that may be made to leak
+    records (algorithms/leaks/traps.py) raises TrapError before anything is trained.
     """
     check_private(job, private, device)
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private)
     held, state = state, side.deliver(state, delivered)
     began = state.parts
+
+    # A model that is made to leak copies records into the first step, so it is checked before that
+    # (SECURITY.md rule 38).
     if caution is not None:
         caution.check(held.steps, held.parts, began, replaced(delivered), round_)
+
+    # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
     rows = None if private is None else job.private.physical_batch
     correct_delivered = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
     side.measure(modules, train_data)
+
+    # Stages come after ``measure``: a method may choose them by what it found.
     course, size = job.paced(side.stages(state), round_), job.training.batch_size
-    stages = [stage for stage in course if isinstance(stage, Stage)]
-    total = sum(
-        stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages
-    )
+    total = 0
+    for step in course:
+        if isinstance(step, Stage):
+            total += step.epochs * side.way(step).steps(step, len(train_data), size)
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(course):
         match stage:
@@ -128,23 +136,27 @@ def local_round(
                 load_values(modules, state, device)
                 continue
         rng = stage_stream(method, job, client, round_, number)
-        given = handed(modules, stage)
-        before = _buffers(given)
+        reachable = handed(modules, stage)
+        before = _buffers(reachable)
         try:
-            loss = train(given, stage, train_data, size, rng, side.way(stage), cancelled, counter)
+            loss = train(
+                reachable, stage, train_data, size, rng, side.way(stage), cancelled, counter
+            )
         except (CancelledError, ExhaustedError):
             raise
         except LocalError as error:
             raise LocalError(f"round {round_} at silo {client!r}: {error}") from error
-        side.trained(stage, given, before)
+        side.trained(stage, reachable, before)
+
+    # The step is kept with the state: later deliveries are measured by it.
     trained = side.keep(to_state(modules, state))
     if caution is not None:
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
-    report = RoundReport(
-        round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss
-    )
+    counts = (len(train_data), len(test_data), correct_delivered, correct_trained)
+    report = RoundReport(round_, *counts, loss)
+
     contributions, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
     return RoundOutcome(
@@ -155,7 +167,7 @@ def local_round(
 def stage_stream(
     method: Method, job: Job, client: str, round_: int, number: int
 ) -> np.random.Generator:
-    """What shuffles the batches of a round's stage."""
+    """The generator that shuffles the batches of one stage of a round."""
     return stream(job.root, client, method.stream_round(round_), f"train/{number}")
 
 
@@ -177,7 +189,7 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of some records a silo's model, delivered and last trained, classifies correctly."""
+    """Correctly classified records by a silo's delivered model and by its last trained one."""
 
     records: int
     delivered: int
@@ -186,7 +198,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state with what came down, and how that and its own do on held-out records."""
+    """A silo's state after a delivery, and the accuracy of the new and the old state."""
 
     delivered: SiloState
     test: Seen
@@ -208,11 +220,12 @@ def look(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
 ) -> Evaluation:
-    """What the start of round ``round_`` would give this silo.
+    """Evaluate the model with which round ``round_`` would begin at this silo.
 
-    Nothing is trained, given, or spent.
+    Nothing is trained, contributed or spent.
     """
     check_private(job, private, device)
+    # An evaluation must not cost budget: a private job uses the counts that it has released.
     if private is None:
         fresh = take_delivery(
             method, job, state, facts_of(job, client, round_, train_data), delivered
@@ -226,6 +239,8 @@ def look(
         fresh = take_private_delivery(
             method, job, round_, state, delivered, client, private.account
         )
+
+    # One set of modules holds both models, one after the other: GPU memory is not taken twice.
     modules = to_modules(method, client, fresh, device)
     new = [
         evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None
@@ -251,12 +266,11 @@ def final_round(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
 ) -> RoundOutcome:
-    """Take the results of the last round.
+    """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
-    The outcome's state is the model that the silo keeps (``kept``).
-
-    The report holds the accuracy of both. Nothing is given, and in a private job nothing spent.
+    The report holds the accuracy of both models. Nothing is contributed or spent.
     """
+    # The results of the last round come down at the start of the round that would follow.
     last = look(
         method,
         job,
@@ -283,43 +297,36 @@ def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> S
 
 
 def final_report(job: Job, last: Evaluation) -> RoundReport:
-    """Of the round after the last, which trains nothing."""
+    """The report of the round after the last, which trains nothing."""
     return RoundReport(
         job.length, 0, last.test.records, last.test.delivered, last.test.trained, None
     )
 
 
 def check_private(job: Job, private: PrivateSilo | None, device: torch.device = CPU) -> None:
-    """LocalError unless a private job, and no other, comes with what pays for it.
-
-    Its noise is drawn on the host.
-    """
+    """LocalError unless a private job, and no other, comes with an account that pays for it."""
+    # Noise and sums of a private job are computed on the host alone (clipped_sum.py).
     if private is not None and device != CPU:
         raise LocalError(
             f"job {job.name!r} is private and was given to {device}; this is a bug in Staddle"
         )
     if (job.privacy is None) != (private is None):
-        lacking = (
-            "is private, and no account was given that pays for it"
-            if private is None
-            else "is not private"
-        )
+        lacking = "is not private"
+        if private is None:
+            lacking = "is private, and no account was given that pays for it"
         raise LocalError(f"job {job.name!r} {lacking}; this is a bug in Staddle")
 
 
 def take_delivery(
     method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results
 ) -> SiloState:
-    """State after what came down.
-
-    PeerError where it is not what the job's schema lets come down in this round.
-    """
+    """The state after a delivery; PeerError where the job's schema does not allow the delivery."""
     check_delivered(job, facts.round, delivered)
     return method.deliver(state, delivered, facts)
 
 
 def check_delivered(job: Job, round_: int, delivered: Results) -> None:
-    """PeerError where this is not what the job's schema lets come down in the round."""
+    """PeerError where the job's schema does not allow this delivery in the round."""
     allowed = {part.name: part for part in job.down(round_)}
     for name, tensors in delivered.items():
         if name not in allowed:
@@ -337,12 +344,14 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
         tensor = tensors.get(spec.name)
         if tensor is None or not fits(spec, tensor):
             wrong.append(spec.name)
-    if wrong or len(tensors) != len(part.tensors):
-        wrong = wrong or sorted(tensors)
+    if not wrong and len(tensors) != len(part.tensors):
+        wrong = sorted(tensors)
+    if wrong:
         raise PeerError(
             "coordinator",
             f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}",
         )
+
     for spec in part.tensors:
         if fault := value_fault(spec, tensors[spec.name]):
             raise PeerError(
@@ -351,7 +360,7 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
-    """What a method may know of the silo and its training records."""
+    """The facts that a method may know about the silo and its training records."""
     return Facts(
         client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
     )
@@ -385,7 +394,7 @@ def to_modules(
 
     LocalError where state and model do not fit.
     """
-    # without values: drawing initial ones takes longer than all else here
+    # without values: drawing initial ones takes longer than the rest of this function
     with torch.device("meta"):
         modules = method.modules(client)
     load_values(modules, state, device)
@@ -393,7 +402,7 @@ def to_modules(
 
 
 def _buffers(modules: Modules) -> dict[str, Tensor]:
-    """Copies of all running statistics, by part and name: what a stage began from."""
+    """Copies of all running statistics, by part and name, as they are before a stage."""
     copies: dict[str, Tensor] = {}
     for part, module in modules.items():
         for name, buffer in module.named_buffers():
@@ -402,10 +411,7 @@ def _buffers(modules: Modules) -> dict[str, Tensor]:
 
 
 def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
-    """Let modules have copies of the state's values in place of their own.
-
-    LocalError where they do not fit.
-    """
+    """Replace the modules' values by copies of the state's; LocalError where they do not fit."""
     wanted = {part for part, module in modules.items() if module.state_dict()}
     saved = {part for part, held in state.parts.items() if held}
     if wanted != saved:
@@ -440,23 +446,19 @@ def _load_part(
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
-    """State on the host that takes over the modules' parameters and buffers.
+    """The modules' parameters and buffers as a state on the host.
 
-    The modules must not train on.
+    On a CPU state and modules share memory, so the modules must not train any further.
     """
-    parts = {
-        part: {
-            name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()
-        }
-        for part, module in modules.items()
-    }
+    values = {part: module.state_dict() for part, module in modules.items()}
+    parts = mapped(values, lambda tensor: tensor.detach().cpu().contiguous())
     return SiloState(parts, before.extra)
 
 
 def state_to_bytes(state: SiloState) -> bytes:
     """One safetensors file with the names of ``SiloState.flat``.
 
-    A private job's has the taints in its metadata.
+    Its metadata holds the taints in a private job, and the longest steps where they are known.
     """
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
     metadata = {TAINTS: taints_to_text(state.taints)} if state.taints else {}

@@ -164,11 +164,11 @@ def _line(status: pb.JobStatus) -> str:
         stage += f" {status.outcome}"
     line = f"{status.job:<24} {stage:<18} {status.round} of {status.rounds} rounds"
     if status.stage == "round":
-        line += f", {len(status.given)} of {len(status.cohort)} silos gave"
+        line += f", {len(status.given)} of {len(status.cohort)} silos uploaded"
     if status.reason:
         line += f": {status.reason}"
     if status.unheard:
-        line += f"; not heard of since the coordinator started: {', '.join(status.unheard)}"
+        line += f"; not seen since the coordinator started: {', '.join(status.unheard)}"
     return line
 
 

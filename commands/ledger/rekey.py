@@ -43,7 +43,7 @@ def rekey(
         datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
         appended = ledger.rekey(after.log)
     for dataset in datasets:
-        printer.show(f"the budget of data set {dataset!r} goes on under the new key")
+        printer.show(f"the budget of data set {dataset!r} continues under the new key")
     printer.show(
         f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}"
     )

@@ -28,22 +28,22 @@ from .visibility import FOR_SILOS, ROWS, SHARED, revealed_by_likeness, together,
 
 WIDTH = 100
 READ = {  # who reads what leaves in a form that hides it
-    MASKED: "masked, read as a sum over the round's silos alone",
+    MASKED: "masked; readable only as a sum over the round's silos",
     FOR_SILOS: (
-        "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo"
-        " together"
+        "masked; readable only as a sum over the round's silos, by silos, or by the coordinator if"
+        " a silo colludes with it"
     ),
     SHARED: (
-        "shared out among the silos, read by the coordinator as lengths and likeness alone, with"
-        " silos or without"
+        "secret-shared among the silos; the coordinator reads only lengths and similarity, with"
+        " colluding silos or without"
     ),
     PADDED: (
-        "padded, read by the other silos in weighted means alone, by coordinator and a silo"
-        " together as it stands"
+        "padded; the other silos read only weighted means, the coordinator nothing, unless a silo"
+        " colludes with it: then all of it"
     ),
     ROTATED: (
-        "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it"
-        " stands"
+        "rotated; the coordinator reads only lengths and similarity, unless a silo colludes with"
+        " it: then all of it"
     ),
 }
 
@@ -145,7 +145,7 @@ def _lines(
 
 
 def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
-    """What holds of all rounds; an empty text for what is not the case."""
+    """Facts about all rounds; empty texts for those that do not apply."""
     job = plan.job
     yield _blind(job)
     yield together(job)
@@ -162,9 +162,9 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
 def _blind(job: Job) -> str:
     if not job.security.required:
         return ""
-    weights = "stand in it" if job.security.weights == "public" else "are masked too"
+    weights = "stand in the job" if job.security.weights == "public" else "are masked too"
     colluders = number(job.security.colluders, "colluder")
-    return f"its sums are blind: {colluders} assumed, the silos' weights {weights}"
+    return f"its sums are blind: {colluders} assumed; the silos' weights {weights}"
 
 
 def _census(job: Job) -> str:
@@ -172,8 +172,8 @@ def _census(job: Job) -> str:
         return ""
     enough = job.min_holders + job.security.colluders
     return (
-        f"round 0 counts the silos that hold each class; its rows leave where {enough} of"
-        f" {len(job.silos)} do"
+        "round 0 counts the silos that hold each class; rows of a class leave only if"
+        f" {enough} of {len(job.silos)} silos hold it"
     )
 
 
@@ -191,8 +191,9 @@ def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
     if not hidden:
         what, it = "the tags of its counts are", "them"
     return (
-        f"{what} hidden by a key that the job's silos share: the coordinator together with"
-        f" any one of them reads {it}; here trust = {policy.file.secure_aggregation.trust!r}"
+        f"{what} hidden by a key that the job's silos share: if any one of them colludes with the"
+        f" coordinator, it can read {it}; the policy has trust ="
+        f" {policy.file.secure_aggregation.trust!r}"
     )
 
 
@@ -204,11 +205,10 @@ def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
     tensors, limits = outflow.decision.tensors, policy.file.limits
     for part, verdicts in groupby(tensors, key=lambda verdict: verdict.release.part):
         yield from _part(part, list(verdicts), outflow, norms.get(part))
-    most = (
-        f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
-    )
+    most = f"at most {limits.max_bytes_per_round:,}, in {limits.max_attempts_per_round} attempts"
     yield from _wrapped(
-        f"{number(len(tensors), 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}",
+        f"{number(len(tensors), 'tensor')}, {outflow.size:,} bytes per round; the policy allows"
+        f" {most}",
         "  ",
     )
     for reason in outflow.decision.whole:
@@ -216,7 +216,7 @@ def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
 
 
 def _looked_at(policy: Policy) -> str:
-    """What the policy refuses of what comes down."""
+    """Which deliveries the policy rejects."""
     limits, bounds = policy.file.limits, []
     if limits.max_step is not None:
         bounds.append(
@@ -226,10 +226,10 @@ def _looked_at(policy: Policy) -> str:
     if limits.max_parallel is not None:
         bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
     if bounds:
-        return f"nothing is trained on what {' or '.join(bounds)}"
+        return f"this silo does not train on a delivery that {' or '.join(bounds)}"
     return (
-        "what comes down is trained on as it is; limits.max_step and limits.max_parallel look for"
-        " models made to leak"
+        "this silo trains on deliveries without a check; limits.max_step and limits.max_parallel"
+        " look for models made to leak"
     )
 
 
@@ -257,8 +257,8 @@ def _declaration(job: Job, silo: str) -> str:
     if "classes" in declared:
         facts.append(f"by class {', '.join(map(str, declared['classes']))}")
     return (
-        f"it declares of {silo!r}, for all its silos to read: {', '.join(facts)} to train on;"
-        " compare with your own"
+        f"it tells all its silos that {silo!r} trains on {', '.join(facts)}; compare with your own"
+        " records"
     )
 
 
@@ -283,7 +283,7 @@ def _part(
     size = sum(verdict.release.nbytes for verdict in verdicts)
     norm = ""
     if longest is not None:
-        norm = f"; held back in a round in which its norm is over {longest:g}"
+        norm = f"; held back in a round in which its norm exceeds {longest:g}"
     read = _read_by(release, outflow)
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
 
@@ -307,8 +307,8 @@ def _read_by(release: Release, outflow: Outflow) -> str:
     way = way_of(release)
     if way == ROWS:
         return (
-            f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means"
-            " of it alone"
+            f"masked and padded; each of {', '.join(release.readers)} reads only its own weighted"
+            " means of it"
         )
     return READ.get(way, f"read by {', '.join(outflow.readers)}")
 
@@ -332,8 +332,8 @@ def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
         held += sum(bool(verdict.reasons) for verdict in outflow.decision.tensors)
     if accepts:
         return (
-            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
-            "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
+            f"At most {total:,} bytes in all rounds. This silo would ACCEPT the job,",
+            "if its records and its earlier jobs allow it: staddle silo check --job looks at them.",
         )
     if not held:
         return ("This silo would DECLINE the job.",)

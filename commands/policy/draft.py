@@ -47,52 +47,60 @@ TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
     Kind.WHOLE_MODEL: (
-        "all parameters of the trained model; they can tell whether a record was trained on, and"
-        " more"
+        "all parameters of the trained model; whoever reads them can test whether a record was"
+        " trained on, and learn more"
     ),
     Kind.BACKBONE: (
-        "the model without its last layer; its parameters can tell whether a record was trained on"
+        "the model without its last layer; whoever reads it can test whether a record was trained"
+        " on"
     ),
     Kind.INTER_LEARNING_MODEL: (
-        "the model that silos exchange; it can tell whether a record was trained on"
+        "the model that silos exchange; whoever reads it can test whether a record was trained on"
     ),
-    Kind.HEADER_ROWS: "rows of the last layer, one a class; they tell which classes this silo has",
+    Kind.HEADER_ROWS: (
+        "rows of the last layer, one per class; they reveal which classes this silo has"
+    ),
     Kind.PROTOTYPES: (
-        "mean features of each class; those of few records are close to a single record"
+        "mean features of each class; if it has few records, they are close to a single record"
     ),
     Kind.CANONICAL_MODELS: (
-        "parameters of the models that silos mix; they can tell whether a record was trained on"
+        "parameters of the models that silos mix; whoever reads them can test whether a record was"
+        " trained on"
     ),
-    Kind.CLASSIFIER_ROWS: "the classifier's rows, of unit length; they tell how classes lie here",
-    Kind.MEMBERSHIP: "how this silo mixes the common models; it tells what its records are like",
+    Kind.CLASSIFIER_ROWS: (
+        "the classifier's rows, scaled to unit length; they reveal how this silo's classes relate"
+    ),
+    Kind.MEMBERSHIP: (
+        "how this silo mixes the common models; it reveals what kind of records this silo has"
+    ),
     Kind.COUNTS: (
-        "numbers of records, shares of labels, or which classes are there; static facts about the"
+        "numbers of records, proportions of labels, or which classes occur; fixed facts about the"
         " data set"
     ),
     Kind.METRIC: "how many test records were classified correctly",
-    Kind.SKETCH: "a projection of an update, to compare silos with one another",
+    Kind.SKETCH: "a projection of an update, used to compare silos with one another",
     Kind.KEY: "a public key",
     Kind.SHARE: "a share of a secret",
 }
 
 HOW = {  # how each form leaves, and what can be read of it
-    PLAIN: "as they stand",
-    MASKED: "masked, so that only their sum over a round's silos can be read",
-    FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
+    PLAIN: "in the clear",
+    MASKED: "masked: only their sum over a round's silos can be read",
+    FOR_SILOS: "masked and padded: only silos can read their sum over a round's silos",
     ROWS: (
-        "masked and padded once for each silo that gets its own weighted mean of the others', which"
-        " it alone can read, and the coordinator nothing, in league with another silo or not"
+        "masked and padded once per recipient: each recipient can read its own weighted mean and"
+        " nothing else, and the coordinator nothing, even if another silo colludes with it"
     ),
     SHARED: (
-        "as shares sealed from silo to silo, so that the coordinator can read how like the silos'"
-        " vectors are, and no vector, in league with as many silos as the job says or not"
+        "as secret shares sealed from silo to silo: the coordinator can read how similar the silos'"
+        " vectors are, but no vector, even if as many silos collude with it as the job assumes"
     ),
     PADDED: (
-        "padded, so that each silo can read its own weighted mean of the others' alone, the"
+        "padded: each silo can read its own weighted mean of the others and nothing else, and the"
         " coordinator nothing"
     ),
     ROTATED: (
-        "rotated, so that the coordinator can read how like the silos' vectors are, and no vector"
+        "rotated: the coordinator can read how similar the silos' vectors are, but no vector"
     ),
 }
 
@@ -120,20 +128,20 @@ def new(
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
     printer.show(
-        f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config"
+        f"{out}: {rules} rules. Read each one, then run: staddle policy check JOB.json --config"
         " SILO.toml"
     )
     if names := _changing_jobs(jobs):
         printer.show(
-            f"{out}: declines {names} as it is. These go on with whichever silos are left when"
-            " others drop out, and over many rounds such sums tell what single silos gave; if that"
-            ' may be told, take the # from its line dropouts = "any"'
+            f"{out}: as written, this policy declines {names}. When silos drop out, these jobs sum"
+            " whichever silos are left, and over many rounds such sums reveal single contributions;"
+            ' if you accept that, remove the # from the line dropouts = "any"'
         )
     if names := trusting_jobs(jobs):
         printer.show(
-            f"{out}: declines {names} as it is. These rely on the coordinator being in league with"
-            " no silo of the job; "
-            f'if you trust in that, take the # from its line trust = "{checks.TRUSTED}"'
+            f"{out}: as written, this policy declines {names}. These jobs rely on no silo of theirs"
+            " colluding with the coordinator; if you trust that, remove the # from the line trust ="
+            f' "{checks.TRUSTED}"'
         )
 
 
@@ -203,31 +211,31 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
-            f"What may leave this silo: what these jobs give, and nothing but this: {named}. Read"
-            " each rule, take out what you do not want to leave, and run: staddle policy check"
-            " JOB.json --config SILO.toml"
+            f"This policy lets leave what these jobs upload, and nothing else: {named}. Read each"
+            " rule, delete what you do not want to leave, then run: staddle policy check JOB.json"
+            " --config SILO.toml"
         ),
         "version = 1",
         "",
         "[limits]",
         *_comment(
-            "Bytes of one round: payload, what a broken upload sends again, and a secure sum's"
-            " messages."
+            "Bytes per round: tensors, what an interrupted upload sends again, and the messages of"
+            " secure sums."
         ),
         f'max_bytes_per_round = "{limit}"',
         *_comment(
-            "What comes down may move a part of the model by so many of the longest steps of this"
-            " silo's own training. A model that is made to leak records lies farther away; so may"
-            " an honest one, where other silos have many times more records: raise it then."
+            "A delivery may move a part of the model by at most this many of the longest steps of"
+            " this silo's own training. A model made to leak records lies farther away. So can an"
+            " honest model, if other silos have many times more records: then raise the limit."
         ),
         f"max_step = {MAX_STEP}",
         *_comment(
-            "Rows of a layer that comes down that may be multiples of others; a model that sorts"
-            " records has many."
+            "How many rows of a delivered layer may be multiples of other rows. A model made to"
+            " sort records has many such rows."
         ),
         f"max_parallel = {MAX_PARALLEL}",
         "",
-        *_comment("Polls, heartbeats and answers of one session."),
+        *_comment("Polls, heartbeats and answers per session."),
         "[control]",
         "max_messages = 100000",
         'max_bytes = "16MiB"',
@@ -242,9 +250,12 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
         return []
     lines: list[str] = []
     if len(blind) == jobs:
-        lines += [*_comment("Nothing that a round gives leaves in the clear."), "required = true"]
+        lines += [*_comment("Nothing that a round uploads leaves in the clear."), "required = true"]
     if (colluders := min(job.security.colluders for job in blind)) < 1:
-        why = "Silos that may be in league with the coordinator: a job takes none to be."
+        why = (
+            "Jobs must assume at least this many silos that collude with the coordinator. One of"
+            " these jobs assumes none."
+        )
         lines += [*_comment(why), f"assumed_colluders = {colluders}"]
     if any(map(tells_fixed, blind)):
         lines += _least_difference(colluders)
@@ -257,10 +268,10 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
 def _least_difference(colluders: int) -> list[str]:
     least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
     why = (
-        "How many records a silo has, and of which classes, is the same in every job: sums over"
-        " several sets of silos tell it of those by which they differ. No sum is given that"
-        " would tell it of fewer silos than this, but for silos that joined or left the"
-        " federation by its roster."
+        "A silo has the same numbers of records in every job, so sums over two sets of silos reveal"
+        " the numbers of those silos by which the sets differ. This silo contributes to no sum that"
+        " would reveal them for fewer silos than this, unless the roster says that silos joined or"
+        " left."
     )
     return [*_comment(why), f"min_difference = {least}"]
 
@@ -270,9 +281,9 @@ def _public_counts(blind: Sequence[Job]) -> list[str]:
         return []
     what = ""
     if any(job.security.class_counts for job in blind):
-        what = ", and of which class"
+        what = ", in all and per class"
     return [
-        *_comment(f"How many records this silo has to train on{what} stands in a job."),
+        *_comment(f"A job file states how many training records this silo has{what}."),
         "public_counts = true",
     ]
 
@@ -283,13 +294,13 @@ def _changing(blind: Sequence[Job], *, trust: bool) -> list[str]:
     if not names:
         return []
     why = (
-        f"A round of {names} goes on with whichever silos are left when others drop out."
-        " Over many rounds such sums tell what single silos gave."
+        f"When silos drop out, a round of {names} sums whichever silos are left. Over many rounds"
+        " such sums reveal single contributions."
     )
-    keep = 'Keep this line only if that may be told; "batches" declines such jobs.'
+    keep = 'Keep this line only if you accept that; "batches" declines such jobs.'
     decide = (
-        "Only you can say whether that may be told. As it is, this silo declines such jobs;"
-        " if it may, take the # from the line below."
+        "Only you can decide whether to accept that. As written, this policy declines such jobs;"
+        " to accept them, remove the # from the line below."
     )
     return _decision(why, keep, decide, 'dropouts = "any"', trust=trust)
 
@@ -300,16 +311,16 @@ def _keyed(blind: Sequence[Job], *, trust: bool) -> list[str]:
     if not names:
         return []
     why = (
-        f"What {names} mixes or compares, sums that silos alone read, and the tags by which"
-        " silos check who holds a class, are hidden from the coordinator by a key that all of"
-        " the job's silos have. If the coordinator and any one of them put what they have"
-        " together, they read such sums and what each silo gives to be mixed or compared, and"
-        " can alter those counts."
+        "A key that all silos of a job hold hides three things from the coordinator: what"
+        f" {names} mixes or compares, sums that only silos read, and the tags by which silos check"
+        " who holds a class. If any one of these silos colludes with the coordinator, the two can"
+        " read such sums and what each silo uploads to be mixed or compared, and can alter those"
+        " counts."
     )
-    keep = 'Keep this line only if you trust that they do not; "none" declines such jobs.'
+    keep = 'Keep this line only if you trust that none does; "none" declines such jobs.'
     decide = (
-        "Only you can say whether you trust that they do not. As it is, this silo declines"
-        " such jobs; if you do, take the # from the line below."
+        "Only you can decide whether to trust that none does. As written, this policy declines"
+        " such jobs; to accept them, remove the # from the line below."
     )
     return _decision(why, keep, decide, f'trust = "{TRUSTED}"', trust=trust)
 
@@ -363,7 +374,7 @@ def _rule(part: str, rule: Drafted) -> str:
     jobs = ", ".join(map(repr, rule.jobs))
     ways = "; ".join(_summary(way, releases) for way, releases in by_way.items())
     comments = [
-        *_comment(f"{part!r}: {WHAT[rule.kind]}. Of job {jobs}: {ways}."),
+        *_comment(f"{part!r}: {WHAT[rule.kind]}. In job {jobs}: {ways}."),
         *_comment(f"Tensors: {'; '.join(map(_listed, by_way.values()))}."),
     ]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
@@ -375,13 +386,13 @@ def _distinct(texts: Sequence[str]) -> list[str]:
 
 def _summary(way: str, releases: Sequence[Release]) -> str:
     size = sum(release.nbytes for release in releases)
-    return f"{number(len(releases), 'tensor')}, {size:,} bytes a round, {HOW[way]}"
+    return f"{number(len(releases), 'tensor')}, {size:,} bytes per round, {HOW[way]}"
 
 
 def _listed(releases: Sequence[Release]) -> str:
     shown = [f"{release.name} {list(release.shape)}" for release in releases[:LISTED]]
     if (more := len(releases) - LISTED) > 0:
-        shown.append(f"and {more} more, which staddle policy check lists")
+        shown.append(f"and {more} more, listed by staddle policy check")
     return "; ".join(shown)
 
 

@@ -21,7 +21,7 @@ SHARED = f"{MASKED} to be compared"
 def seen(job: Job) -> str:
     """What the coordinator sees unless silos collude with it; for mixes, also where some do."""
     if not job.security.required:
-        return "in the clear: the coordinator sees what each silo gives"
+        return "in the clear: the coordinator sees what each silo uploads"
 
     # the parts of a method change between its phases, and only there
     exchanges: set[type] = set()
@@ -42,9 +42,9 @@ def seen(job: Job) -> str:
     if Mix in exchanges:
         reads.append(f"nothing of what it mixes{_mixed(job)}")
     if Gram in exchanges:
-        reads.append("of what it compares the inner products")
-    reads.append("who took part, sizes and times")
-    return f"blind: what a silo gives is masked, the coordinator reads {', '.join(reads)}"
+        reads.append("the inner products of what it compares")
+    reads.append("and who took part, sizes and times")
+    return f"blind: each silo's upload is masked; the coordinator reads {', '.join(reads)}"
 
 
 def _sets(job: Job) -> str:
@@ -56,7 +56,7 @@ def _sets(job: Job) -> str:
     if len(job.batches) > 1:
         return f"{whole} silos in fixed batches"
     if job.security.dropouts == "any":
-        return f"{whole} silos or those that are left"
+        return f"{whole} silos, or over those that are left when some drop out"
     return f"{whole} silos"
 
 
@@ -81,12 +81,12 @@ def unbounded(plan: JobPlan) -> str:
 
     # a model that leaks comes from a silo, as its contribution, or where silos cannot check what
     # comes down also from the coordinator alone
-    whom = "one silo, alone or in league with the coordinator"
+    whom = "one silo, alone or colluding with the coordinator,"
     if unchecked:
-        whom = "the coordinator or to one silo"
+        whom = "the coordinator or one silo"
     return (
-        "blind sums do not bound what a model that is made to leak shows of single records, to"
-        f" {whom}: policies look for such models, [privacy] alone bounds what any of them shows"
+        f"blind sums do not bound what {whom} can learn of single records with a model made to"
+        " leak; policies look for such models, but only [privacy] bounds what any model reveals"
     )
 
 
@@ -103,10 +103,10 @@ def together(job: Job) -> str:
     if not job.batches:
         return ""
     if len(job.batches) == 1:
-        return "its silos are one batch: a round waits for all of them"
+        return "its silos form one batch: a round waits for all of them"
     named = "; ".join(", ".join(batch) for batch in job.batches)
     lost = (
-        "a round goes on without the whole batch of a silo that is lost, where enough others are"
+        "when a silo is lost, a round continues without its whole batch, if enough other silos are"
         " left"
     )
     return f"it has {len(job.batches)} batches: {named}; {lost}"
@@ -132,8 +132,8 @@ def revealed_by_likeness(plan: JobPlan) -> str:
 
     whom = "the coordinator"
     if any(phase.rows for phase in plan.phases):
-        whom = "the coordinator, and the silos of a round, which check the weights of its rows,"
-    return f"it compares silos, and that tells {whom} {_facts(rows)}"
+        whom = "the coordinator, and to the silos of a round, which check the weights of its rows,"
+    return f"it compares silos, which reveals to {whom} {_facts(rows)}"
 
 
 def _facts(rows: Sequence[int]) -> str:
@@ -143,10 +143,10 @@ def _facts(rows: Sequence[int]) -> str:
 
     # a likeness for each class shows who has it; one for all rows shows only their proportions
     if max(rows) > 1:
-        return "which silo holds which class (AUC 0.97 to 1.00 where this was examined)"
+        return "which silo holds which class (AUC 0.97 to 1.00 where measured)"
     return (
-        "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was"
-        " examined)"
+        "which silos have similar proportions of labels (rank correlation 0.5 to 0.87 where"
+        " measured)"
     )
 
 
@@ -159,17 +159,17 @@ def _mixed(job: Job) -> str:
     security = job.security
     # one upload serves all recipients: any of them can take its pad off
     if security.mix == "one-upload":
-        return " (but all of it as soon as one silo is in league with it)"
+        return " (but all of it as soon as one silo colludes with it)"
     if not security.colluders:
         return ""
 
-    means = "the means that they get"
+    means = "the means that these receive"
     if security.colluders == 1:
-        means = "the means that it gets"
+        means = "the means that it receives"
     # otherwise the weights follow from counts that the job declares
     if job.method().directed_for == "members":
-        means = f"{means}, by the coordinator's weights"
-    return f" (nor, with {number(security.colluders, 'silo')} in league, more than {means})"
+        means = f"{means}, with the coordinator's weights"
+    return f" (or, with {number(security.colluders, 'colluding silo')}, only {means})"
 
 
 def way_of(release: Release) -> str:

@@ -31,8 +31,8 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
         for name, one in private
     )
     whole = (
-        f"What all jobs together may cost data set {dataset!r}, for ever: so much that these can"
-        f" run, and hardly anything besides. What each may cost by itself: {named}. A higher limit"
+        f"The most privacy loss that all jobs together may ever cost data set {dataset!r}: enough"
+        f" for these jobs and hardly any other. Limits of the single jobs: {named}. A higher limit"
         " lets more jobs run and protects each record less."
     )
     lines = [
@@ -40,8 +40,8 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
         *_comment(whole),
         f"[dataset.{dataset}]",
         *_comment(
-            "What is protected: one record, such as an image. A person who has several is protected"
-            " less."
+            "The unit of protection is one record, such as an image. A person with several records"
+            " is protected less."
         ),
         'unit = "record"',
         f"epsilon = {min(_together(own, delta), MOST):f}",
@@ -49,26 +49,26 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
     ]
     if len(private) == len(jobs):
         why = (
-            "Nothing that is computed from its records without noise leaves: jobs without [privacy]"
-            " are declined."
+            "Nothing that is computed from the records without noise leaves: this silo declines"
+            " jobs without [privacy]."
         )
         lines += [*_comment(why), "required = true"]
     else:
         plain = number(len(jobs) - len(private), "job")
         why = (
-            f"With true nothing that is computed from its records without noise leaves; {plain} of"
-            " these gives such."
+            "If true, nothing that is computed from the records without noise leaves, and this silo"
+            f" declines {plain} of these."
         )
         lines += [*_comment(why), "required = false"]
     return [
         *lines,
         *_comment(
-            "Least noise of a step of a job, in clips; left out, what the job's own epsilon asks."
+            "The least noise that a job's steps must have, in multiples of the clipping norm."
+            " Default: what the job's own epsilon needs."
         ),
         "# min_sigma = 0.5",
         *_comment(
-            "How many records one person has in the data set at most; the report of what was spent"
-            " uses it."
+            "The most records that one person has in the data set; staddle privacy show uses it."
         ),
         "# records_per_person = 1",
     ]
@@ -87,18 +87,18 @@ def _together(jobs: Sequence[Job], delta: float) -> Decimal:
 
 
 def told(job: Job, policy: Policy) -> Iterator[str]:
-    """What a private job costs, and what the policy lets it."""
+    """What a private job costs, and how much the policy allows."""
     yield noise(job)
     if (asked := policy.budget) is None:
         return
-    alone = "; jobs without [privacy] are declined" if asked.required else ""
+    alone = "; this silo declines jobs without [privacy]" if asked.required else ""
     yield (
-        f"[dataset.{policy.dataset}] lets all jobs together cost epsilon = {asked.epsilon:f} at"
-        f" delta = {asked.delta:f}{alone}; staddle privacy show says what is left of it"
+        f"[dataset.{policy.dataset}] allows epsilon = {asked.epsilon:f} at delta ="
+        f" {asked.delta:f} for all jobs together{alone}; staddle privacy show says how much is left"
     )
     yield (
-        "what it gives is meant to be differentially private; tensor by tensor the gate asks what"
-        " was paid for it, round by round"
+        "its uploads are meant to be differentially private; in each round the gate checks for each"
+        " tensor that the budget paid for it"
     )
 
 

@@ -64,8 +64,8 @@ def check_fits_sums(job: Job, origin: str) -> None:
     if clip < least:
         raise LocalError(
             f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class"
-            f" means of {job.method_name} may be larger than 2^{clip}, and a silo gives no such"
-            f" round; set it to {least}"
+            f" means of {job.method_name} may be larger than 2^{clip}, and then a silo uploads"
+            f" nothing; set it to {least}"
         )
 
 

@@ -101,10 +101,13 @@ def explained(
 
 def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     """The same as text."""
-    target, whose = document["target"], "planned" if document["planned_here"] else "as it names it"
+    target, whose = (
+        document["target"],
+        "planned" if document["planned_here"] else "as the job names it",
+    )
     printer.show(
         f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta ="
-        f" {target['delta']} of each silo's data set; noise {document['sigma']} clips a step,"
+        f" {target['delta']} of each silo's data set; noise {document['sigma']} clips per step,"
         f" {whose}"
     )
     columns = (
@@ -116,25 +119,26 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     )
     rows = [[str(value) for value in release.values()] for release in document["releases"]]
     printer.show(printer.PrintedTable(columns, rows))
-    printer.show(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
+    printer.show(f"together: epsilon {document['epsilon']} by RDP, the bound that is enforced")
     printer.show(
-        f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is"
-        " only reported"
+        f"          epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, for"
+        " information only"
     )
     printer.show(
         f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and"
-        f" {document['spare_rounds']} more that crashes may interrupt; a round by itself costs at"
-        f" most epsilon {document['round_epsilon']}"
+        f" {document['spare_rounds']} more that crashes may interrupt; a single round costs at most"
+        f" epsilon {document['round_epsilon']}"
     )
     printer.show(
-        f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a"
-        f" class shows from {document['class_shows_from']} on"
+        "counts per class leave once, with noise of standard deviation"
+        f" {document['count_sigma']}: a class counts as present from"
+        f" {document['class_shows_from']} records"
     )
     if batch := document.get("batch"):
         printer.show(
-            f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average;"
-            f" their mean gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']}"
-            " in each coordinate"
+            f"from {number(batch['records'], 'record')}, a step draws {batch['expected']} on"
+            f" average; their mean gradient, of norm {batch['clip']} at most, gets noise of"
+            f" {batch['noise']} in each coordinate"
         )
     for line in lines:
         printer.show(line)
@@ -190,14 +194,14 @@ def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
     if expected < 1:
         least, better = 1 / records, min(BATCH / records, 1)
         raise LocalError(
-            f"--records {records}: a step would draw {expected:.3g} of them on average, and be"
-            f" noise alone as a rule; raise privacy.sample_rate from {table.sample_rate:g} to"
-            f" {least:.2g} at least, better to {better:.2g}, or leave such a silo out"
+            f"--records {records}: a step would draw {expected:.3g} of them on average, so most"
+            f" steps would be pure noise; raise privacy.sample_rate from {table.sample_rate:g} to"
+            f" at least {least:.2g}, better {better:.2g}, or leave such a silo out"
         )
     if delta * records >= 1:
         raise LocalError(
-            f"--records {records}: delta = {delta:g} would allow that one of so many records is"
-            f" shown as it is; lower it below {1 / records:.2g}"
+            f"--records {records}: delta = {delta:g} would allow one of these records to leave in"
+            f" the clear; lower it below {1 / records:.2g}"
         )
     return {
         "records": records,

@@ -16,10 +16,10 @@ from ...silo.admission.budget import BudgetReport
 from ..console import printer
 from ..console.output import number
 
-OPEN = "open reservations count as spent: of a round that runs now, or that a crash ended"
+OPEN = "open reservations, for a round that is running or that a crash ended, count as spent"
 ADDING = (
-    "costs do not add up in epsilon: all together cost less than the sum, and a job may fit that"
-    " alone seems too dear"
+    "epsilons do not add up: all jobs together cost less than the sum, and a job may fit although"
+    " it seems too expensive on its own"
 )
 
 
@@ -147,7 +147,7 @@ def _tell(each: Mapping[str, Any]) -> None:
         return
 
     # what counts is the bound by which jobs are accepted, even where the other is tighter
-    by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
+    by_prv = f"{each['spent_prv']} by PRV, a tighter bound, for information only"
     if each["spent_prv"] is None:
         by_prv = "PRV, a tighter bound, gave no answer within its limits"
     printer.show(
@@ -166,21 +166,23 @@ def _tell(each: Mapping[str, Any]) -> None:
 def _tell_policy(policy: Mapping[str, str] | None, limit: Mapping[str, str]) -> None:
     """Say what the policy changed since the budget was opened."""
     if policy is None:
-        printer.show("  the policy has no table for it now: no private job runs on it")
+        printer.show(
+            "  the policy has no table for this data set any more, so no private job runs on it"
+        )
     elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
         printer.show(
-            f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from"
-            " the agent's next start on"
+            f"  the policy now says epsilon {policy['epsilon']} at delta = {policy['delta']}, which"
+            " takes effect when the agent restarts"
         )
 
 
 def _tell_person(person: Mapping[str, Any]) -> None:
     delta = f"delta = {person['delta']}"
     if person["delta"] is None:
-        delta = "with no delta below 1, so nothing is promised"
+        delta = "at no delta below 1, so there is no guarantee"
     printer.show(
         f"  a person with up to {person['records']} records: epsilon {person['epsilon']},"
-        f" {delta} (bound for a group, from the above)"
+        f" {delta} (group privacy, derived from the line above)"
     )
 
 

@@ -13,21 +13,21 @@ from .policies import rules_of
 
 HOW = {  # by form
     MASKED: "and can be read only in a sum",
-    PADDED: "and can be read only by other silos, mixed with what these and others gave",
+    PADDED: "and can be read only by other silos, mixed with what these and others uploaded",
     ROTATED: (
-        "of which the coordinator reads only lengths and how alike they are to those of other silos"
+        "of which the coordinator reads only lengths and their similarity to those of other silos"
     ),
 }
 
 SILOS_ALONE = (
-    "Sums that silos alone read are kept from the coordinator while no silo colludes with it. "
+    "Sums that only silos read are hidden from the coordinator unless a silo colludes with it. "
 )
 SHARED_OUT = (
-    "For vectors that silos share out among themselves the coordinator reads only lengths and"
-    " likeness. "
+    "For vectors that silos share out among themselves, the coordinator reads only lengths and"
+    " similarity. "
 )
 NO_COLLUSION = (
-    "For padded and rotated messages this holds while the coordinator and no silo collude. "
+    "For padded and rotated messages, this holds unless a silo colludes with the coordinator. "
 )
 
 
@@ -98,7 +98,7 @@ def _cut_short(messages: Iterable[LedgerMessage]) -> str:
             assumed += message.intent.message.bytes
     if not assumed:
         return ""
-    return f" {assumed:,} of these bytes are of messages cut short and are counted in full."
+    return f" {assumed:,} of these bytes belong to interrupted messages and are counted in full."
 
 
 def _hidden(view: LedgerOverview) -> str:
@@ -133,10 +133,10 @@ def _protected(view: LedgerOverview) -> str:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
     tensors = (
-        f"{number(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
+        f"{number(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public,"
         f" {bare}"
     )
-    return f"As the silo's software states, it is {tensors} (section 8). "
+    return f"The silo's software states: {tensors} (section 8). "
 
 
 def _protocol(view: LedgerOverview) -> str:
@@ -149,7 +149,7 @@ def _protocol(view: LedgerOverview) -> str:
     of = "protocol of secure sums"
     if not kinds.isdisjoint({"contribution", "padded"}):
         of = "protocols of secure sums and mixes"
-    return f" The {of} took {number(len(view.protocol), 'message')} besides, {_bytes(size)}."
+    return f" The {of} took {number(len(view.protocol), 'message')} more, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:

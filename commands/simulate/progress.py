@@ -89,7 +89,7 @@ class Lines:
         """A run begins, or resumes."""
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
         self._pace, self._told = Pace(self._clock), self._clock()
-        state = f"goes on after round {rounds}" if rounds else "begins"
+        state = f"resumes after round {rounds}" if rounds else "begins"
         if rounds < run.job.rounds:
             self._tell(f"{self._name}: {state}, of {self._rounds}")
 

@@ -162,7 +162,7 @@ def _run(
 
 
 def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
-    """All runs of a setting, and its summary; why some could not go on."""
+    """All runs of a setting, and its summary; why some could not continue."""
     faults = train(screen, prepared, asked)
     if results.finished(prepared.out):
         report(prepared)

@@ -47,7 +47,7 @@ class RunOptions:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Runs of an experiment that can begin, or go on, in their output folder."""
+    """Runs of an experiment that can begin, or resume, in their output folder."""
 
     experiment: Experiment
     out: Path
@@ -124,7 +124,7 @@ def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions
 
 
 def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
-    """Run after run to its end; why some could not go on."""
+    """Run after run to its end; why some could not continue."""
     population, schedule = prepared.population, prepared.experiment.schedule
     engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
     screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
@@ -154,10 +154,10 @@ def report(prepared: Prepared) -> Path:
 
 
 def raise_faults(faults: Sequence[str], count: int) -> None:
-    """LocalError of the runs that could not go on, if there were some."""
+    """LocalError of the runs that could not continue, if there were some."""
     if faults:
         raise LocalError(
-            f"{number(len(faults), 'run')} of {count} could not go on: {'; '.join(faults)}"
+            f"{number(len(faults), 'run')} of {count} could not continue: {'; '.join(faults)}"
         )
 
 
@@ -169,7 +169,7 @@ def _each(
 ) -> list[str]:
     """Run after run; a fault ends only its own run.
 
-    Returns why runs could not go on; each fault is also shown when it happens.
+    Returns why runs could not continue; each fault is also shown when it happens.
     """
     faults: list[str] = []
     waiting = deque(chosen)

@@ -97,6 +97,7 @@ class Directed:
         members = self._job.method().directed_for == "members"
 
         def rows(post: Post, cleared: bool) -> bytes | None:
+            # Words are written only of rows in which somebody is mixed (unmask.py).
             if not self._store.path(_name(round_, post.part, post.silo)).exists():
                 return None
             before = () if cleared else self._waiting(post.part, post.silo)
@@ -104,6 +105,8 @@ class Directed:
             if members:
                 keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo)
             waiting = (*before, _DirectedAside(keep=repr(keep), round=round_))
+
+            # Else the manifest of the next delivery would not fit into one message.
             kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
                 log.problem(

@@ -1,4 +1,4 @@
-"""Padded and rotated uploads of a blind job: what is here of each, and whose word is on it.
+"""Padded and rotated uploads of a blind job: what has arrived of each, and whose word is on it.
 
 ::
 
@@ -9,7 +9,8 @@
     rotated  the vectors of a Gram  -                               until the fold
 
 Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew
-begins one. What stands here is in the database first (table ``hidden``), and its file before that.
+begins one. The file of an upload is durable first, then its row (table ``hidden``), and only then
+does this module know of it.
 """
 
 from collections import Counter
@@ -33,13 +34,13 @@ from ..storage.replay_log import NO_SESSION
 Place = tuple[int, str, str]  # round, part, silo
 
 CONTEXT_BYTES = 32
-# of a part in one round, while this process lives: each is a record of our ledger
+# Of a part in one round, while this process lives: each is a record of our ledger.
 MOST_VERSIONS = 100
 
 
 @dataclass(frozen=True)
 class StoredUpload:
-    """One upload that is here whole; ``version`` once a padded one is signed."""
+    """One upload that arrived whole; ``version`` once a padded one is signed."""
 
     context: bytes
     file: str
@@ -48,7 +49,7 @@ class StoredUpload:
 
 
 class HiddenUploadStore:
-    """Those of one job, on disk and in the database as here."""
+    """The hidden uploads of one job, as the database has them."""
 
     def __init__(
         self, plan: JobPlan, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()
@@ -83,7 +84,8 @@ class HiddenUploadStore:
         """RefusedError MANIFEST unless an upload of this part may be bound to this context."""
         if isinstance(part.exchange, Gram):
             fits = context == self._plan.use(part, round_).context(self._federation, self._roster)
-        else:  # a hash over a number that comes with the silo's word on it
+        else:
+            # A hash over the version's number, which comes only with the silo's word (``check``).
             fits = len(context) == CONTEXT_BYTES
         if not fits:
             why = (
@@ -93,21 +95,18 @@ class HiddenUploadStore:
             raise RefusedError(silo, "MANIFEST", why)
 
     def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
-        """Whether an upload of this part, bound to this context, is still to come.
-
-        There is a limit of versions: each is a record of our ledger.
-        """
+        """Whether an upload of this part, bound to this context, is still to come."""
         if self._taken[round_, name, silo] >= MOST_VERSIONS:
             return False
         here = self._here.get((round_, name, silo))
         if here is None:
             return True
-        # a silo that began anew replaces a padded upload that it has not signed
+        # A silo that was started anew takes a new seed for what it has not signed (SECURITY.md 10).
         replaces = name in self.lines and here.version is None
         return replaces and here.context != context
 
     def lacks(self, silo: str, round_: int) -> list[str]:
-        """Parts of which a silo has still to give, or to sign, its upload of a round."""
+        """Parts of which a silo has still to upload, or to sign, its contribution to a round."""
         return [
             part.name
             for part in self._plan.round(round_).uploads
@@ -115,15 +114,14 @@ class HiddenUploadStore:
         ]
 
     def _done(self, round_: int, part: Part, silo: str) -> bool:
-        here = self._here.get((round_, part.name, silo))
-        if here is None:
-            return False
-        return here.version is not None or isinstance(part.exchange, Gram)
+        if isinstance(part.exchange, Gram):
+            return self.has(round_, part.name, silo)
+        return self.is_signed(round_, part.name, silo)
 
     # What comes.
 
     def has(self, round_: int, name: str, silo: str) -> bool:
-        """Whether an upload is here whole."""
+        """Whether an upload arrived whole."""
         return (round_, name, silo) in self._here
 
     def is_signed(self, round_: int, name: str, silo: str) -> bool:
@@ -132,14 +130,15 @@ class HiddenUploadStore:
         return here is not None and here.version is not None
 
     def take(self, stored: StoredHidden) -> None:
-        """An upload is here, and in the database."""
+        """Note an upload that is in the database."""
         place = (stored.round, stored.part, stored.silo)
         self._here[place] = _here(stored)
+        # Counts of other rounds go: none of them takes uploads any more.
         times = {other: number for other, number in self._taken.items() if other[0] == stored.round}
         self._taken = Counter({**times, place: times.get(place, 0) + 1})
 
     def let_go(self, files: Iterable[str]) -> None:
-        """Uploads are no longer in the database."""
+        """Forget uploads that are no longer in the database."""
         gone = set(files)
         self._here = {place: here for place, here in self._here.items() if here.file not in gone}
 
@@ -154,11 +153,13 @@ class HiddenUploadStore:
             why = f"signs an upload of part {name[:64]!r} that is not here; send it first"
             raise _refused(silo, Code.ORDER, why)
 
-        # (2) It is that version, and newer than those that were signed in other rounds.
+        # (2) It is that version, and newer than those that were signed in other rounds: one number
+        # twice would be one pad over two uploads (SECURITY.md 10).
         if version.attempt or version.context(line) != here.context:
             why = f"signs version {version.number}, its upload is bound to another one"
             raise _refused(silo, Code.UPLOAD, why)
-        newest = max((each.number for each in self._versions(name, silo)), default=-1)
+        own = [signed for _, signed in self._signed(name) if signed.silo == silo]
+        newest = max((signed.number for signed in own), default=-1)
         if version.number <= newest:
             why = f"signs version {version.number} after version {newest}"
             raise _refused(silo, Code.UPLOAD, why)
@@ -170,12 +171,13 @@ class HiddenUploadStore:
         except RefusedError as error:
             raise _refused(silo, error.code, error.why) from error
 
-    def _versions(self, name: str, silo: str) -> list[Version]:
-        own = (here for place, here in self._here.items() if place[1:] == (name, silo))
-        return [here.version for here in own if here.version is not None]
+    def _signed(self, name: str) -> list[tuple[StoredUpload, Version]]:
+        """All signed uploads of a part."""
+        own = [here for place, here in self._here.items() if place[1] == name]
+        return [(here, here.version) for here in own if here.version is not None]
 
     def sign(self, given: PaddedWord) -> None:
-        """A silo's word on its upload was checked, and is in the database."""
+        """Note a silo's word on its upload, which was checked and is in the database."""
         version = given.upload.version
         place = (version.round, given.part, version.silo)
         here = self._here[place]
@@ -185,10 +187,9 @@ class HiddenUploadStore:
 
     def version(self, name: str, file: str) -> Version:
         """Which version of a part a file holds; LocalError where nobody signed it."""
-        for (_, part, _), here in self._here.items():
-            signed = here.version
-            if (part, here.file) == (name, file) and signed is not None:
-                return signed
+        for here, version in self._signed(name):
+            if here.file == file:
+                return version
         raise LocalError(
             f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup"
         )
@@ -200,15 +201,11 @@ class HiddenUploadStore:
 
     def given(self, round_: int, name: str) -> dict[str, Version]:
         """The versions of a part that were signed in a round, by silo."""
-        found: dict[str, Version] = {}
-        for (number, part, silo), here in self._here.items():
-            signed = here.version
-            if (number, part) == (round_, name) and signed is not None:
-                found[silo] = signed
-        return found
+        signed = (version for _, version in self._signed(name))
+        return {version.silo: version for version in signed if version.round == round_}
 
     def digests(self) -> dict[str, bytes]:
-        """SHA-256 of each upload that is here, by the name of its file."""
+        """SHA-256 of each upload, by the name of its file."""
         return {here.file: here.sha256 for here in self._here.values()}
 
     def files(self, round_: int | None = None) -> set[str]:

@@ -41,6 +41,7 @@ from ...security.blind.prekeys import Word
 from ...security.blind.sealing import letter_for
 from ...security.identity.signers import Sign
 from ...security.secagg.linear_tags import combine
+from ..rounds.selection import among, without
 from .hidden_uploads import loaded
 
 # of all rows that are put aside for a silo: a manifest with them has less than 4 MiB
@@ -99,20 +100,25 @@ class Planning:
     ) -> tuple[PlannedRow, RowMemory] | None:
         """A row over these versions and the recipient's own part, and the memory of it.
 
-        None where there is none.
-
-        ``weights`` of silos without a version do not count (``method.Row``).
+        None where there is none. ``weights`` of silos without a version do not count
+        (``method.Row``).
         """
-        present = {recipient, *versions}
-        counted = {silo: weight for silo, weight in weights.items() if silo in present}
-        others = [weight for silo, weight in counted.items() if silo != recipient]
-        if not any(weight > 0 for weight in others):
+        counted = {silo: weights[silo] for silo in among(weights, {recipient, *versions})}
+        others = without(counted, (recipient,))
+        if not any(counted[silo] > 0 for silo in others):
             return None
+
+        # Integers that add up to 2^32 exactly, of which the recipient's own part is never sent
+        # (SECURITY.md 5, 19).
         integers = dict(zip(counted, integer_weights(list(counted.values())), strict=True))
         own = integers.pop(recipient, 0)
-        weighed = {silo: weight for silo, weight in integers.items() if weight}
-        shares = [Share(version=versions[silo], weight=weight) for silo, weight in weighed.items()]
-        if not shares:  # so little that no step of 2^-32 is left
+        shares = [
+            Share(version=versions[silo], weight=weight)
+            for silo, weight in integers.items()
+            if weight
+        ]
+        # So little that no step of 2^-32 is left.
+        if not shares:
             return None
 
         # A row that was sent is made again; a new one must not show more than a silo may see.
@@ -172,6 +178,7 @@ def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
     """
     recipient, weights = planned.row.recipient, planned.row.sent()
     given = [loaded(silo, signed[silo]) for silo in weights]
+    # With the recipient's own letter alone: another's is sealed to another silo.
     summands = tuple(WireSummand(each.upload, letter_for(recipient, each.pieces)) for each in given)
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(

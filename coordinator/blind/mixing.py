@@ -157,6 +157,8 @@ class Mixing:
         def rows(post: Post, cleared: bool) -> bytes | None:
             if self.directed.has(post.part):
                 return directed(post, cleared)
+
+            # Of this round alone: a silo takes each row as if it had been there (``Post``).
             versions = self.hidden.given(round_, post.part)
             planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
             if planned is None:
@@ -171,6 +173,7 @@ class Mixing:
                     why="too many wait",
                 )
             else:
+                # Written with the fold: what a row shows has to be known before the row leaves.
                 memories[post.part, post.silo] = planned[1]
             return data
 

@@ -23,6 +23,7 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
             return c.SharesUploaded(dealing, portions)
         case s.SendComplaint(complaint):
             return c.ComplaintUploaded(complaint)
+        # Without words the length does not fit, so the machine refuses the header.
         case s.SendHeader(header):
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
             return c.WordsUploaded(header, here.size, here.sha256)
@@ -41,6 +42,7 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
     match body:
         case s.SendKeys(bundle, keys):
             return state.bundles.get(silo) == bundle and state.keys.get(silo) == keys
+        # Portions of a dealer that is not in U2 are kept no longer.
         case s.SendShares(dealing, portions):
             return (
                 state.dealings.get(silo) == dealing
@@ -56,15 +58,14 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
             return state.reveals.get(silo) == reveal
         case s.SendAbandon(note):
             return state.notes.get(silo) == note
+        # That a silo is out is no message which others receive: it may say so again.
         case Over():
             return False
 
 
 def unneeded(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
-    """Whether enough others have signed, revealed or complained meanwhile.
-
-    Nobody is refused for being the last.
-    """
+    """Whether enough others have signed, revealed or complained meanwhile."""
+    # Nobody is refused for being the last: a refusal would count against a silo that is on time.
     if isinstance(body, s.SendComplaint):
         return bool(state.complaints)
     opens = isinstance(body, s.SendSurvival | s.SendReveal)

@@ -1,9 +1,9 @@
 """The secure sum of one round at the coordinator: all attempts, and messages to silos in them.
 
-What happens goes through the pure machine of an attempt (security/secagg/coordinator.py), and is
-durable before it takes effect. What the machine asks for is done by one table: what tells silos
-something goes to the end of their lists, all else to the shell. A silo asks for the n-th entry of
-its list; replayed, the same rows give the same lists.
+Every event goes through the pure machine of an attempt (security/secagg/coordinator.py), and is
+durable before it takes effect. Two tables run the effects of the machine: messages go to the end of
+the silos' lists, all else to the shell. A silo asks for the n-th entry of its list. After a restart
+the stored rows are replayed into the same lists; the shell does nothing a second time.
 
 ::
 
@@ -17,8 +17,8 @@ its list; replayed, the same rows give the same lists.
 Unless sums are over whole batches, silos that signed survivors take part in no other attempt of the
 round: where too few others are left, it was the last. Where evidence shows why nothing could be
 opened (security/secagg/evidence.py), the very survivors repeat the sum without the dealers at
-fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they
-take part in sums that lack the dealers it is against. In a job of whole batches
+fault, and it takes all of them. With each attempt silos receive all evidence of the job: they take
+part in sums that lack the dealers it is against. In a job of whole batches
 (algorithms/job/batches.py) whoever signed may sign again, for whole batches: a sum that could not
 be opened is made again, and one that is none of values is made over some of them. Such an attempt
 is followed at once, without abandon notes.
@@ -48,7 +48,8 @@ from ...security.secagg.evidence import Misdealing
 from ...security.secagg.messages import Abandon
 from ...security.secagg.spec import RoundSpec, Terms, check_survivors
 from ..rounds.events import GUILTY, in_words
-from ..storage.replay_log import Begun, Entry, ReplayEntry, Spooled, loaded, said
+from ..rounds.selection import with_codes, without
+from ..storage.replay_log import Begun, Entry, ReplayEntry, Said, Spooled, loaded, said
 from .replay_events import Happened, event_of, taken, unneeded
 from .secure_sum_shell import Shell, SumSetting, nothing
 from .settled import SettledRound, settled
@@ -58,10 +59,13 @@ UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
 
 
 class SecureSum:
-    """All attempts at the sum of one round; the last one goes on."""
+    """All attempts at one round's secure sum; only the latest is active."""
 
     def __init__(self, setting: SumSetting, shell: Shell, kept: Iterable[ReplayEntry] = ()) -> None:
-        """``kept``: what happened before this process began, in order; then ``resume``."""
+        """``kept``: the rows of what happened before this process began, in order.
+
+        Call ``resume`` next.
+        """
         self._setting = setting
         self._shell = shell
         self._states: list[CoordinatorState] = []
@@ -69,9 +73,9 @@ class SecureSum:
         self._spooled: dict[str, Spooled] = {}  # by silo, of the last attempt
         self._opening: c.Open | None = None
         self._why = ""  # the last attempt ended
-        # the shell has heard of its end; is to tell when notes are overdue
-        self._over = self._waiting = False
-        self._table: dict[type[c.Effect], Callable[[Any], None]] = {
+        self._over = False  # the shell has heard of its end
+        self._waiting = False  # the shell is to say when its abandon notes are overdue
+        self._replayed: dict[type[c.Effect], Callable[[Any], None]] = {
             c.Ask: self._ask,
             c.DeliverKeys: lambda e: self._tell((e.silo,), s.KeysReceived(e.bundles, e.keys)),
             c.DeliverShares: lambda e: self._tell((e.silo,), s.SharesReceived(e.deliveries)),
@@ -79,15 +83,17 @@ class SecureSum:
             c.DeliverNotes: lambda e: self._tell(e.silos, s.NotesReceived(e.survivals)),
             c.DeliverResult: lambda e: self._tell(e.silos, s.ResultReceived(e.sha256, e.tags)),
             c.AskAbandon: lambda e: self._tell(e.silos, s.AbandonAsked()),
-            c.StartTimer: self._watch,
-            c.Discard: self._discard,
-            c.Open: self._open,
-            c.EndAttempt: self._end,
+            c.Open: self._remember_opening,
+            c.EndAttempt: self._tell_end,
         }
-        self._live = False
+        self._done_once: dict[type[c.Effect], Callable[[Any], None]] = {
+            c.StartTimer: lambda e: shell.watch(self.attempt, e.stage),
+            c.Discard: lambda e: shell.discard(e.silo),
+            c.Open: lambda e: shell.open(self.attempt, self.spec, e),
+            c.EndAttempt: self._log_end,
+        }
         for row in kept:
             self._replay(row.attempt, loaded(row))
-        self._live = True
 
     @property
     def round(self) -> int:
@@ -101,23 +107,28 @@ class SecureSum:
 
     @property
     def stage(self) -> str:
-        """Where that one stands."""
+        """The stage of the last attempt; "waiting" before the first."""
         return self._states[-1].stage if self._states else "waiting"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether an attempt is under way."""
+        return self.stage not in ("waiting", "done", "ended")
+
+    @property
     def ctx(self) -> bytes:
-        """Its context; empty before the first."""
+        """The context of the last attempt; empty before the first."""
         return self._states[-1].ctx if self._states else b""
 
     @property
     def spec(self) -> RoundSpec:
-        """Its specification; LocalError before the first."""
+        """The specification of the last attempt; LocalError before the first."""
         if not self._states:
             raise LocalError("no attempt was begun; this is a bug in Staddle")
         return self._states[-1].spec
 
     def told(self, silo: str, had: int) -> SecaggDelivery | None:
-        """The next message for a silo that has had so many; None where there is none yet."""
+        """The next message for a silo that has received ``had``; None where there is none yet."""
         messages = self._lists[silo]
         if had > len(messages):
             why = (
@@ -133,7 +144,8 @@ class SecureSum:
         spec = self._states[found.attempt.attempt].spec
         if not spec.compared:
             return found
-        # Sealed shares stay in the survivors' uploads until they are asked for.
+        # Sealed shares stay in the survivors' uploads until they are asked for: in the lists they
+        # would be in memory once for each pair of silos.
         survivors = [header.silo for header in found.body.headers]
         shares = self._shell.shares(spec, silo, survivors)
         return replace(found, body=replace(found.body, shares=shares))
@@ -149,12 +161,14 @@ class SecureSum:
             raise LocalError(
                 f"attempt {spec.attempt} after {len(self._states)}; this is a bug in Staddle"
             )
-        step = self._begun(spec)
+        # A specification that silos would refuse is refused before it is durable.
+        state, effects = self._begun(spec)
         self._shell.keep(spec.attempt, Begun(spec), nothing)
-        self._enter(*step)
+        self._enter(state, effects)
+        self._call_shell(effects)
 
     def give(self, silo: str, message: pb.SecureUpload) -> None:
-        """Take a message of a silo; the steps run in order. RefusedError says why not."""
+        """Take a message from a silo; the steps run in order. RefusedError says why not."""
         # (1) It is of an attempt of this sum.
         number = self._attempt_of(silo, message.attempt.context)
         current = number == self.attempt
@@ -168,20 +182,31 @@ class SecureSum:
             return
 
         # (4) It is of the active attempt, unless it gives up an earlier one.
-        if isinstance(body, Over):
-            if current:
-                self.drop(silo, _said(body.code))
-            return
-        abandons = isinstance(body, s.SendAbandon)
-        if not current and not abandons:
+        entry = said(silo, given)
+        if isinstance(body, s.SendAbandon):
+            self._take_note(number, entry, body)
+        elif isinstance(body, Over):
+            self._leave(silo, body, current=current)
+        elif current:
+            self._take(number, entry)
+        else:
             raise RefusedError(
                 silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
             )
-        self._take(number, said(silo, given))
-        if abandons and not taken(self._states[number], silo, body):
+
+    def _take_note(self, number: int, entry: Said, note: s.SendAbandon) -> None:
+        self._take(number, entry)
+        if not taken(self._states[number], entry.silo, note):
             raise RefusedError(
-                silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked"
+                entry.silo,
+                "SECURE",
+                "ABANDON: its note does not hold, or it was not among those asked",
             )
+
+    def _leave(self, silo: str, over: Over, *, current: bool) -> None:
+        # An earlier attempt is over anyway: it may still say so of that one.
+        if current:
+            self.drop(silo, _said(over.code))
 
     def _attempt_of(self, silo: str, ctx: bytes) -> int:
         for number, state in enumerate(self._states):
@@ -207,7 +232,7 @@ class SecureSum:
         return given
 
     def check_upload(self, silo: str, ctx: bytes) -> None:
-        """RefusedError ROUND_CLOSED unless masked words of a silo are awaited in this attempt."""
+        """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in this attempt."""
         if not self.awaits(silo, ctx):
             why = (
                 f"round {self._setting.round} does not await masked words of it now, or not of this"
@@ -217,19 +242,17 @@ class SecureSum:
 
     def awaits(self, silo: str, ctx: bytes) -> bool:
         """Whether this silo's masked words are still to come in the attempt of this context."""
-        if not self._states or self._states[-1].ctx != ctx:
+        if (self.ctx, self.stage) != (ctx, "masked"):
             return False
         state = self._states[-1]
-        if state.stage != "masked" or silo in self._spooled:
-            return False
-        return silo in state.u2 and silo not in state.failed
+        return silo in set(state.u2).difference(self._spooled, state.failed)
 
     def spooled(
         self, silo: str, size: int, sha256: bytes, also: Callable[[], None] = nothing
     ) -> None:
-        """A silo's masked words, which were awaited, are here whole.
+        """Note that a silo's masked words, which were awaited, have arrived whole.
 
-        ``also`` is written with that.
+        ``also`` is written in the same transaction.
         """
         entry = Spooled(silo, size, sha256)
         self._shell.keep(self.attempt, entry, also)
@@ -237,20 +260,18 @@ class SecureSum:
 
     @property
     def digests(self) -> dict[str, bytes]:
-        """SHA-256 of the masked words that are here of the last attempt, by silo."""
+        """SHA-256 of the masked words of the last attempt, by silo."""
         return {silo: entry.sha256 for silo, entry in self._spooled.items()}
 
     def has_words(self, silo: str) -> bool:
-        """Whether a silo's masked words of the last attempt are here."""
+        """Whether a silo's masked words of the last attempt have arrived."""
         return silo in self._spooled
 
     def drop(self, silo: str, code: str) -> None:
-        """A silo cannot take part any more.
-
-        Where it began anew, an attempt that has lost too many ends at once: else others that refuse
-        or are away meanwhile would count against the next attempts, which are limited.
-        """
+        """Let a silo, which cannot take part any more, drop out of the active attempt."""
         self._drop(silo, code)
+        # Where it was started anew, an attempt that has lost too many ends at once: else others
+        # that refuse or are away meanwhile would count against the attempts, which are limited.
         if code == Code.STOPPED:
             self._close_hopeless()
 
@@ -269,30 +290,31 @@ class SecureSum:
         """End the attempt, unless survivors may have signed already."""
         cohort = self.spec.cohort if self._states else ()
         for silo in cohort:
+            # Asked for each: the one that drops out before may have ended the attempt.
             if self.stage in UP_TO_UPLOADS:
                 self._drop(silo, "stopped")
 
     def deadline(self, attempt: int, stage: str) -> None:
         """Time is up; stale for all but the present stage of the last attempt."""
-        if attempt != self.attempt:
+        waiting = NOTES if self._waiting else self.stage
+        if (attempt, stage) != (self.attempt, waiting):
             return
-        if stage == NOTES and self._waiting:
+        if stage == NOTES:
             self._finished()
-        if stage != self.stage:
-            return
-        if stage not in UP_TO_UPLOADS:
+        elif stage in UP_TO_UPLOADS:
+            # Each late silo is named, so that the next attempt can be made without it; the last of
+            # them closes the stage.
+            for silo in self._late():
+                self._drop(silo, "deadline")
+        else:
             self._take(attempt, c.AttemptDeadline(stage))
-            return
-        late = list(filter(self._awaited, self.spec.cohort))
-        for silo in late:  # the last of them closes the stage
-            self._drop(silo, "deadline")
 
     def opened(self, attempt: int, sha256: bytes) -> None:
-        """The sum is open and durable; SHA-256 of its file."""
+        """Note that the sum is open and durable; ``sha256`` is that of its file."""
         self._take(attempt, c.SumPublished(sha256))
 
     def unopened(self, attempt: int, why: str, *, spoiled: bool = False) -> None:
-        """The sum could not be opened; or it is none of values, ``spoiled``."""
+        """Note that the sum could not be opened; or that it is none of values, ``spoiled``."""
         self._take(attempt, c.OpenFailed(why, spoiled))
 
     def resume(self) -> None:
@@ -305,6 +327,8 @@ class SecureSum:
         state = self._states[-1]
         if state.stage in machine.WATCHED:
             self._shell.watch(self.attempt, state.stage)
+        # The process may have died between the row and the event of the job. Of an attempt that is
+        # over, only guilt still matters to the job.
         for silo, code in state.failed.items():
             if self.goes_on or code in GUILTY:
                 self._shell.dropped(silo, code)
@@ -316,12 +340,8 @@ class SecureSum:
 
     # How it takes effect.
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether an attempt is under way."""
-        return bool(self._states) and self._states[-1].stage not in ("done", "ended")
-
-    def _awaited(self, silo: str) -> bool:
+    def _late(self) -> tuple[str, ...]:
+        """Silos that have yet to answer in a stage that waits for all."""
         state = self._states[-1]
         due: Mapping[str, tuple[Sequence[str], Mapping[str, object]]] = {
             "keys": (state.spec.cohort, state.bundles),
@@ -329,17 +349,17 @@ class SecureSum:
             "masked": (state.u2, state.headers),
         }
         expected, answered = due[state.stage]
-        heard = silo in answered or silo in state.failed
-        return silo in expected and not heard
+        return without(expected, {*answered, *state.failed})
 
     def _replay(self, attempt: int, entry: Entry) -> None:
+        """Take a row in again: silos' lists grow as they did, and the shell hears nothing."""
         match entry:
             case Begun(spec):
                 self._enter(*self._begun(spec))
             case Spooled(silo):
                 self._spooled[silo] = entry
             case _:
-                self._take(attempt, entry)
+                self._turn(attempt, *self._advanced(attempt, entry))
 
     def _begun(self, spec: RoundSpec) -> machine.Step:
         signed = self._unopened
@@ -348,61 +368,66 @@ class SecureSum:
             # Whoever signed survivors signs no others in this round: only they can repeat the sum.
             excused = dict.fromkeys(self._terms.excused, Code.MISDEALT.value)
             failed = {**signed.failed, **excused}
-            strangers = set(spec.cohort).difference(self._repeating)
-            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort}
-            out = {silo: code for silo, code in out.items() if silo in strangers}
+            strangers = without(spec.cohort, self._repeating)
+            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in strangers}
         return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
         self._states.append(state)
         self._spooled, self._opening, self._why = {}, None, ""
         self._over = self._waiting = False
-        self._do(effects)
+        self._turn(self.attempt, state, effects)
+
+    def _advanced(self, number: int, entry: Happened) -> machine.Step:
+        return machine.advance(self._states[number], event_of(entry, self._spooled))
+
+    def _turn(self, number: int, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
+        """Turn to a state that is durable; silos' lists grow."""
+        self._states[number] = state
+        for effect in effects:
+            self._replayed.get(type(effect), _ignore)(effect)
 
     def _take(self, number: int, entry: Happened) -> None:
-        """One entry into its attempt; RefusedError where the machine refuses it."""
+        """One entry into its attempt, durably; RefusedError where the machine refuses it."""
         before = self._states[number]
-        state, effects = machine.advance(before, event_of(entry, self._spooled))
-        if self._live and state != before:
-            new = [state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs]
-            self._shell.keep(number, entry, nothing, new)
-        self._states[number] = state
-        self._do(effects)
-        if not self._live:
-            return
+        state, effects = self._advanced(number, entry)
+        # Durable before anybody hears of it: replayed, the rows give what silos have received.
+        if state != before:
+            new = without(state.proofs, before.proofs)
+            self._shell.keep(number, entry, nothing, [state.proofs[dealer] for dealer in new])
+        self._turn(number, state, effects)
+        self._call_shell(effects)
 
         # Only now: the shell makes events of the job of it, which may begin the next attempt.
         for silo, code in state.failed.items():
             if before.failed.get(silo) != code:
                 self._shell.dropped(silo, code)
         self._conclude()
-        refused = next((effect for effect in effects if isinstance(effect, c.Refuse)), None)
-        if refused is not None:
-            raise RefusedError(refused.silo, "SECURE", f"{refused.code}: {refused.why}")
+        _raise_refused(effects)
 
-    def _do(self, effects: Sequence[c.Effect]) -> None:
+    def _call_shell(self, effects: Sequence[c.Effect]) -> None:
         for effect in effects:
-            if not isinstance(effect, c.Refuse):
-                self._table[type(effect)](effect)
-        if self._live and effects:
+            self._done_once.get(type(effect), _ignore)(effect)
+        if effects:
             self._shell.told()
 
     def _tell(self, silos: Sequence[str], body: DeliveryBody) -> None:
-        told = SecaggDelivery(self._named(self.attempt), body)
+        delivery = SecaggDelivery(self._named(self.attempt), body)
         for silo in silos:
-            self._lists[silo].append(told)
+            self._lists[silo].append(delivery)
 
     def _named(self, number: int) -> Attempt:
         of = self._setting
         return Attempt(of.job, of.job_digest, of.round, number, self._states[number].ctx)
 
     def _ask(self, effect: c.Ask) -> None:
-        brought = self._notes(), self._proofs, self._setting.shown
-        self._tell(effect.silos, SignedSpec(effect.document, effect.signature, *brought))
+        beside = self._notes(), self._proofs, self._setting.shown
+        self._tell(effect.silos, SignedSpec(effect.document, effect.signature, *beside))
 
     def _notes(self) -> tuple[Abandon, ...]:
-        """Of all attempts before the last, unless nobody asks for them, and of earlier rounds."""
+        """Abandon notes of earlier rounds, and of all attempts before the last."""
         notes = list(self._setting.notes)
+        # Over whole batches attempts follow one another without notes.
         earlier = () if self._regroups else self._states[:-1]
         for state in earlier:
             notes += state.notes.values()
@@ -418,14 +443,14 @@ class SecureSum:
 
     @property
     def _terms(self) -> Terms:
-        """By which silos take part in the next attempt."""
+        """The terms on which silos take part in the next attempt."""
         return replace(
             self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs)
         )
 
     @property
     def settled(self) -> SettledRound | None:
-        """What silos that were away since are brought in later rounds.
+        """What silos that have been away since receive in later rounds.
 
         None for nothing, or while no sum is open.
         """
@@ -433,7 +458,7 @@ class SecureSum:
 
     @property
     def _regroups(self) -> bool:
-        """Whether who signed a sum of the round may sign another, over whole batches."""
+        """Whether silos that signed a sum of the round may sign another, over whole batches."""
         return self._setting.terms.regroups(self._states[-1].spec)
 
     @property
@@ -450,7 +475,7 @@ class SecureSum:
     def repeats(self) -> tuple[str, ...]:
         """The cohort that the next attempt has to name again, as silos signed it.
 
-        Empty where it may be another.
+        Empty where another cohort may follow.
         """
         signed = self._unopened
         return () if signed is None else signed.spec.cohort
@@ -464,35 +489,24 @@ class SecureSum:
         state = self._unopened
         if state is None:
             return ()
-        excused = self._terms.excused
-        return tuple(silo for silo in state.u3 if silo not in excused)
+        return without(state.u3, self._terms.excused)
 
-    def _watch(self, effect: c.StartTimer) -> None:
-        if self._live:
-            self._shell.watch(self.attempt, effect.stage)
-
-    def _discard(self, effect: c.Discard) -> None:
-        if self._live:
-            self._shell.discard(effect.silo)
-
-    def _open(self, effect: c.Open) -> None:
+    def _remember_opening(self, effect: c.Open) -> None:
         self._opening = effect
-        if self._live:
-            self._shell.open(self.attempt, self.spec, effect)
 
-    def _end(self, effect: c.EndAttempt) -> None:
+    def _tell_end(self, effect: c.EndAttempt) -> None:
         state = self._states[-1]
-        failed = [f"{silo}: {in_words(code)}" for silo, code in state.failed.items()]
-        lost = f" ({', '.join(failed)})" if failed else ""
-        why = f"{effect.why}{lost}"
-        self._why = f"{effect.code}: {why}"
-        left = _but(state.spec.cohort, state.failed)
-        self._tell(left, Over(effect.code))
-        if not self._live:
-            return
+        self._why = f"{effect.code}: {self._why_ended(effect)}"
+        self._tell(without(state.spec.cohort, state.failed), Over(effect.code))
 
-        # the others are discarded by the machine
-        for silo in self._spooled.keys() - state.headers.keys():
+    def _why_ended(self, effect: c.EndAttempt) -> str:
+        failed = self._states[-1].failed
+        lost = ", ".join(f"{silo}: {in_words(code)}" for silo, code in failed.items())
+        return f"{effect.why} ({lost})" if lost else effect.why
+
+    def _log_end(self, effect: c.EndAttempt) -> None:
+        # The machine discards words with a header; it does not know of the others.
+        for silo in self._spooled.keys() - self._states[-1].headers.keys():
             self._shell.discard(silo)
         blame = {"blame": effect.blame} if effect.blame else {}
         log.problem(
@@ -501,7 +515,7 @@ class SecureSum:
             round=self._setting.round,
             attempt=self.attempt,
             code=effect.code,
-            why=why,
+            why=self._why_ended(effect),
             **blame,
         )
 
@@ -533,21 +547,37 @@ class SecureSum:
     def _final(self) -> bool:
         """Whether no further attempt could be opened, whoever comes back."""
         state = self._states[-1]
-        guilty = _guilty(state)
-        if self._regroups:  # who signed may sign again, for whole batches
-            # over its only batch it would be none of values again
-            if state.spoiled and len(self._setting.terms.batches) == 1:
-                return True
-            asked = _but(self._states[0].spec.cohort, guilty)
-            return self._too_few(self._terms.whole(state.spec, asked))
+        guilty = with_codes(state.failed, GUILTY)
+        if self._regroups:
+            return self._is_final_regrouped(state, guilty)
         if only := self._repeating:
-            unexplained = bool(state.survivals) and state.evidence is None
-            return unexplained or bool(guilty.intersection(only)) or not self._can_survive(only)
-        left = _but(state.spec.cohort, {*state.survivals, *guilty})
-        if batches := self._setting.together:  # the next attempt may be made without some of them
-            terms = replace(self._terms, batches=batches)
-            return self._too_few(terms.whole(state.spec, left))
-        return not self._can_survive(left)
+            return self._is_final_repeated(state, guilty, only)
+
+        # Whoever signed survivors takes part in no other attempt (SECURITY.md 17).
+        left = without(state.spec.cohort, {*state.survivals, *guilty})
+        if not self._setting.together:
+            return not self._can_survive(left)
+        # The next attempt may be made without some of the batches.
+        terms = replace(self._terms, batches=self._setting.together)
+        return self._too_few(terms.whole(state.spec, left))
+
+    def _is_final_regrouped(self, state: CoordinatorState, guilty: Collection[str]) -> bool:
+        """Of a sum over whole batches, which whoever signed may sign again."""
+        # Over its only batch a spoiled sum would be none of values again.
+        if state.spoiled and len(self._setting.terms.batches) == 1:
+            return True
+        # The next attempt asks all of the round again, lost silos among them.
+        cohort = without(self._states[0].spec.cohort, guilty)
+        return self._too_few(self._terms.whole(state.spec, cohort))
+
+    def _is_final_repeated(
+        self, state: CoordinatorState, guilty: Collection[str], only: Sequence[str]
+    ) -> bool:
+        """Of a sum that the very survivors repeat without the dealers at fault."""
+        # Signed a second time, it could be repeated only by evidence against one more dealer.
+        if state.survivals and state.evidence is None:
+            return True
+        return not set(only).isdisjoint(guilty) or not self._can_survive(only)
 
     def _too_few(self, whole: Sequence[str]) -> bool:
         """Whether these are fewer than a sum takes."""
@@ -564,17 +594,19 @@ class SecureSum:
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         state = self._states[-1]
-        # else who signed it signs no other
+        # Without whole batches its signers sign no other, so nobody makes it again without some.
         spoiled = state.u3 if state.spoiled and self._regroups else ()
         self._shell.failed(self.attempt, self._why, self._final, spoiled, state.u3)
 
 
-def _guilty(state: CoordinatorState) -> set[str]:
-    return {silo for silo, code in state.failed.items() if code in GUILTY}
+def _ignore(_: c.Effect) -> None:
+    """An effect that is in the other table, or a refusal."""
 
 
-def _but(silos: Sequence[str], out: Collection[str]) -> list[str]:
-    return [silo for silo in silos if silo not in out]
+def _raise_refused(effects: Sequence[c.Effect]) -> None:
+    for effect in effects:
+        if isinstance(effect, c.Refuse):
+            raise RefusedError(effect.silo, "SECURE", f"{effect.code}: {effect.why}")
 
 
 def _said(code: str) -> str:

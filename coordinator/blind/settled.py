@@ -1,11 +1,11 @@
-"""What silos that were away are brought in later rounds, so that they may take part again.
+"""What silos that were away receive in later rounds, so that they may take part again.
 
 A silo whose masked words may have left, and that does not know what came of them, trains from the
 same state again only once it sees that no sum with these words can be opened
-(security/secagg/memory.py). What shows that is known when the round closes: of an attempt that
-ended, enough abandon notes; of the one that was opened, its survivors and their signatures. It is
-kept until a later round of each such silo counts, and brought beside every specification until
-then.
+(security/secagg/memory.py). The coordinator can show that when the round closes: with enough
+abandon notes for an attempt that ended, and with the survivors and their signatures for the one
+that was opened. It keeps both until a later round of each such silo counts, and sends them next to
+every specification until then.
 
 As a row of table ``secure``, of kind "settled"::
 
@@ -16,6 +16,7 @@ with the notes and survivors as a ``SignedSpec`` of proto/secure.proto has them,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...files.documents import canonical_json, parse_json
 from ...proto import secure_pb2 as pb
@@ -31,13 +32,15 @@ from ...security.secagg.coordinator import CoordinatorState
 from ...security.secagg.messages import Abandon, SurvivorsShown
 from ..storage.replay_log import SETTLED, ReplayEntry
 
-# in place of the specification, which is another in each attempt
+T = TypeVar("T")
+
+# In place of the specification, which is another in each attempt.
 DOCUMENT, SIGNATURE = b"-", bytes(64)
 
 
 @dataclass(frozen=True)
 class SettledRound:
-    """What silos that were away are brought of one round.
+    """What silos that were away receive of one round.
 
     The silos that it is for, abandon notes, and who survived in the attempt that was opened.
     """
@@ -55,8 +58,9 @@ class SettledRound:
 
 
 def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
-    """Of a round whose last attempt was opened; None where nobody needs it."""
+    """What to keep of a round whose last attempt was opened; None where nobody needs it."""
     last = states[-1]
+    # Masked words may have left from all of U1 once U2 was delivered.
     trained = {silo for state in states if state.told for silo in state.u1}
     away = trained.difference(last.u3)
     if not away:
@@ -66,17 +70,20 @@ def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     notes: list[Abandon] = []
     for state in states[:-1]:
         if state.told and not state.notes_missing:
-            silos = sorted(state.notes)[: state.notes_needed]
-            notes += (state.notes[silo] for silo in silos)
+            notes += _first(state.notes, state.notes_needed)
 
     # Of the one that was opened, its survivors and their signatures show who is not in the sum.
     shown: tuple[SurvivorsShown, ...] = ()
     if not away.isdisjoint(last.u1):
         headers = tuple(last.headers[silo] for silo in last.u3)
-        survivals = [last.survivals[silo] for silo in sorted(last.survivals)]
-        enough = tuple(survivals[: last.spec.threshold])
+        enough = tuple(_first(last.survivals, last.spec.threshold))
         shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, enough),)
     return SettledRound(tuple(sorted(away)), tuple(notes), shown)
+
+
+def _first(by_silo: Mapping[str, T], most: int) -> list[T]:
+    """As many as it takes to show something, in the order of ids: the row is as short as it can."""
+    return [by_silo[silo] for silo in sorted(by_silo)[:most]]
 
 
 def dumped(kept: SettledRound) -> ReplayEntry:
@@ -101,6 +108,8 @@ def brought(
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []
     size = 0
+    # A specification has room for so much alone. Half of the notes is left to the attempts of the
+    # round itself.
     for kept in reversed(rounds):
         size += sum(_size(each) for each in kept.shown)
         if (

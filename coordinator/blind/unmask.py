@@ -190,12 +190,15 @@ def open_sum(
     survivors = opening.survivors
     accumulator = _added_up(store, spec, survivors, digests)
     sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
+
+    # The words go first: where there is a file of the sum, all that its header names is there.
     words = _write_words(store, spec, opening, keep, accumulator)
     del accumulator  # a sum's words go once it is folded
 
     tensors: dict[str, Tensor] = {}
     for part, own in zip(parts, spec.groups[: len(parts)], strict=True):
-        opened = sums.pop()  # one at a time: a part's words go once it is folded
+        # One at a time: a fold of all parts together would hold the sum twice in memory.
+        opened = sums.pop()
         if part.name in words or own.reader != COORDINATOR_READS:
             continue
         for name, tensor in folded(part, own, opened).items():
@@ -290,6 +293,7 @@ class OpenedSums:
         with safe_open(path, framework="pt") as file:
             header = file.metadata()
             survivors, words = json.loads(header[SURVIVORS]), json.loads(header[WORDS])
+            # Nobody can take a silo out of an open sum: over other members it says nothing.
             if set(survivors) != set(members):
                 raise LocalError(f"{path}: is the sum over {survivors}, not over {list(members)}")
             stored = list(file.keys())
@@ -316,6 +320,9 @@ class OpenedSums:
         kept = kept_sum(part.name, path, own.nbytes)
         spec = parse_canonical(kept.claim.document, RoundSpec, str(path))
         words = np.memmap(path, WORD[own.ring], "r", shape=(own.body,))
+
+        # The digest comes from the sum's file, which was checked: the words carry none of their own
+        # that a disk could not change together with them.
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(lambda: hashlib.sha256(words.data).hexdigest())
             index = next(index for index, each in enumerate(spec.groups) if each.name == own.name)

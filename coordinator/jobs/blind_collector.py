@@ -2,7 +2,7 @@
 
 The counterpart of plain_collector.py. A round is one secure sum (secure_sum_runner.py); parts that
 cross on their own come before its masked words (blind/mixing.py). Every step is in the database
-before anybody hears of it, so that a coordinator that is killed goes on from there.
+before anybody hears of it, so that a coordinator that is killed resumes from there.
 """
 
 import asyncio
@@ -110,6 +110,7 @@ class BlindCollector(Collector):
         if state.stage not in ("queued", "round", "stopped") or not state.cohort:
             return
         self._opened.summing.resume()
+        # Where survivors may have signed, their sum is finished: they sign no other in this round.
         if state.stage == "stopped":
             self._opened.summing.halt()
 
@@ -132,7 +133,7 @@ class BlindCollector(Collector):
             return self._parts(round_)[part]
         summing = self.summing
         if summing is not None and summing.round == round_ and summing.attempt >= 0:
-            # its cohort may have fewer silos than the job draws
+            # Its cohort may have fewer silos than the job draws.
             return payload_bytes(summing.spec)
         return masked_bytes(self._run.plan.round(round_))
 
@@ -218,7 +219,8 @@ class BlindCollector(Collector):
         """Take a silo's word on its upload of a part; RefusedError says why not."""
         version, job = word.upload.version, self._job
         if self._hidden.is_signed(version.round, word.part, silo):
-            # its answer was lost on the way
+            # Its answer was lost on the way. Another word would name another tag or other seeds for
+            # an upload that rows may be made of already.
             if self._database.signed(job.name, version.round, word.part, silo) == body:
                 return
             raise RefusedError(
@@ -250,17 +252,16 @@ class BlindCollector(Collector):
         return self._before if self._before is not None and self._before.round == round_ else None
 
     def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
-        """The next message of a round's sum for a silo that has had so many; None: not yet.
+        """The next message of a round's sum for a silo that has received ``had``; None: not yet.
 
-        Of the round that closed last, too. RefusedError ROUND_CLOSED for any other round, and where
-        an operator has stopped the job and the silo has had all: nobody waits in a round that may
-        not go on for days.
+        RefusedError ROUND_CLOSED for a round that is neither the open one nor the one before.
         """
         before = self._closed(round_)
         if before is not None and (found := before.told(silo, had)) is not None:
             return found
         summing, stage = self.sum_of(silo, round_), self._run.state.stage
         found = summing.told(silo, had)
+        # Nobody waits in a round that an operator may not resume for days.
         if found is None and stage in ("stopped", "queued") and not summing.goes_on:
             raise RefusedError(
                 silo, "ROUND_CLOSED", f"job {self._job.name!r} is stopped in round {round_}"
@@ -279,14 +280,15 @@ class BlindCollector(Collector):
             deliveries = run.deliveries(round_, silo)
             directed = self._mixing.directed.rows(deliveries, run.job.down(round_), silo)
             kept = [*sums, *(each.kept for each in directed)]
-            # Each file is looked at once a round, before any of its words goes down.
+            # Each file is read once per round, before any of its words goes down: a silo that gets
+            # changed words would blame the coordinator for them.
             async with run.reading:
                 for each in kept:
                     await asyncio.to_thread(run.store.check_once, each.path.name, each.check)
                 planned = [row for row, _ in rows]
                 await asyncio.to_thread(self._mixing.check_words, planned)
 
-        # a job has rows of the one kind or of the other
+        # A job has rows of the one kind or of the other.
         wired = [mixed_to_wire(each.mixed()) for each in directed]
         if rows:
             wired = await asyncio.to_thread(_wired, rows)
@@ -343,6 +345,7 @@ class BlindCollector(Collector):
 
         def left() -> HiddenLeft:
             of_rows = self._mixing.mixed(archive.changes)
+            # A row that waits for a silo is made when it is fetched, from uploads of its own round.
             needed = {
                 *run.store.after(archive.changes).values(),
                 *frozenset[str]().union(*of_rows.values()),
@@ -360,6 +363,7 @@ class BlindCollector(Collector):
         before = self._run.state
         if _over(before, state):
             self._settle(state)
+            # A fold says itself which uploads go (``HiddenLeft``).
             if not isinstance(event, Folded):
                 self._database.drop_hidden(state.job, self._hidden.files(before.round))
         if state.expired and not before.expired:

@@ -176,7 +176,7 @@ class Collector(ABC):
         )
 
     def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
-        """The next message of a round's sum for a silo that has had so many; None: not yet."""
+        """The next message of a round's sum for a silo that has received ``had``; None: not yet."""
         return self.sum_of(silo, round_).told(silo, had)
 
     # What goes down.

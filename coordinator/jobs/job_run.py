@@ -144,6 +144,7 @@ class JobRun:
         """
         path = await asyncio.to_thread(spool.finished)
         await asyncio.to_thread(SpooledUpload(path, items).check_values, silo)
+        # Asked again: the round may have closed while the values were checked.
         self.check_open(silo, round_, context, "" if part is None else part.name)
         return self.collector.keep(silo, round_, path, part)
 
@@ -178,6 +179,7 @@ class JobRun:
         for each in down:
             name = each.part.name
             path = self.store.words(name)
+            # Before the first round there is no sum, and a method may deliver another value.
             if path is not None and name in latest:
                 found.append(kept_sum(name, path, group(each.part, self.plan.bounds).nbytes))
         return found
@@ -196,6 +198,7 @@ class JobRun:
 
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``."""
+        # Deliveries and folds are not in memory together: a round's parts are read anew after it.
         self.make_room()
         inputs = self.collector.inputs(round_, members)
         archive = inputs.archive
@@ -209,6 +212,7 @@ class JobRun:
             inputs.read,
             archive,
         )
+        # Before the commit: a crash in between folds the round again, into the same file.
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
         counted = {name: int(value) for name, value in metrics.items()}

@@ -49,13 +49,14 @@ Events that come too late (an upload for a closed round) change nothing. The tas
 from the state: tasks.py.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Any, Literal, TypeAlias, get_args
 
-from ...algorithms.job.batches import Batches, unbroken, without
+from ...algorithms.job import batches as grouping
+from ...algorithms.job.batches import Batches
 from .events import (
     BATCH,
     BUDGET,
@@ -90,13 +91,15 @@ from .events import (
     UploadStored,
     in_words,
 )
+from .selection import among, with_codes, without
 
-# Attempts at the sum of a blind round; those that an operator stopped do not count.
-# a host may be away for twenty minutes (secure_sum_runner.py pauses), a process die in a loop
+# Attempts at the sum of a blind round; those that an operator stopped do not count. A host may be
+# away for twenty minutes (secure_sum_runner.py pauses), and a process may die in a loop.
 MOST_ATTEMPTS = 30
-# of them, that failed for more than silos which were away: what a silo refuses, it refuses again
+# Of them, those that failed for more than absent silos: what a silo refuses, it refuses again.
 MOST_REFUSED = 3
-MOST_RESTARTED = 100  # other attempts: nearly all failed since silos began anew alone
+# Other attempts: nearly all failed only because silos were started anew.
+MOST_RESTARTED = 100
 RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
 FINAL = (BUDGET, *GUILTY)  # why a silo is out of every attempt at a round
 AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
@@ -148,17 +151,22 @@ class JobState:
     @cached_property
     def admitted(self) -> tuple[str, ...]:
         """Silos that accepted, in job order."""
-        return tuple(s for s in self.silos if self.answers.get(s) == "accepted")
+        return among(self.silos, with_codes(self.answers, ("accepted",)))
 
     @cached_property
     def open(self) -> tuple[str, ...]:
         """Members of the cohort that have neither uploaded nor failed."""
-        return _but(self.cohort, (*self.given, *self.failed))
+        return without(self.cohort, {*self.given, *self.failed})
+
+    @cached_property
+    def unconfirmed(self) -> tuple[str, ...]:
+        """Silos that take part in the job and have not confirmed its end, in job order."""
+        return without(self.admitted, self.done)
 
     @property
     def members(self) -> tuple[str, ...]:
         """Silos whose uploads the open round folds, in job order."""
-        return _among(self.cohort, self.given)
+        return among(self.cohort, self.given)
 
     @property
     def complete(self) -> bool:
@@ -169,23 +177,23 @@ class JobState:
     @property
     def guilty(self) -> dict[str, str]:
         """Silos that are out of the job."""
-        return {**self.excluded, **_with_codes(self.failed, GUILTY)}
+        return {**self.excluded, **with_codes(self.failed, GUILTY)}
 
     @property
     def exhausted(self) -> dict[str, str]:
         """Silos that are out of every attempt at this round."""
-        return _with_codes(self.failed, FINAL)
+        return with_codes(self.failed, FINAL)
 
     @property
     def proven(self) -> frozenset[str]:
         """Silos that evidence shows to be guilty: their batches may be summed without them."""
-        return frozenset(_with_codes(self.guilty, (PROVEN,)))
+        return frozenset(with_codes(self.guilty, (PROVEN,)))
 
     @property
     def expired(self) -> bool:
         """Whether no row goes down any more: the job has ended, or failed.
 
-        A silo that comes late gets what was summed.
+        A silo that comes late still receives what was summed.
         """
         return self.stage == "ended" or (self.stage == "finishing" and self.outcome == "failed")
 
@@ -197,18 +205,6 @@ class JobState:
     def failing(self, silos: Iterable[str], code: str) -> "JobState":
         """The state in which these silos drop out of the round."""
         return replace(self, failed={**self.failed, **dict.fromkeys(silos, code)})
-
-
-def _but(silos: Iterable[str], out: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo not in out)
-
-
-def _among(silos: Iterable[str], chosen: Collection[str]) -> tuple[str, ...]:
-    return tuple(silo for silo in silos if silo in chosen)
-
-
-def _with_codes(silos: Mapping[str, str], codes: Collection[str]) -> dict[str, str]:
-    return {silo: code for silo, code in silos.items() if code in codes}
 
 
 Step: TypeAlias = tuple[JobState, tuple[Effect, ...]]
@@ -229,7 +225,7 @@ def advance(state: JobState, event: Event) -> Step:
 
 
 def _began(state: JobState, _: Began) -> Step:
-    """Offer the job, or go on where it was stopped."""
+    """Offer the job, or resume it where it was stopped."""
     if state.cohort:
         return _reopened(replace(state, stage="round"))
     if state.opened:
@@ -254,7 +250,8 @@ def _reopened(state: JobState) -> Step:
 
 
 def _stopped(state: JobState, _: OperatorStopped) -> Step:
-    if state.stage == "folding":  # it is finished first
+    # A fold in hand is finished first: its sum is open, and nobody could upload for it again.
+    if state.stage == "folding":
         return replace(state, stopping=True), ()
     effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round})]
     if state.blind and state.stage == "round":
@@ -270,11 +267,11 @@ def _resumed(state: JobState, _: Resumed) -> Step:
 
 
 def _broken(state: JobState, event: Broken) -> Step:
-    return (state, ()) if state.outcome == "failed" else _fail(state, event.reason)
+    return _when(state.outcome != "failed", state, partial(_fail, reason=event.reason))
 
 
 def _unkeyed(state: JobState, event: Unkeyed) -> Step:
-    return _fail(state, event.reason) if state.keyed else (state, ())
+    return _when(state.keyed, state, partial(_fail, reason=event.reason))
 
 
 # Admission.
@@ -284,22 +281,23 @@ def _answered(state: JobState, event: Answered) -> Step:
     silo, code = event.silo, event.code
     if not state.may_answer(silo):
         return state, ()
-    state = replace(state, answers={**state.answers, silo: code or "accepted"})
-    said = LogEvent("job.accepted", {"silo": silo})
-    if code is not None:
-        said = LogEvent("job.declined", {"silo": silo, "code": code})
+    if code is None:
+        answer, said = "accepted", LogEvent("job.accepted", {"silo": silo})
+    else:
+        answer, said = code, LogEvent("job.declined", {"silo": silo, "code": code})
+    state = replace(state, answers={**state.answers, silo: answer})
     return _then(state, (said,), _admit_if_complete)
 
 
 def _admit_if_complete(state: JobState) -> Step:
     answered = state.stage == "admitting" and len(state.answers) == len(state.silos)
-    return _admit(state) if answered else (state, ())
+    return _when(answered, state, _admit)
 
 
 def _admit(state: JobState) -> Step:
     admitted = state.admitted
-    answers = {silo: state.answers.get(silo, "no answer") for silo in state.silos}
-    refused = ", ".join(f"{s}: {answer}" for s, answer in answers.items() if s not in admitted)
+    others = without(state.silos, admitted)
+    refused = ", ".join(f"{silo}: {state.answers.get(silo, 'no answer')}" for silo in others)
     if len(admitted) < state.min_cohort:
         why = f"{len(admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
         return _fail(state, why)
@@ -326,23 +324,22 @@ def _await_uploads(state: JobState) -> Effect:
 
 
 def _drawn(state: JobState, event: Drawn) -> Step:
-    cohort = event.cohort
-    out = {silo: code for silo, code in state.excluded.items() if silo in cohort}
-    left = _but(cohort, out)
+    excluded = {silo: state.excluded[silo] for silo in among(state.excluded, event.cohort)}
+    left = without(event.cohort, excluded)
     whole = _whole(state, left)
     if state.batches:
+        cohort, failed = whole, {}
         least, rule = state.fewest, f"{len(whole)} of them in whole batches, and it takes"
     else:
+        cohort, failed = event.cohort, excluded
         least, rule = state.min_cohort, "min_cohort is"
     if len(whole) < least:
         drawn = f"round {state.round}: only {len(left)} of the drawn silos are admitted"
-        missing = "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
+        missing = "".join(f"; {silo}: {in_words(code)}" for silo, code in excluded.items())
         return _fail(state, f"{drawn}, {rule} {least}{missing}")
-    if state.batches:
-        cohort, out = whole, {}
-    state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
+    state = replace(state, stage="round", cohort=cohort, given={}, failed=failed)
     opened = LogEvent("round.opened", {"round": state.round, "cohort": cohort})
-    state, dropped = _without_away(state, _among(state.open, event.lost))
+    state, dropped = _without_away(state, among(state.open, event.lost))
     return state, (opened, *dropped, _await_uploads(state))
 
 
@@ -352,13 +349,13 @@ def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple
     Then they are asked like all others: some may be back before the next beat, and else they are
     lost as they are in any round.
     """
-    without = state.failing(away, "lost")
+    left = state.failing(away, "lost")
     if state.batches:
-        without = replace(without, lost=frozenset(away))
-        enough = len(_asked(without)) >= state.fewest
+        left = replace(left, lost=frozenset(away))
+        enough = len(_asked(left)) >= state.fewest
     else:
-        enough = len(without.open) >= state.min_cohort
-    return (without, _dropped(state, away, "lost")) if enough else (state, ())
+        enough = len(left.open) >= state.min_cohort
+    return (left, _dropped(state, away, "lost")) if enough else (state, ())
 
 
 def _dropped(state: JobState, silos: Sequence[str], code: str) -> tuple[LogEvent, ...]:
@@ -408,13 +405,12 @@ def _lost(state: JobState, event: SiloLost) -> Step:
 
 
 def _deadline(state: JobState, event: RoundDeadline) -> Step:
-    if event.stage != state.stage:
-        return state, ()
-    if state.stage == "admitting":
-        return _admit(state)
-    if state.stage == "finishing":
-        return _end(state)
-    if state.blind:  # a sum has deadlines of its own (blind/secure_sum.py)
+    return _when(event.stage == state.stage, state, _AT_DEADLINE[state.stage])
+
+
+def _without_late(state: JobState) -> Step:
+    # A sum has deadlines of its own (blind/secure_sum.py).
+    if state.blind:
         return state, ()
     late = state.open
     return _then(state.failing(late, "deadline"), _dropped(state, late, "deadline"), _close)
@@ -428,7 +424,7 @@ def _summed(state: JobState, event: Summed) -> Step:
     if not _gathers(state):
         return state, ()
     state = replace(state, given=dict.fromkeys(event.members, ""))
-    return _close(state) if state.stage == "round" else (state, ())
+    return _when(state.stage == "round", state, _close)
 
 
 def _gathers(state: JobState) -> bool:
@@ -450,18 +446,18 @@ def _unsummed(state: JobState, event: SumFailed) -> Step:
 
 def _again(state: JobState, event: SumFailed) -> Step:
     """The next attempt at the sum of an open round, while another one may succeed."""
-    told = LogEvent(
+    reported = LogEvent(
         "sum.failed", {"round": event.round, "attempt": event.attempt, "why": event.reason}
     )
     # An attempt that showed who is guilty is not counted: there are only so many silos.
     if state.guilty.keys() > state.excluded.keys() and not event.final:
         state = _without_lost(replace(state, excluded=state.guilty))
-        return state, (told, _gather(state))
+        return state, (reported, _gather(state))
 
     others = set(state.failed.values()).difference(FINAL)
     away = bool(others) and others <= set(AWAY)
     restarted = others == {RESTARTED}
-    # Silos whose processes began anew are back already: nobody is waited for.
+    # Silos whose processes were started anew are back already: nobody is waited for.
     if not restarted:
         state = replace(state, fruitless=state.fruitless + 1)
     # What a silo refuses, it refuses again; who was away may be back.
@@ -469,9 +465,9 @@ def _again(state: JobState, event: SumFailed) -> Step:
         state = replace(state, refused=state.refused + 1)
     if event.final or _too_many(state):
         why = f"round {event.round}: {event.reason}"
-        return _then(state, (told,), lambda state: _fail(state, why))
+        return _then(state, (reported,), partial(_fail, reason=why))
     state = _without_lost(state)
-    return state, (told, _gather(state, 0 if restarted else state.fruitless))
+    return state, (reported, _gather(state, 0 if restarted else state.fruitless))
 
 
 def _too_many(state: JobState) -> bool:
@@ -490,7 +486,7 @@ def _spoiled(state: JobState, event: SumFailed) -> Step:
     effects: list[Effect] = [LogEvent("sum.spoiled", {**number, "silos": event.spoiled})]
     suspects = set(event.spoiled)
     alone = next((batch for batch in _left(state) if set(batch) == suspects), ())
-    # One of its own silos did it. That another sum is sound says nothing: a liar may stop to lie.
+    # One of its own silos did it. A sound sum of another batch clears nobody: a liar may pause.
     if alone:
         state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
         effects.append(LogEvent("batch.excluded", {"round": event.round, "silos": alone}))
@@ -507,7 +503,7 @@ def _spoiled(state: JobState, event: SumFailed) -> Step:
             f"round {event.round}: {event.reason}; no batch of {silos} could be found without which"
             " there is a sum"
         )
-        return _then(state, tuple(effects), lambda state: _fail(state, why))
+        return _then(state, tuple(effects), partial(_fail, reason=why))
     if state.stage == "round":
         effects.append(_gather(state))
     return state, tuple(effects)
@@ -530,7 +526,7 @@ def _left_out(state: JobState) -> tuple[str, ...]:
 
 def _left(state: JobState) -> Batches:
     """The batches that may be summed, without silos that are proven to have broken the rules."""
-    return without(state.batches, state.proven, state.least)
+    return grouping.without(state.batches, state.proven, state.least)
 
 
 def _without_lost(state: JobState) -> JobState:
@@ -546,12 +542,12 @@ def _asked(state: JobState) -> tuple[str, ...]:
     if not state.batches:
         return state.cohort
     out = state.proven.union(state.lost, _left_out(state))
-    return _whole(state, _but(state.cohort, out))
+    return _whole(state, without(state.cohort, out))
 
 
 def _whole(state: JobState, silos: Sequence[str]) -> tuple[str, ...]:
     """Those of them who may be in a sum, their batches being among them."""
-    return unbroken(state.batches, silos, state.proven, state.least)
+    return grouping.unbroken(state.batches, silos, state.proven, state.least)
 
 
 def _gather(state: JobState, waited_for: int = 0) -> Gather:
@@ -562,7 +558,7 @@ def _gather(state: JobState, waited_for: int = 0) -> Gather:
 
 
 def _close_if_complete(state: JobState) -> Step:
-    return _close(state) if state.complete else (state, ())
+    return _when(state.complete, state, _close)
 
 
 def _close(state: JobState) -> Step:
@@ -580,7 +576,8 @@ def _close(state: JobState) -> Step:
 def _folded(state: JobState, event: Folded) -> Step:
     members, after = state.members, event.round + 1
     closed = LogEvent("round.closed", {"round": event.round, "members": members})
-    # Whoever may have signed a sum goes on from there.
+    # Whoever may have signed a sum trains on from there: from the same state as before, two sums
+    # would show the difference of two sets of silos (SECURITY.md 34).
     trained = state.signed.union(members, *state.spoiled)
     state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), after)})
     if after == state.rounds:
@@ -608,7 +605,7 @@ def _damaged(state: JobState, event: Damaged) -> Step:
     told = LogEvent(
         "upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason}
     )
-    given = {silo: digest for silo, digest in state.given.items() if silo not in changed}
+    given = {silo: state.given[silo] for silo in without(state.given, changed)}
     state = replace(state, stage="round", given=given, again=state.again.union(changed))
     if not state.stopping:
         return state, (told, StartRoundTimer("round", event.round))
@@ -651,13 +648,17 @@ def _done(state: JobState, event: Done) -> Step:
 
 
 def _end_if_complete(state: JobState) -> Step:
-    heard = set(state.admitted) <= state.done | state.failed.keys()
-    return _end(state) if heard and state.stage == "finishing" else (state, ())
+    awaited = without(state.unconfirmed, state.failed)
+    return _when(state.stage == "finishing" and not awaited, state, _end)
 
 
 def _end(state: JobState) -> Step:
     told = LogEvent("job.ended", {"outcome": state.outcome, "reason": state.reason})
     return replace(state, stage="ended"), (told,)
+
+
+def _when(holds: bool, state: JobState, follow: Follow) -> Step:
+    return follow(state) if holds else (state, ())
 
 
 def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow) -> Step:
@@ -667,8 +668,13 @@ def _then(state: JobState, effects: tuple[Effect, ...], follow: Follow) -> Step:
 
 ANY: tuple[Stage, ...] = get_args(Stage)
 RUNNING: tuple[Stage, ...] = ("admitting", "drawing", "round", "folding")
-# an attempt ends by itself, whatever an operator does
+# An attempt ends by itself, whatever an operator does.
 SUMMING: tuple[Stage, ...] = ("round", "stopped", "queued")
+_AT_DEADLINE: Mapping[Stage, Follow] = {
+    "admitting": _admit,
+    "round": _without_late,
+    "finishing": _end,
+}
 # Which events count in which stages, for the round that the job stands in; and what follows.
 _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]]] = {
     Began: (("queued",), _began),
@@ -681,7 +687,7 @@ _STEPS: dict[type[Event], tuple[Sequence[Stage], Callable[[JobState, Any], Step]
     UploadStored: (("round",), _stored),
     SiloFailed: (ANY, _failed),
     SiloLost: (("round", "finishing"), _lost),
-    RoundDeadline: (("admitting", "round", "finishing"), _deadline),
+    RoundDeadline: (tuple(_AT_DEADLINE), _deadline),
     Summed: (SUMMING, _summed),
     SumFailed: (SUMMING, _unsummed),
     Folded: (("folding",), _folded),
@@ -696,14 +702,14 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
 
     A stage gets its whole time once more.
     """
-    match state.stage:
-        case "drawing":
-            return (DrawCohort(state.round),)
-        case "folding":
-            return (Fold(state.round, state.members),)
-        case "round":
-            return (_await_uploads(state),)
-        case "admitting" | "finishing":
-            return (StartRoundTimer(state.stage, state.round),)
-        case _:
-            return ()
+    effect = _AGAIN.get(state.stage)
+    return () if effect is None else (effect(state),)
+
+
+_AGAIN: Mapping[Stage, Callable[[JobState], Effect]] = {
+    "admitting": lambda state: StartRoundTimer("admitting", state.round),
+    "drawing": lambda state: DrawCohort(state.round),
+    "round": _await_uploads,
+    "folding": lambda state: Fold(state.round, state.members),
+    "finishing": lambda state: StartRoundTimer("finishing", state.round),
+}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .machine import JobState
+from .selection import without
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,17 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
         return OfferTask()
     if state.stage == "round" and silo in state.open:
         return RoundTask(state.round, state.cohort, counted)
-    if state.stage in ("finishing", "ended") and silo in state.admitted and silo not in state.done:
+    if state.stage in ("finishing", "ended") and silo in state.unconfirmed:
         return FinishTask(state.round, state.outcome == "completed", counted)
     return None
 
 
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
-    """Silos that another task waits for than before.
-
-    In a blind job all of them, since messages of its sum may wait, too. While the stage stays,
-    tasks are only done: silos answer, upload, fail or confirm.
-    """
+    """Silos that another task waits for than before; in a blind job all of them."""
+    # While the stage stays, tasks are only done: silos answer, upload, fail or confirm.
     if _moved(before) == _moved(after):
         return ()
+    # Messages of its sum are no part of the state, so whoever waits looks again.
     if after.blind:
         return after.silos
     tasks = {silo: task_for(after, silo) for silo in after.silos}
@@ -72,5 +71,5 @@ def awaited(state: JobState) -> tuple[str, ...]:
     if state.stage == "round":
         return state.open
     if state.stage == "finishing":
-        return tuple(s for s in state.admitted if s not in state.done and s not in state.failed)
+        return without(state.unconfirmed, state.failed)
     return ()

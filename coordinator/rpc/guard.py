@@ -89,6 +89,7 @@ def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> 
     RefusedError IDENTITY for a stranger or an old TLS version.
     """
     # (1) TLS 1.3.
+    # gRPC accepts 1.2 by default, and Python has no option against it (proto/channel.py).
     version = b"".join(auth.get("ssl_tls_version", ()))
     if version != b"TLSv1.3":
         raise RefusedError(
@@ -224,6 +225,7 @@ async def _each(context: Context) -> AsyncIterator[Any]:
 
 async def fail(context: Context, method: str, error: StaddleError) -> None:
     """End a call in which the coordinator itself failed; the reason stays in its log."""
+    # A text of ours may name paths or values of this machine.
     log.problem("call.failed", method=method, why=str(error))
     await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
 

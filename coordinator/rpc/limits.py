@@ -29,6 +29,7 @@ class Bucket:
 
     def take(self, now: float) -> bool:
         """Take a token if there is one."""
+        # Whoever was silent for days may not ask for days' worth of calls at once.
         self.tokens = min(BURST, self.tokens + (now - self.filled) * CALLS_PER_SECOND)
         self.filled = now
         if self.tokens < 1:
@@ -64,5 +65,6 @@ class CallLimits:
     def leave(self, member: str, rpc: str) -> None:
         """Count a call out."""
         self.running[member, rpc] -= 1
+        # Only calls that run stand here: the metrics show each entry.
         if not self.running[member, rpc]:
             del self.running[member, rpc]

@@ -60,6 +60,8 @@ class Operations:
             raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error
         except LocalError as error:
             raise RefusedError(operator, "JOB_INVALID", str(error)) from error
+
+        # The answer may have been lost on the way: the same job again is no second one.
         known = next((run for run in self._daemon.runs if run.job.name == job.name), None)
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:
@@ -91,6 +93,7 @@ class Operations:
         run, told = self._run(request, context), 0
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
+            # Taken before the status is read: a change while it is written wakes the wait at once.
             changed, status = self._daemon.changed, self._status(run)
             if status != before:
                 rounds = self._rounds(run, told)

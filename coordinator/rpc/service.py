@@ -73,12 +73,15 @@ class Service:
                 " bring both to one"
             )
             raise RefusedError(silo, "ROSTER", why)
+        # (4) A challenge that others sign: their word on its ledger is then of this session.
         if len(request.challenge) != CHALLENGE_BYTES:
             raise RefusedError(
                 silo,
                 "MANIFEST",
                 f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}",
             )
+
+        # A new session ends the one before: two processes of one silo would answer for each other.
         token = secrets.token_bytes(16)
         timing = self._daemon.config.timing
         self._daemon.sessions[silo] = token
@@ -99,7 +102,7 @@ class Service:
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
-            # a new one may have begun: what waits is for that
+            # A new session may have begun: what waits is for that one.
             self._check_session(silo, request.session)
             found = self._daemon.task_for(silo)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
@@ -120,7 +123,7 @@ class Service:
                 silo, "MANIFEST", "its attestation has no signature, or too long a head"
             )
         if self._daemon.attesting.answered(silo, request):
-            # then others are asked in place of this one
+            # Where this one holds nothing, others are asked in its place.
             more = self._daemon.attesting.wants(request.silo)
             self._daemon.tell(None if more else [request.silo])
         return pb.AttestReply()
@@ -167,7 +170,11 @@ class Service:
                 "ROUND_CLOSED",
                 f"job {run.job.name!r}: round {request.round} is not open to it",
             )
+
+        # Each delivery is a record of our ledger, so a silo may not fetch without end.
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
+
+        # What a recipient's rows were made of is on disk before a word of them leaves.
         beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
@@ -190,6 +197,8 @@ class Service:
         digester = Digester(sizes, _known(items, delivery, beside))
         tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
         words = [each.pieces for each in beside.words]
+
+        # A silo that reads ever more slowly must not keep the tensors in memory.
         try:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
@@ -198,7 +207,8 @@ class Service:
                     self._daemon.saw(silo)
                     await context.write(chunk)  # waits while the silo is busy: back-pressure
                 digests = digester.digests()
-                if sizes:  # before the end: what the silo has whole stands in our ledger
+                # Before the end frame: whatever a silo has whole stands in our ledger.
+                if sizes:
                     self._daemon.delivered(run, silo, request.round, size, digests)
                 end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
                 await context.write(tensor.Frame(end=end))
@@ -278,6 +288,7 @@ class Service:
 
     def _check_session(self, silo: str, session: bytes) -> None:
         self._check_stopping(silo)
+        # In constant time: a token cannot be guessed byte by byte.
         if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
             raise RefusedError(
                 silo, "SESSION", "the session is not known (any more); say hello again"
@@ -288,6 +299,7 @@ class Service:
             raise RefusedError(silo, "STOPPING", "this coordinator is stopping; try again later")
 
     def _run(self, silo: str, job: str, digest: bytes) -> JobRun:
+        # A job of other silos sounds like one that is not there: members hear of their own alone.
         run = next((r for r in self._daemon.runs if r.job.name == job), None)
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
@@ -300,30 +312,17 @@ class Service:
         return run
 
     def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
-        digest = bytes.fromhex(run.job.digest)
+        job: dict[str, Any] = {"job": run.job.name, "job_digest": bytes.fromhex(run.job.digest)}
         match task:
             case OfferTask():
-                return pb.Task(
-                    offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed)
-                )
+                return pb.Task(offer=pb.Offer(**job, signed_job=run.signed))
             case RoundTask(round_, cohort, counted):
-                asked = pb.Round(
-                    job=run.job.name,
-                    job_digest=digest,
-                    round=round_,
-                    cohort=cohort,
-                    counted=counted,
-                )
-                asked.heads.extend(self._daemon.receiving.heads.others(silo, run.job.silos))
-                return pb.Task(round=asked)
+                # Signed heads of the others: who holds one witnesses a rollback (SECURITY.md 30).
+                heads = self._daemon.receiving.heads.others(silo, run.job.silos)
+                opened = pb.Round(**job, round=round_, cohort=cohort, counted=counted, heads=heads)
+                return pb.Task(round=opened)
             case FinishTask(round_, completed, counted):
-                over = pb.Finish(
-                    job=run.job.name,
-                    job_digest=digest,
-                    round=round_,
-                    completed=completed,
-                    counted=counted,
-                )
+                over = pb.Finish(**job, round=round_, completed=completed, counted=counted)
                 return pb.Task(finish=over)
 
 

@@ -118,6 +118,7 @@ class Uploads:
         inbound = Inbound(
             silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write
         )
+        # Before the manifest is here nobody knows how much comes: the largest upload of any job.
         largest = max((run.collector.largest_upload for run in self._daemon.runs), default=0)
         try:
             async with asyncio.timeout(transfer_seconds(largest)):
@@ -142,6 +143,8 @@ class Uploads:
         except asyncio.CancelledError:
             self._keep(silo, arriving)
             raise
+        # A lost connection may be resumed; a silo at fault would send the same again, so its round
+        # does not wait for it.
         except RefusedError as error:
             if error.code == "INTERRUPTED":
                 self._keep(silo, arriving)
@@ -164,7 +167,7 @@ class Uploads:
         run = self._admit(silo, manifest)
         run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
-        # before `run` is set: the silo may start over
+        # Before ``run`` is set, so that this is no fault of the silo: it may start over.
         if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
             why = (
                 f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"

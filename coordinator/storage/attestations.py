@@ -51,6 +51,7 @@ class Attesting:
         asked again.
         """
         self._questions[silo] = _Question(challenge)
+        # The process that was asked may be gone, and its questions with it.
         for question in self._questions.values():
             if silo not in question.answered:
                 question.asked.discard(silo)
@@ -62,9 +63,9 @@ class Attesting:
         """Take what waits for this silo: questions about others, answers about itself."""
         asked = self.questions(silo)
         own = self._questions.get(silo)
-        told = list(own.answers) if own else []
-        if own:
-            own.answers.clear()
+        told: list[pb.Attestation] = []
+        if own is not None:
+            told, own.answers = own.answers, []
         return pb.Witness(asked=asked, told=told) if asked or told else None
 
     def questions(self, silo: str) -> list[pb.Challenge]:
@@ -85,22 +86,25 @@ class Attesting:
     def answered(self, by: str, said: pb.Attestation) -> bool:
         """Keep an answer for the silo that asked; False for one that nobody waits for."""
         question = self._questions.get(said.silo)
-        wanted = (
-            question is not None
-            and by in question.asked - question.answered
-            and said.challenge == question.challenge
-        )
-        if question is not None and wanted:
-            question.answered.add(by)
-            question.empty += not said.held
-            told = pb.Attestation(
+        if question is None:
+            return False
+        # An answer to an earlier session is void: its challenge says that it is not fresh.
+        awaited = by in question.asked - question.answered
+        if not (awaited and said.challenge == question.challenge):
+            return False
+
+        question.answered.add(by)
+        question.empty += not said.held
+        question.answers.append(
+            pb.Attestation(
                 by=by,
                 silo=said.silo,
                 challenge=said.challenge,
                 held=said.held,
                 signature=said.signature,
             )
-            question.answers.append(told)
-            if question.wanted:  # one that holds nothing
-                self._open[said.silo] = question
-        return wanted
+        )
+        # One that holds nothing is no witness: another silo is asked in its place.
+        if question.wanted:
+            self._open[said.silo] = question
+        return True

@@ -604,6 +604,7 @@ class Database:
             (job, round_, json.dumps(members), json.dumps(dict(metrics))),
         )
         run("UPDATE jobs SET method = ? WHERE name = ?", (tensor_file.to_bytes(method), job))
+        # Files are there before these rows name them, and are removed only after the commit.
         for place, file in files.items():
             if file is None:
                 run(

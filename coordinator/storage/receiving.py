@@ -94,6 +94,7 @@ class Receiving:
             ledger_leaf=leaf,
             ledger_root=head.checkpoint.root.hex(),
         )
+        # Signed now, since the row keeps it: a silo whose answer was lost gets the same receipt.
         signature = receipt.sign(self._keys)
         given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature, part)
         return Taken(given, job, head, end.holds)

@@ -52,7 +52,8 @@ def read(directory: Path, job: str) -> Kept:
         )
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            connection.execute("BEGIN")  # one state of the file in all that is read
+            # One state of the file in all that is read: the daemon may commit meanwhile.
+            connection.execute("BEGIN")
             table_seals.check(connection, path)
             found = connection.execute("SELECT state FROM jobs WHERE name = ?", (job,)).fetchone()
             if found is None:
@@ -101,6 +102,7 @@ def write(out: Path, kept: Kept) -> list[Path]:
                 f"{target}: cannot write it: {error.strerror or error}; a round may just have"
                 " closed"
             ) from error
+        # The copy is checked, and not the file: a disk that fails may change either.
         try:
             tensor_file.check(target)
         except LocalError as error:

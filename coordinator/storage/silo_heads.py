@@ -64,32 +64,21 @@ class SiloHeads:
         """
         key = log_key(self._roster.federation, silo, self._roster[silo].log_key)
         try:
-            proof = consistency.Consistency.parse(end.head)
-            # or our ledger could not keep it
-            if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:
-                raise ProofError(f"checkpoint has {size} bytes, more than {MAX_HEAD_BYTES}")
+            proof = _read(end)
         except ProofError as error:
             raise RefusedError(
                 silo, "LEDGER", f"the head of its ledger cannot be read: {error}"
             ) from error
+
+        # The founders signed for another log key: a ledger under it is new, and not rolled back.
         held = self._held.get(silo)
         anew = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
         before = None if held is None or anew else TreeHead.parse(notes.parse(held.note).text)
         try:
-            after = consistency.verify_from(before, proof, key)
-            verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)
-            if (
-                len(proof.checkpoint.signatures) != 1
-                or after.extensions
-                or after.size != end.ledger_seq + 1
-            ):
-                raise ProofError(
-                    f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare"
-                )
-            if before is not None and after.size == before.size:
-                raise ProofError("it has no record more, so none of this upload")
+            after = _grown(before, proof, end, key)
         except ProofError as error:
             why = f"the head of its ledger does not extend the one held here: {error}"
+            # Two heads that the silo signed and that exclude one another are evidence of a fork.
             if before is not None and _signed(proof, key):
                 self._refused(HeadRefused.of(silo, proof.checkpoint, why))
             raise RefusedError(silo, "LEDGER", why) from error
@@ -108,6 +97,35 @@ class SiloHeads:
     def hold(self, silo: str, stored: StoredHead) -> None:
         """Turn to what the database has committed."""
         self._held[silo] = stored
+
+
+def _read(end: tensor.End) -> consistency.Consistency:
+    proof = consistency.Consistency.parse(end.head)
+    # A longer one would not fit into a record of our own ledger, which keeps it.
+    if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:
+        raise ProofError(f"checkpoint has {size} bytes, more than {MAX_HEAD_BYTES}")
+    return proof
+
+
+def _grown(
+    before: TreeHead | None,
+    proof: consistency.Consistency,
+    end: tensor.End,
+    key: notes.VerifierKey,
+) -> TreeHead:
+    """The head after ``before``, whose last record is that of the upload; ProofError if not."""
+    after = consistency.verify_from(before, proof, key)
+    verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)
+
+    # The note stands in receipts and ledgers as the silo signed it, so nothing else may be in it.
+    bare = len(proof.checkpoint.signatures) == 1 and not after.extensions
+    if not bare or after.size != end.ledger_seq + 1:
+        raise ProofError(
+            f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare"
+        )
+    if before is not None and after.size == before.size:
+        raise ProofError("it has no record more, so none of this upload")
+    return after
 
 
 def _signed(proof: consistency.Consistency, key: notes.VerifierKey) -> bool:

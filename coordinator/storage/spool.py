@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +16,17 @@ from ...proto.stream import Digester
 from ...proto.wire import tensor_from
 
 MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+
+
+@contextmanager
+def disk_errors(silo: str) -> Iterator[None]:
+    """RefusedError STORAGE where the coordinator's disk fails during an upload of this silo."""
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
+        ) from error
 
 
 class Spool:
@@ -30,24 +42,16 @@ class Spool:
 
     def write(self, chunk: memoryview) -> None:
         """Append bytes; RefusedError STORAGE when the disk does not take them."""
-        try:
+        with disk_errors(self._silo):
+            # An unbuffered file may take less than it is handed.
             while chunk:
                 chunk = chunk[self._file.write(chunk) :]
-        except OSError as error:
-            raise RefusedError(
-                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
-            ) from error
 
     def held(self) -> Iterator[bytes]:
         """What the file holds, piece by piece."""
-        try:
-            with self._path.open("rb") as file:
-                while piece := file.read(CHUNK_BYTES):
-                    yield piece
-        except OSError as error:
-            raise RefusedError(
-                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
-            ) from error
+        with disk_errors(self._silo), self._path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                yield piece
 
     def suspend(self) -> int:
         """Close, and leave the file for the rest of its upload; how many bytes it holds."""
@@ -57,12 +61,9 @@ class Spool:
 
     def finished(self) -> Path:
         """Make the bytes durable; where they lie."""
-        try:
+        # Before the upload has a name and a receipt: a silo with a receipt does not send it again.
+        with disk_errors(self._silo):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise RefusedError(
-                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
-            ) from error
         return self._path
 
     def discard(self) -> None:
@@ -92,6 +93,7 @@ class SpooledUpload:
         """One tensor, in the shape and dtype of its spec."""
         item, offset = self._places[part, name]
         size = item.spec.nbytes
+        # Nothing can be mapped of no bytes.
         if not size:
             return tensor_from(b"", item.spec)
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
@@ -122,7 +124,7 @@ class SpooledUpload:
         silo may give.
         """
         for (part, name), (item, _) in self._places.items():
-            # each mapped anew: no more than one is in memory
+            # Each region is mapped anew: no more than one is in memory.
             for start in range(0, item.spec.elements, REGION):
                 values = self.read(part, name).reshape(-1)[start : start + REGION]
                 if not all_finite(values):

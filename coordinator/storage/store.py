@@ -3,42 +3,26 @@ mail.
 
 ::
 
-    <directory>/spool/<silo>.part                            a stream that is still coming; removed
-                                                             when it is refused,
-                                                             kept for its rest when its connection
-        was lost
-    <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is
-                                                             the last version of
-                                                             a Mix, else it goes after the fold
-    <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they
-                                                             go after the fold
-    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds but
-                                                             for those words that
-                                                             lie beside it, the same
-    <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they
-                                                             stay while they are
-                                                             the last version, or a row that was put
-        aside is of them,
-                                                             and no longer than their job
-    <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind;
-                                                             they go after the fold
-    <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
-    <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published,
-                                                             which silos get
-    <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that
-        was away
-    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not
-                                                             their words; they
-                                                             go with the words
-    <directory>/jobs/<job>/<round>.<part>.<silo>.words       the words of a row that its sum gave
-                                                             for one silo, while it
-                                                             waits for it
-    <directory>/jobs/<job>/result.safetensors                what the method's coordinator half
-                                                             knows in the end
+    spool/<silo>.part                  a stream that is still arriving: removed when it is refused,
+                                       kept when its connection was lost
+    jobs/<job>/<round>.<silo>.upload   a checked upload: stays while it is the last version of a
+                                       Mix, else it goes after the fold
+      <round>.<silo>.masked            the masked words of a secure sum: they go after the fold
+      <round>.@sum.safetensors         the open sum of a round without words that silos receive:
+                                       it goes after the fold
+      <round>.<silo>.<part>.padded     the words of a blind Mix: they stay while they are the last
+                                       version, or a row put aside needs them, until the job ends
+      <round>.<silo>.<part>.rotated    the vectors of a blind Gram: they go after the fold
+      <round>.<part>.safetensors       what a round published
+      <round>.<part>.words             the words of a published sum that silos receive
+      <round>.<part>.<silo>.safetensors  what a round put aside for a silo that was away
+      <round>.<part>.<silo>.rows       the same in a blind job: rows without their words
+      <round>.<part>.<silo>.words      the words of one silo's row, while it waits for that silo
+      result.safetensors               what the method's coordinator half knows in the end
 
-Which of the files count is said by the database (database.py). All others are rubbish, left by a
-fold or an upload that did not come to its end, and are removed; so a database that does not know of
-whole rounds is refused before.
+The database (database.py) says which files count. All others are rubbish, left by a fold or an
+upload that did not come to its end, and are removed; so a database that does not know of whole
+rounds is refused before.
 
 Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are
 mapped, not read, so a fold holds one tensor of one silo at a time. A published part may not be
@@ -79,7 +63,7 @@ SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetens
 
 
 class DamagedError(LocalError):
-    """The disk changed what these silos gave in the open round; they may be asked for it again."""
+    """The disk changed what these silos uploaded in the open round; they may upload it again."""
 
     def __init__(self, why: str, silos: tuple[str, ...]) -> None:
         super().__init__(why)
@@ -105,9 +89,9 @@ def check_folder(folder: Path, round_: int) -> None:
 class JobStore:
     """One job's tensor files: written once under a name of their own, never changed.
 
-    Which of them count is said by the places of the last committed round (database.py); the others
-    are rubbish, left by a fold that did not come to its end, or still read by somebody: they go
-    with the round after.
+    The places of the last committed round (database.py) say which of them count; the others are
+    rubbish, left by a fold that did not come to its end, or still read by somebody: they go with
+    the round after.
     """
 
     def __init__(
@@ -117,9 +101,9 @@ class JobStore:
         files: Files,
         given: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``items`` are what a silo gives in a round, in wire order.
+        """``items`` are the tensors that a silo uploads in a round, in wire order.
 
-        ``given`` the digests of versions, by file.
+        ``given`` are the digests of versions, by file.
         """
         self._folder = folder
         self._items = items
@@ -155,20 +139,18 @@ class JobStore:
         return self.keep_as((masked_words if masked else _upload)(round_, silo), spooled)
 
     def keep_as(self, name: str, spooled: Path) -> str:
-        """Give a checked upload this name."""
+        """Give a complete file this name, durably."""
+        # A name that is not on the disk could be lost after a row of the database names it.
         spooled.replace(self._folder / name)
         sync_directory(self._folder)
         return name
 
     def check_uploads(self, given: Mapping[str, str], round_: int) -> None:
-        """DamagedError for uploads of a round that are not what silos gave.
+        """DamagedError for uploads of a round that are not what silos uploaded.
 
         ``given`` are digests by silo.
         """
-        items = self._items(round_)
-        uploads = {
-            silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given
-        }
+        uploads = self._uploads(given, round_)
         with ThreadPoolExecutor(READERS) as pool:
             found = dict(
                 zip(uploads, pool.map(SpooledUpload.digest, uploads.values()), strict=True)
@@ -179,9 +161,9 @@ class JobStore:
         self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
 
     def check_files(self, digests: Mapping[str, str]) -> None:
-        """LocalError where files are not as silos gave them, by their SHA-256 in hex.
+        """LocalError where files are not as silos uploaded them, by their SHA-256 in hex.
 
-        Looked at once a round.
+        Each file is read once per round.
         """
         for name, digest in digests.items():
             self.check_once(
@@ -206,11 +188,12 @@ class JobStore:
 
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
-        items = self._items(round_)
-        uploads = {
-            silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in members
-        }
+        uploads = self._uploads(members, round_)
         return lambda part, silo, name: uploads[silo].read(part, name)
+
+    def _uploads(self, silos: Iterable[str], round_: int) -> dict[str, SpooledUpload]:
+        items = self._items(round_)
+        return {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in silos}
 
     def rotated(
         self, members: Sequence[str], round_: int, parts: Sequence[Part]
@@ -282,7 +265,7 @@ class JobStore:
             self._loaded.clear()
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has given a version."""
+        """Whether a silo has uploaded a version."""
         return ("version", part, silo) in self._files
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -304,22 +287,16 @@ class JobStore:
 
         None where nothing is, or rows without their words.
         """
-        name = self._files.get(("mail", part, silo))
-        return (
-            None
-            if name is None or name.endswith(ROWS)
-            else tensor_file.read(self._folder / name)[0]
-        )
+        name = self._files.get(("mail", part, silo), ROWS)
+        return None if name.endswith(ROWS) else tensor_file.read(self._folder / name)[0]
 
     def put_aside(self, part: str, silo: str) -> bytes | None:
         """The rows that were put aside for a silo, as a fold put them there.
 
         None where there are none.
         """
-        name = self._files.get(("mail", part, silo))
-        return (
-            (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
-        )
+        name = self._files.get(("mail", part, silo), "")
+        return (self._folder / name).read_bytes() if name.endswith(ROWS) else None
 
     def mailed(self, silo: str | None = None) -> list[Place]:
         """Where something is put aside for a silo, or for any."""
@@ -335,10 +312,9 @@ class JobStore:
     ) -> "Folding":
         """An archive whose changes lie beside what is committed.
 
-        ``words``: parts of which the sum's are there.
-
-        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside
-        what lies there unless that is cleared; None where nothing is.
+        ``words``: parts of which the sum has words. ``rows``, of a job whose versions are padded
+        words: what is put aside for a post, behind what waits already unless that is cleared; None
+        where nothing is.
         """
         return Folding(self, round_, rows, words)
 
@@ -348,7 +324,7 @@ class JobStore:
         No file where it knows nothing.
         """
         if state:
-            # the format takes no shared memory
+            # The format takes no tensors that share memory.
             own = {name: tensor.clone() for name, tensor in state.items()}
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
@@ -380,6 +356,9 @@ class JobStore:
                 name: digest for name, digest in self._given.items() if name in self._files.values()
             }
             wanted = {*self._files.values(), *mixed}
+
+        # Uploads of this round go now, since only the fold read them. Other files stay for a round
+        # more: a silo may still read them.
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
         for name in self._rubbish | uploads:
@@ -401,7 +380,7 @@ class JobStore:
             for place, name in self._files.items()
             if place[0] not in ("version", "mail")
         }
-        # words of directed rows among them
+        # Words of directed rows are among them.
         over = [self._folder / name for name in (*self._mixed, *self._rubbish)]
         for kind in (".padded", ".rotated", ROWS):
             over += self._folder.glob(f"*{kind}")
@@ -427,33 +406,32 @@ class JobStore:
 
         OSError where the disk does not take it.
         """
-        path = self._folder / name
-        temporary = path.with_name(f".{name}.tmp")
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-        ) as file:
+        temporary, descriptor = self._temporary(name)
+        with os.fdopen(descriptor, "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(self._folder)
+        self.keep_as(name, temporary)
 
     def write(
         self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None
     ) -> None:
         """Write a file and make it durable; OSError where the disk does not take it."""
-        path = self._folder / name
-        temporary = path.with_name(f".{name}.tmp")
-        temporary.unlink(missing_ok=True)
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        temporary, descriptor = self._temporary(name)
+        os.close(descriptor)
         try:
             tensor_file.write(temporary, {k: v.contiguous() for k, v in tensors.items()}, header)
-        except SafetensorError as error:  # what it raises for a full disk
+        # Safetensors' own error for a full disk, which the fold waits for as an OSError.
+        except SafetensorError as error:
             raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
-        temporary.replace(path)
-        sync_directory(self._folder)
+        self.keep_as(name, temporary)
+
+    def _temporary(self, name: str) -> tuple[Path, int]:
+        """A new file that only we can read, open, next to where it will lie."""
+        temporary = self._folder / f".{name}.tmp"
+        temporary.unlink(missing_ok=True)
+        return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 class Folding:

@@ -43,7 +43,7 @@ def begin(connection: sqlite3.Connection) -> None:
 def keep(connection: sqlite3.Connection) -> None:
     """Keep the seals of all that is written through this connection."""
     connection.create_function("staddle_sealed", -1, _sealed, deterministic=True)
-    # else INSERT OR REPLACE would delete a row without a trigger
+    # Else INSERT OR REPLACE would delete a row without a trigger.
     connection.execute("PRAGMA recursive_triggers = ON")
     for table in _tables(connection):
         columns = _columns(connection, table)
@@ -67,14 +67,8 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version < SEALED_SINCE:
         return
-    tables = _tables(connection)
-    if "seals" not in _names(connection):
-        tables, kept = ["seals"], {}
-    else:
-        kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
-    changed = sorted({*tables} ^ kept.keys()) or [
-        name for name in tables if kept[name] != _found(connection, name)
-    ]
+    changed = _changed(connection)
+    # Pages that hang together wrongly may still give all rows: SQLite's own check finds them.
     (whole,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if changed or whole != "ok":
         what = f"table {', '.join(changed)}" if changed else f"the file ({whole})"
@@ -83,6 +77,18 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
             " stopped, put back the newest copy of its whole folder, or have its jobs signed under"
             " new names and move the folder away"
         )
+
+
+def _changed(connection: sqlite3.Connection) -> list[str]:
+    """Tables that are not as they were written."""
+    if "seals" not in _names(connection):
+        return ["seals"]
+    kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
+    tables = _tables(connection)
+    # A table without a seal, or a seal without a table: neither can be compared.
+    if odd := sorted({*tables} ^ kept.keys()):
+        return odd
+    return [name for name in tables if kept[name] != _found(connection, name)]
 
 
 def _names(connection: sqlite3.Connection) -> list[str]:

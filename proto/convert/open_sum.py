@@ -6,6 +6,7 @@ security/blind/open_sum.py checks them.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ...errors import RefusedError
 from ...security.blind.open_sum import Claim
 from ...security.faults import Code
 from ...security.secagg.linear_tags import TAG_BYTES
@@ -59,13 +60,9 @@ def sums_from_wire(
     RefusedError blames ``peer``.
     """
     Sender(peer, ENVELOPE).few(messages, len(parts), "open sums")
-    sent = Sender(peer, Code.SPEC)
     names = [message.part for message in messages]
-    known = names == [part for part in parts if part in names]
-    shown = ", ".join(name[:64] for name in names)
-    sent.check(
-        known,
-        f"brings sums of {shown or 'nothing'}, not some of {', '.join(parts)}, each once and in"
-        " order",
-    )
+    if names != [part for part in parts if part in names]:
+        shown = ", ".join(name[:64] for name in names)
+        why = f"brings sums of {shown}, not some of {', '.join(parts)}, each once and in order"
+        raise RefusedError(peer, Code.SPEC, why)
     return dict(SUM.whole_from_wire(peer, message) for message in messages)

@@ -143,11 +143,15 @@ def member(what: str, path: str = "") -> WireField:
 
 def members(what: str, entries: str, path: str = "") -> WireField:
     """Roster ids, no more than there are silos."""
-    one_id = member(what)
+    return _listed(member(what), MOST_SILOS, entries, path)
 
-    def read(sent: Sender, found: Sequence[str], known: Known) -> tuple[str, ...]:
-        sent.few(found, MOST_SILOS, entries)
-        return tuple(one_id.read(sent, silo, known) for silo in found)
+
+def _listed(entry: WireField, most: int, entries: str, path: str = "") -> WireField:
+    """Values of one kind, at most ``most``."""
+
+    def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
+        sent.few(found, most, entries)
+        return tuple(entry.read(sent, value, known) for value in found)
 
     return WireField(read, path=path)
 
@@ -189,23 +193,21 @@ def length_within(low: int, high: int, why: str, path: str = "") -> WireField:
 
 def tags(what: str) -> WireField:
     """Whole tags, no more than there may be groups."""
-
-    def read(sent: Sender, found: bytes, known: Known) -> bytes:
-        if len(found) % TAG_BYTES or len(found) > TAG_BYTES * MOST_GROUPS:
-            why = what + " has tags of {length} bytes, not {size} for each of 0 to {most}"
-            sent.refuse(why, known, length=len(found), size=TAG_BYTES, most=MOST_GROUPS)
-        return found
-
-    return WireField(read)
+    why = f"{what} has tags of {{length}} bytes, not {TAG_BYTES} for each of 0 to {MOST_GROUPS}"
+    return _whole(TAG_BYTES, TAG_BYTES * MOST_GROUPS, why)
 
 
 def numbers(most: int, what: str) -> WireField:
     """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes."""
+    return _whole(NUMBER_BYTES, most, f"{what} has {{length}} bytes, not {NUMBER_BYTES} per number")
+
+
+def _whole(size: int, most: int, why: str) -> WireField:
+    """Values of ``size`` bytes, at most ``most`` bytes together; ``why`` has the ``length``."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
-        if len(found) % NUMBER_BYTES or len(found) > most:
-            why = what + " has {length} bytes, not {size} per number"
-            sent.refuse(why, known, length=len(found), size=NUMBER_BYTES)
+        if len(found) % size or len(found) > most:
+            sent.refuse(why, known, length=len(found))
         return found
 
     return WireField(read)
@@ -225,13 +227,7 @@ def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
 
 def proof(what: str) -> WireField:
     """The hashes of an inclusion proof."""
-    one_hash = sized(HASH_BYTES, what)
-
-    def read(sent: Sender, found: Sequence[bytes], known: Known) -> tuple[bytes, ...]:
-        sent.few(found, MOST_HASHES, "hashes of a proof")
-        return tuple(one_hash.read(sent, each, known) for each in found)
-
-    return WireField(read)
+    return _listed(sized(HASH_BYTES, what), MOST_HASHES, "hashes of a proof")
 
 
 def one(
@@ -267,22 +263,18 @@ def each(
 
     def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
         blamed = Sender(sent.peer, code or sent.code)
-        blamed.few(found, most, what)
-        made = tuple(shape.from_wire(sent.peer, message, **known) for message in found)
+        made: tuple[Any, ...] = _listed(one(shape), most, what).read(blamed, found, known)
+        # One spelling of a set: what parties sign and compare is its bytes.
         blamed.ascending(map(key_of, made), what)
         return made
 
-    return WireField(read, lambda values: [shape.to_wire(value) for value in values])
+    return WireField(read, lambda values: list(map(shape.to_wire, values)))
 
 
 def every(shape: Shape[Any], what: str) -> WireField:
     """Messages in an order of their own, no more than there are silos."""
-
-    def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
-        sent.few(found, MOST_SILOS, what)
-        return tuple(shape.from_wire(sent.peer, message, **known) for message in found)
-
-    return WireField(read, lambda values: [shape.to_wire(value) for value in values])
+    listed = _listed(one(shape), MOST_SILOS, what)
+    return WireField(listed.read, lambda values: list(map(shape.to_wire, values)))
 
 
 class OneOf:

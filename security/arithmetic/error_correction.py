@@ -1,4 +1,4 @@
-"""Which values of a polynomial are wrong, by Berlekamp and Welch, over field.py's field.
+"""The wrong ones among values of a polynomial, by Berlekamp and Welch, over field.py's field.
 
 There are values y at n points x, more than the degree d needs. At most e = (n - d - 1) // 2 of them
 are not those of one polynomial P. There are a monic E of degree e, whose zeros are the wrong
@@ -28,16 +28,19 @@ def wrong_points(
     errors = (len(points) - degree - 1) // 2
     if errors < 0:
         return None
-    rows = [_equation(x, y, degree + errors, errors) for x, y in zip(points, values, strict=True)]
-    solved = _solved(rows)
+    pairs = list(zip(points, values, strict=True))
+    solved = _solved([_equation(x, y, degree + errors, errors) for x, y in pairs])
     if solved is None:
         return None
+
+    # Q has the first coefficients, E the others and, being monic, a 1 that is not solved for.
     cut = degree + errors + 1
     polynomial = _quotient(solved[:cut], [*solved[cut:], 1])
     if polynomial is None:
         return None
-    fitted = [value(polynomial, x, PRIME) for x in points]
-    wrong = tuple(x for x, y, fit in zip(points, values, fitted, strict=True) if fit != y)
+
+    # The zeros of E may be right points too: only the values tell which points are wrong.
+    wrong = tuple(x for x, y in pairs if value(polynomial, x, PRIME) != y)
     return wrong if len(wrong) <= errors else None
 
 
@@ -57,6 +60,8 @@ def _solved(rows: list[Row]) -> Row | None:
     for column in range(width):
         if _cleared(rows, len(pivots), column):
             pivots.append(column)
+
+    # Rows without a pivot have zeros on the left, so a number on the right contradicts them.
     if any(row[-1] for row in rows[len(pivots) :]):
         return None
     solution = [0] * width
@@ -82,7 +87,7 @@ def _cleared(rows: list[Row], done: int, column: int) -> bool:
 
 
 def _quotient(dividend: Row, divisor: Row) -> Row | None:
-    """By a monic divisor, coefficients from the lowest; None where a remainder is left."""
+    """The quotient by a monic divisor, coefficients from the lowest; None with a remainder."""
     left, size = list(dividend), len(divisor) - 1
     found = [0] * max(len(left) - size, 1)
     for at in range(len(left) - 1, size - 1, -1):

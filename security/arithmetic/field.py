@@ -45,6 +45,8 @@ def uniform(source: Source, shape: Sequence[int]) -> Words:
     made = np.empty(shape, "<u8")
     source.fill(made.data.cast("B"))
     made &= _P
+
+    # Taken as 0 instead, 0 would come twice as often, and shares would tell a little of vectors.
     again = made == _P
     while again.any():
         fresh = np.empty(int(again.sum()), "<u8")
@@ -86,7 +88,9 @@ def product(left: Words, right: Words) -> Words:
         )
     ones, others = _digits(left), _digits(right)
     total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
-    for shift in range(2 * _DIGITS - 2, -1, -1):  # Horner, in powers of 2^16
+
+    # Horner, in powers of 2^16: a rotation by 16 bits is a product by 2^16, as 2^61 ≡ 1.
+    for shift in range(2 * _DIGITS - 2, -1, -1):
         lowest, highest = max(0, shift - _DIGITS + 1), min(shift, _DIGITS - 1)
         products = (ones[at] @ others[shift - at] for at in range(lowest, highest + 1))
         summed = sum(products, np.zeros(total.shape))
@@ -118,6 +122,7 @@ def interpolation(known: Sequence[int], wanted: Sequence[int]) -> Words:
 
 def _reduced(values: Words) -> Words:
     """Values below 2^63 mod p."""
+    # 2^61 ≡ 1, so the bits above are added to those below; what is left is below p + 4.
     folded = (values & _P) + (values >> _BITS)
     return np.where(folded >= _P, folded - _P, folded)
 

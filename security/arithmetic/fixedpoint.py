@@ -71,6 +71,7 @@ class Group(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # A weight of each row is divided out of it, so all rows have as many elements.
         if self.elements % self.rows:
             raise ValueError(
                 f"group {self.name!r}: {self.elements} elements are not {self.rows} equal rows"
@@ -82,6 +83,8 @@ class Group(Strict):
                 f"group {self.name!r}: rows, weight_least and weight_most are for private weights"
                 " only"
             )
+
+        # The coordinator reads the document, so counts that stand in it are public.
         if self.counts and self.weights != "public":
             raise ValueError(f"group {self.name!r}: counts are for public weights only")
         return self
@@ -92,6 +95,8 @@ class Group(Strict):
                 f"group {self.name!r}: private weights need 1 <= weight_least <= weight_most, "
                 f"not {self.weight_least} and {self.weight_most}"
             )
+
+        # The lightest silo's values have so many bits fewer, which 32 cannot spare (rule 18).
         if self.ring == 32 and self.weight_most > WIDEST_PRIVATE * self.weight_least:
             raise ValueError(
                 f"group {self.name!r}: weights from {self.weight_least} to {self.weight_most}"
@@ -221,6 +226,8 @@ def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -
 
     The caller has checked the values. ``weight`` is one number, or one per value.
     """
+    # Clipped before it is weighted: a product that is clipped overflows the sum while the canaries
+    # stay intact (SECURITY.md rule 15).
     clip, scale = group.clip, 2.0**group.scale_exponent
     signed = into.view(SIGNED[group.ring])
     clipped = np.empty(min(BLOCK, values.size), values.dtype)

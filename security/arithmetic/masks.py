@@ -76,6 +76,7 @@ MODES: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)
 @cache
 def _faster() -> Callable[[bytes], GCM | CTR]:
     """The mode that is faster on this processor, by the best of five pieces each."""
+    # The best of five, since other processes make a piece take longer and never shorter.
     into = memoryview(bytearray(PIECE))
     took = dict.fromkeys(MODES, float("inf"))
     for mode in MODES * 5:
@@ -136,6 +137,8 @@ class Mask:
             raise LocalError(
                 f"words are {words.dtype}, the mask is {self._dtype}; this is a bug in Staddle"
             )
+
+        # Piece by piece through all streams, so that words and keystream stay in a core's cache.
         size = PIECE // self._dtype.itemsize
         if self._scratch.size < min(size, words.size):
             self._scratch = np.empty(min(size, words.size), self._dtype)
@@ -158,6 +161,7 @@ def add_whole(terms: Sequence[Term], group: int, words: Words) -> None:
 
     Each thread makes some of the segments.
     """
+    # Whole segments: a share that began inside of one would make the first part of it in vain.
     share = -(-words.nbytes // (SEGMENT * THREADS)) * SEGMENT // words.itemsize
     starts = range(0, words.size, max(share, 1))
     if len(starts) <= 1:

@@ -54,6 +54,7 @@ def split_number(
 
 def uniform(draw: Draw, prime: int) -> int:
     """A number of 0 to ``prime`` - 1, each equally likely: draws until one is below it."""
+    # A number reduced mod p would favour small ones, and with them what shares tell of a secret.
     bits = prime.bit_length()
     mask = (1 << bits) - 1
     number = prime
@@ -89,6 +90,8 @@ def join(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | Non
         )
     numbers = [int.from_bytes(share) for share in shares.values()]
     number = join_numbers(numbers, [weights[holder] for holder in shares])
+
+    # p is above 2^256, so shares that do not fit together may lead to a number of 33 bytes.
     return number.to_bytes(SECRET_BYTES) if number < 1 << 8 * SECRET_BYTES else None
 
 

@@ -65,6 +65,7 @@ def sender_pads(
     To its own row, where it is a member of the cohort, it gives zeros, under a pad that nobody else
     has.
     """
+    # With itself too, so that its uploads look like those of all others.
     known = {**prekeys, silo: public_key(seed)}
     return {
         index: _pad(spec, group, silo, seed, known[group.reader], group.reader)
@@ -89,6 +90,7 @@ def open_row(
     The claim was checked, ``pads`` are those of the whole cohort. RefusedError if it is not the sum
     of what the survivors gave.
     """
+    # Pads of exactly the survivors: one more or less leaves noise, and no tag fits it.
     unpad(index, words, [pads[silo] for silo in claim.survivors])
     return open_group(spec, index, claim, key, words, {silo: pad.key for silo, pad in pads.items()})
 

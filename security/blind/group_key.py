@@ -212,7 +212,8 @@ def make_key(
     The steps run in order; RefusedError says who is to blame.
     """
     ctx, others = epoch.context(), epoch.others(silo)
-    # (1) Each other silo contributed once; the coordinator brings neither fewer nor more.
+    # (1) Each other silo contributed once; the coordinator brings neither fewer nor more: a key
+    # without an honest silo's bytes could be known to it.
     senders = sorted(each.contribution.sealing.sender for each in relayed)
     missing = sorted(set(others) - set(senders))
     doubled = sorted({sender for sender in senders if senders.count(sender) > 1})
@@ -227,10 +228,12 @@ def make_key(
             f" {', '.join(found)}"
         )
         check(not found, COORDINATOR, Code.KEYS, why)
+
     # (2) Each is signed for this epoch of this roster; the coordinator could see that itself.
     with passed_on():
         for each in relayed:
             each.contribution.check(epoch, signers)
+
     # (3) Each letter is for us, and opens to what its sender committed to.
     secrets = {silo: secret}
     if own.sealing.sender != silo or not is_secret(ctx, GROUP_SEAL, own.sealing, secret):
@@ -248,7 +251,9 @@ def make_key(
         )
         among = tuple(epoch.others(sealing.sender))
         secrets[sealing.sender] = open_letter(ctx, GROUP_SEAL, sealing, each.letter, among, seed)
-    # (4) All of them make the key, in order of ids.
+
+    # (4) All of them make the key, in order of ids. What was signed is in the key as well, so silos
+    # that were shown different contributions have different keys.
     everything = parts_of((own, *(each.contribution for each in relayed)))
     return derive(
         b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything)

@@ -73,21 +73,25 @@ class MixRows:
         The same versions and weights give the same row again.
         """
         whole = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
-        own, others = (
-            whole.get(recipient, 0),
-            sorted(silo for silo in whole if silo != recipient and whole[silo]),
-        )
+        own = whole.pop(recipient, 0)
+        others = sorted(silo for silo, weight in whole.items() if weight)
         if not others:
             return None
         shares = tuple(
             Share(version=self._version(part, silo), weight=whole[silo]) for silo in others
         )
         row = RecipientRow(line=NO_LINE, recipient=recipient, own_weight=own, shares=shares)
+
+        # The very last row may come again: it tells its recipient nothing that it has not.
         memory = self._memories.get((part.name, recipient), RowMemory())
         if row.digest() != memory.last and fault(recipient, own, shares, memory, self._terms):
             return None
         self._memories[part.name, recipient] = memory.opened(row, self._terms)
-        summed = {**row.sent(), **({recipient: own} if own else {})}
+
+        # A blind recipient adds its own part itself, and its integers are the same.
+        summed = row.sent()
+        if own:
+            summed[recipient] = own
         return {spec.name: _row(self._group(part), spec, summed, read) for spec in part.tensors}
 
     def _version(self, part: Part, silo: str) -> Version:
@@ -128,12 +132,11 @@ def compared_by_shares(
     """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares."""
     (spec,) = part.tensors
     check_kind(part.name, part.kind)
-    vectors = [
-        read(silo, spec.name).double().reshape(len(read(silo, spec.name)), -1).numpy()
-        for silo in members
-    ]
-    for own in vectors:
-        check_vectors(part.name, own)
+    vectors = []
+    for silo in members:
+        value = read(silo, spec.name).double()
+        vectors.append(value.reshape(len(value), -1).numpy())
+        check_vectors(part.name, vectors[-1])
     return torch.from_numpy(gram(compared_of(part, clip_exponent), vectors))
 
 

@@ -26,7 +26,7 @@ from ..faults import COORDINATOR, Code, check
 from ..identity.domains import MIX_ROW, framed
 from ..identity.keys import Hex32, Id
 from ..identity.signers import Sign, Signers
-from ..secagg.spec import MOST_SILOS, Terms
+from ..secagg.spec import MOST_SILOS, Terms, listed
 from .mix_context import MixContext, Number, Version
 from .padded_mix import PaddedUpload
 
@@ -74,9 +74,9 @@ def make_row(
 
 
 class RowMemory(Strict):
-    """Of which uploads the rows were made that this silo opened of one tensor group.
+    """The uploads behind the rows that this silo opened of one tensor group.
 
-    Durable before a seed is used.
+    It is durable before a seed is used.
 
     Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's
     newest version. Kept across key epochs and so across lines: numbers of versions go on.
@@ -103,6 +103,8 @@ class RowMemory(Strict):
         carries at least half of what the others weigh: beside new uploads at next to nothing, old
         ones would be an equation over few silos.
         """
+        # Rows go forward only: each row that went back would be one more equation over old uploads
+        # (rule 4).
         numbers = _numbers(shares)
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
         if back:
@@ -176,7 +178,7 @@ def _numbers(shares: Sequence[Share]) -> dict[str, int]:
 class VersionMemory(Strict):
     """The newest upload that this silo began to a tensor group of a job.
 
-    Durable before its first byte leaves.
+    It is durable before the upload's first byte leaves.
 
     Canonical JSON: ``{"attempt":0,"number":4,"round":17,"signed_round":16}``. A stream hides one
     vector: a process that starts again begins a new version, with a new seed, and only a lost
@@ -235,9 +237,11 @@ def admit(
         row = parse_canonical(document, RecipientRow, "row of a Mix")
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+
     # (2) The coordinator signed it.
     signed = signers.by_coordinator(MIX_ROW, row.payload(), signature)
     check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the row")
+
     # (3) It is ours, and of this line.
     ours = (row.recipient, row.line) == (silo, line.context().hex())
     check(
@@ -246,25 +250,24 @@ def admit(
         Code.SPEC,
         f"brings {silo!r} a row of {row.recipient!r}, or of another line",
     )
+
     # (4) It names other silos of the roster, once each and by id.
     named = [share.version.silo for share in row.shares]
-    known = (
-        named == sorted(set(named))
-        and silo not in named
-        and all(each in signers.silos for each in named)
-    )
     check(
-        known,
+        listed(named, signers.silos.keys() - {silo}),
         COORDINATOR,
         Code.SPEC,
         f"mixes {', '.join(named)}, who are not distinct other silos of the roster",
     )
+
     # (5) Its weights add up to one.
     why = _sum_fault(row.own_weight, row.shares)
     check(not why, COORDINATOR, Code.SPEC, why)
+
     # (6) Enough of those mixed are honest, and none outweighs the others (rules 5 and 6).
     why = _spread_fault(row.shares, terms)
     check(not why, COORDINATOR, Code.POLICY, why)
+
     # (7) With what was opened before it shows no more than sums over enough silos (rules 4 and 39).
     return row, memory.opened(row, terms)
 

@@ -30,6 +30,7 @@ from ..secagg.spec import (
     check_cohort,
     check_frame,
     check_survivors,
+    listed,
     signed_spec,
 )
 from .silo_pads import silo_pad
@@ -55,19 +56,20 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
 
     RefusedError if not.
     """
+    # A silo that was away in that round checks what its silos checked then.
     # (1) The coordinator signed it, for silos that we know.
     spec = signed_spec(claim.document, claim.signature, signers)
+
     # (2) It is of the job and the round that we expect, and sums what we would have summed.
     check_frame(spec, replace(frame, model_digest=spec.model_digest))
+
     # (3) Its cohort is one that we would have joined.
     check_cohort(spec, terms)
+
     # (4) The survivors are members of it, each once and in order, and (5) such as open a sum.
-    known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(
-        spec.cohort
-    )
     named = ", ".join(claim.survivors)[:400]
     check(
-        known,
+        listed(claim.survivors, spec.cohort),
         COORDINATOR,
         Code.SURVIVORS,
         f"names survivors {named}, which are not members of the cohort in order",
@@ -91,22 +93,28 @@ def open_group(
     Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are
     keys of the pads of tags that only one silo checks.
     """
+    # Tags are made of the numbers before the pads are added, so the pads come off first.
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:
         unpad(group, words, [silo_pad(key, ctx, silo, spec.prg) for silo in claim.survivors])
+
+    # The tag is checked before the words mean anything: a coordinator that shifts a few of them
+    # would otherwise steer the model of every silo (SECURITY.md rule 8).
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
     tagger.check_group(
         group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors
     )
+
+    # A tag vouches for what silos sent, not for its size: a silo may send words beyond the clip.
     opened = opened_group(spec, group, claim.survivors, _pieces(words))
     check_bounds(spec.groups[group], len(spec.cohort), len(claim.survivors), opened)
     return opened
 
 
 def tag_of(tags: bytes, group: int, groups: int) -> bytes:
-    """That of one group, out of those of all."""
+    """The tag of one group, out of those of all."""
     size = len(tags) // groups
     return tags[group * size : (group + 1) * size]
 

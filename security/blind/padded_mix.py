@@ -110,7 +110,7 @@ def hidden_pieces(
 
 
 def tagger_of(line: MixContext, group_key: bytes) -> Tagger:
-    """For one vector of the line: the same coefficients for all of its uploads and rows."""
+    """A tagger of one vector of the line, whose uploads and rows have the same coefficients."""
     return Tagger(group_key, line.context(), 1)
 
 
@@ -200,7 +200,9 @@ def check_sent(
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
-    # (2) It signed this letter too, and for us.
+
+    # (2) It signed this letter too, and for us: with a seed of its own choice the coordinator would
+    # make a row of noise, and the other silo would be blamed for it.
     sender = upload.version.silo
     check_letter(upload.sealing.root, letter, sender, silo, _among(sender, signers))
 
@@ -221,9 +223,11 @@ def open_seed(
     """
     # (1) The other silo signed the upload, and the letter.
     check_sent(line, upload, letter, silo, signers)
+
     # (2) It is sealed to a prekey that we have.
     sender = upload.version.silo
     prekey = check_own(own, sender, letter.sealed.generation)
+
     # (3) It opens, and holds the seed that all have.
     among = _among(sender, signers)
     return open_letter(

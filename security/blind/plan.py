@@ -183,7 +183,7 @@ class RoundPlan:
             for part, digest in sums:
                 named += (part.encode(), WORDS, digest)
 
-        # Two rounds of one digest could not both be summed.
+        # Two rounds of one digest could not both be summed (security/secagg/memory.py).
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
         fields = framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
         return hashlib.sha256(fields).hexdigest()
@@ -268,11 +268,10 @@ class JobPlan:
 
     @cached_property
     def terms(self) -> Terms:
-        """By what rules the coordinator opens its sums and makes rows.
+        """The terms by which the coordinator opens its sums and makes rows.
 
-        Who asks for more gives no part to them.
-
-        The silos of a batch are in a sum together or not at all (rule 1).
+        A silo whose policy asks for more uploads nothing to them. The silos of a batch are in a sum
+        together or not at all (rule 1).
         """
         job = self.job
         return Terms(
@@ -331,7 +330,7 @@ class JobPlan:
 
     @cached_property
     def _published(self) -> frozenset[str]:
-        """Of a keyed job: names of those of them that any delivery has."""
+        """Names of the summed parts of a keyed job that any delivery has."""
         job = self.job
         if not job.keyed:
             return frozenset()

@@ -54,7 +54,9 @@ class Prekey:
         payload = _payload(line, version, root, self.generation, self.key)
         signed = signers.by_silo(silo, MIX_PREKEY, payload, self.signature)
         check(signed, silo, Code.KEYS, "its signature does not fit the prekey beside its upload")
-        # (2) It is a key that something can be sealed to, of a generation of its own.
+
+        # (2) It is a key that something can be sealed to, of a generation of its own: generation 0
+        # is the prekey in the contribution to the job's key.
         check(self.generation > 0, silo, Code.KEYS, "publishes another prekey of generation 0")
         check(len(self.key) == KEY_BYTES, silo, Code.KEYS, f"its prekey has {len(self.key)} bytes")
         # with any private key: a point of low order gives zero with all
@@ -105,7 +107,7 @@ def _payload(line: MixContext, version: Version, root: bytes, generation: int, k
 
 
 class Newest(Strict):
-    """Of another silo the newest prekey that is known."""
+    """The newest prekey that is known of another silo."""
 
     generation: Number
     key: Hex32

@@ -69,6 +69,8 @@ def _sketch(vectors: Floats, size: int, key: bytes) -> Reals:
         raise LocalError(
             f"vectors are {vectors.dtype} {list(vectors.shape)}; give float32 or float64 [n, d]"
         )
+
+    # A key of its own: bucket and sign must say nothing of the rotation that follows.
     source = Keystream(derive(key, b"", framed(GRAM_SKETCH)), 0)
     total, words = np.zeros((len(vectors), size)), np.empty(STEP, "<u8")
     for at in range(0, vectors.shape[1], STEP):

@@ -161,6 +161,7 @@ def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
 def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     if vectors.ndim != 2 or vectors.dtype != np.float64 or not vectors.shape[1]:
         raise LocalError(f"vectors are {vectors.dtype} {list(vectors.shape)}; give float64 [n, d]")
+
     # [d, n]: each sum below is over the first axis, so n does not matter to its order
     turned = vectors.T.copy()
     d = len(turned)
@@ -177,7 +178,8 @@ def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
 
 
 def _reflecting(keys: Sequence[bytes], d: int) -> Iterator[Reals]:
-    """For m = 1 to d the first m numbers of each key's m-th stream of Gaussians, [m, keys]."""
+    """The first m numbers of each key's m-th stream of Gaussians, [m, keys], for m = 1 to d."""
+    # Streams of several lengths are made at once, which takes less time and gives the same numbers.
     first = 1
     while first <= d:
         last = first

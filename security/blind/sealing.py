@@ -109,6 +109,9 @@ def seal_to_all(
         raise LocalError(f"a secret of {len(secret)} bytes cannot be sealed; it has {SECRET_BYTES}")
     if not recipients or sender in recipients:
         raise LocalError(f"{sender!r} seals to other silos, not to {sorted(recipients)}")
+
+    # The key depends on the recipient and on its public key, so a letter that the coordinator
+    # brings to somebody else, or passes off as sealed to another key, does not open.
     made = []
     for recipient in sorted(recipients):
         agreed = agree(ephemeral, recipients[recipient], recipient)
@@ -117,10 +120,11 @@ def seal_to_all(
             NONCE, secret, _associated(label, ctx, sender, recipient)
         )
         made.append(SealedSecret(recipient, sealed, generations.get(recipient, 0)))
+
+    # One signed root over all letters: each recipient checks its own without receiving the others.
     root = Tree(piece.leaf() for piece in made).root()
-    return Sealing(
-        sender, public_key(ephemeral), _commitment(label, ctx, sender, secret), root
-    ), tuple(made)
+    commitment = _commitment(label, ctx, sender, secret)
+    return Sealing(sender, public_key(ephemeral), commitment, root), tuple(made)
 
 
 def open_letter(
@@ -135,6 +139,7 @@ def open_letter(
     # (1) The sender signed this piece, for this recipient: else the coordinator brought another
     # one.
     check_letter(sealing.root, letter, sender, recipient, among)
+
     # (2) It opens.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
@@ -146,6 +151,7 @@ def open_letter(
         raise RefusedError(
             sender, Code.SHARES, f"what it sealed for {recipient!r} does not open"
         ) from None
+
     # (3) It is the secret that the sender committed to, and so what all others have.
     fits = is_secret(ctx, label, sealing, secret)
     check(

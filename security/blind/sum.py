@@ -93,6 +93,7 @@ def group(part: Part, bounds: Bounds) -> Group:
 
 def _group(part: Part, bounds: Bounds) -> Group:
     match part.exchange:
+        # Counts must stay whole, and ring 64 has room for them.
         case Sum("total"):
             counts = all(spec.dtype == "int64" for spec in part.tensors)
             clip = COUNT_EXPONENT if counts else bounds.clip_exponent
@@ -189,6 +190,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
     A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what
     rounding did to private weights.
     """
+    # Over the whole cohort: with fewer members the bound is only wider than it need be.
     members = len(spec.cohort)
     if own.weights == "equal":
         return float(error_bound(own, members))
@@ -241,6 +243,7 @@ class Quantised:
 
         The metrics are the last part of each round, and so tell which round it is.
         """
+        # The metrics are summed in every round, and are the last part of it.
         match part.exchange:
             case Sum():
                 spec, opened = self.opened(part, members, read)
@@ -265,6 +268,8 @@ class Quantised:
         """
         if part.exchange != Mix(directed=True):
             return self._rows.row(part, recipient, weights, read)
+
+        # A sum over one silo would be its values.
         if len(weights) < 2:
             return None
         own = row_group(part, self._bounds, recipient)
@@ -283,6 +288,7 @@ class Quantised:
 
     def _sum(self, part: Part, spec: RoundSpec, read: Read) -> OpenedGroup:
         """The sum of a specification's one group over its cohort: masks and pads cancel."""
+        # Masks and pads cancel, so the sum is made without them; bounds are checked all the same.
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
@@ -334,5 +340,5 @@ def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Te
 
 
 def _dtype(spec: TensorSpec, *, total: bool) -> torch.dtype:
-    """As in the clear: a total is in float64, counts stay whole."""
+    """The dtype that a fold has in the clear: a total is in float64, counts stay whole."""
     return torch.float64 if total and spec.dtype != "int64" else DTYPES[spec.dtype]

@@ -8,11 +8,9 @@ from ...algorithms.exchange.concentration import concentration_fault
 def weights_fault(
     counts: Mapping[str, int], batches: Iterable[Sequence[str]], min_cohort: int
 ) -> str:
-    """Which silo weighs too much in the first batch that breaks rule 5, and what to do.
+    """The silo that weighs too much in the first batch that breaks rule 5, and what to do.
 
-    Empty if none does.
-
-    Where it holds for each batch it holds for sums over several of them.
+    Empty if the rule holds for each batch: then it holds for sums over several of them.
 
     ``counts`` are the declared ones of public weights, by silo; empty where nothing is weighted by
     them.

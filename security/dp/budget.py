@@ -195,6 +195,7 @@ class Budget:
         record = Reserve(
             job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events)
         )
+        # The check and the record are one step: two jobs at once must not both see the same rest.
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
             what = f"{purpose} of round {round_} of job {job!r}"
@@ -241,7 +242,7 @@ class Budget:
             ]
 
     def head(self) -> TreeHead:
-        """Of all records so far, all durable: what the silo's ledger keeps of it."""
+        """The head of all records so far, which are durable then: the silo's ledger keeps it."""
         with self._mutex:
             return TreeHead.parse(self._log.checkpoint().text)
 
@@ -274,7 +275,7 @@ class Budget:
         self.close()
 
     def _events(self, without: str = "") -> list[Event]:
-        """All that was spent or is reserved, apart from the job of the digest ``without``."""
+        """The events that were spent or are reserved, without those of one job (its digest)."""
         events: list[Event] = []
         for digest, job in self._jobs.items():
             if digest != without:
@@ -288,6 +289,7 @@ class Budget:
     # Records, as they come and as they are read.
 
     def _append(self, record: BudgetOpened | Limit | Reserve | Commit) -> int:
+        # Counted once it is on the disk: an append that fails has spent nothing.
         stored = record.model_dump(mode="json")
         self._check(record)
         appended = self._log.append(stored)
@@ -311,6 +313,7 @@ class Budget:
         match record:
             case BudgetOpened(dataset=dataset) if dataset != self.dataset:
                 raise LocalError(f"is the budget of data set {dataset!r}, not of {self.dataset!r}")
+            # Without a limit nothing could be compared with what is asked for.
             case Reserve() if self._limit is None:
                 raise LocalError("something is reserved before there is a limit")
             case Commit(ref=ref, steps=steps):
@@ -327,6 +330,7 @@ class Budget:
                 self._opened = record
             case Limit():
                 self._limit = record
+            # All steps count from here on, so a crash leaves them spent.
             case Reserve():
                 job = self._jobs.setdefault(record.job_digest, _Job(record.job))
                 job.open += 1
@@ -380,6 +384,8 @@ def rekey_all(
     """
     if not folder.is_dir():
         return ()
+
+    # A crash between two of them leaves some under the new key: the next call passes those over.
     found = sorted(path for path in folder.iterdir() if path.is_dir())
     for path in found:
         origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)

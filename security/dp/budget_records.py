@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from ...errors import LocalError
 from ...files.documents import MAX_SAFE_INTEGER, Strict
 from ..identity.keys import Hex32
-from ..ledger.records import Number
-from ..log.chain import FRAME, VerifiedLine
+from ..ledger.records import Number, typed
+from ..log.chain import VerifiedLine
 from .rdp import Event
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
@@ -108,10 +108,4 @@ _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(
 
 def parse(line: VerifiedLine) -> Record:
     """The typed record of a verified line; LocalError names its seq and what is wrong with it."""
-    body = {key: value for key, value in line.record.items() if key not in FRAME}
-    try:
-        return _RECORDS.validate_python(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "type"
-        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None
+    return typed(line, _RECORDS.validate_python)

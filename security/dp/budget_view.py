@@ -29,12 +29,13 @@ class BudgetView:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Of all jobs."""
+        """The events of all jobs."""
         return tuple(event for job in self.jobs for event in job.events)
 
     @property
     def left(self) -> Decimal:
         """ε up to the limit, rounded down."""
+        # ``shown`` rounds up, so what is left is never said to be more than it is.
         return max(Decimal(self.limit.epsilon) - Decimal(shown(self.spent)), Decimal(0))
 
 

@@ -41,6 +41,8 @@ class Randomness:
     """The random numbers of one step, in order; printing it shows no key."""
 
     def __init__(self, draw: Draw = os.urandom) -> None:
+        # Fresh for each step, whatever seed the job has: the coordinator knows that seed, and could
+        # make the noise again and subtract it (SECURITY.md section 2.3).
         key = draw(KEY_BYTES)
         self._stream = Keystream(key, 0)
         self._words = np.empty(_WORDS, "<u8")
@@ -58,13 +60,16 @@ class Randomness:
 
     def normal(self, count: int) -> Reals:
         """``count`` normal numbers of mean 0 and variance 1, each half the sum of four."""
+        # In pieces of the cache: a model of millions of weights needs as many numbers each step.
         made = np.empty(count)
         step = _WORDS // SUMMED
         for at in range(0, count, step):
             here = made[at : at + step]
             pairs = here.size * SUMMED // 2
             radius, angle = self.uniform(pairs), self.uniform(pairs)
-            np.subtract(1.0, radius, out=radius)  # (0, 1]
+
+            # The logarithm of 0 is infinite, so [0, 1) becomes (0, 1].
+            np.subtract(1.0, radius, out=radius)
             np.log(radius, out=radius)
             radius *= -4.0
             np.sqrt(radius, out=radius)
@@ -77,7 +82,7 @@ class Randomness:
         return made
 
     def drawn(self, records: int, q: float) -> npt.NDArray[np.int64]:
-        """Which of the records a step takes, each with probability ``q`` by itself, in order.
+        """The records that a step takes, each with probability ``q`` on its own, in order.
 
         There may be none.
         """

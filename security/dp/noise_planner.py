@@ -40,6 +40,7 @@ def least_sigma(spends: Spends, most: str, delta: float) -> str:
     def enough(units: int) -> bool:
         return covers(most, cost(spends(str(units * STEP)), delta))
 
+    # Doubled until it is enough, then halved: each price takes a computation of its own.
     top = _top(spends)
     low, high = 0, min(BEGIN, top)  # of which low is never enough
     while not enough(high):

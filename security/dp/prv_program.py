@@ -18,6 +18,7 @@ def limit(seconds: int, memory: int) -> None:
 
     Refuse memory beyond this, the libraries aside.
     """
+    # The kernel enforces both: a computation inside a library cannot be interrupted otherwise.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     libraries = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (libraries + memory, libraries + memory))

@@ -129,6 +129,8 @@ def epsilon(rho: Reals, delta: float) -> float:
         raise LocalError(f"delta = {delta:g}; give a number between 0 and 1")
     if not rho.any():
         return 0.0
+
+    # At each order by itself, and the least of all: see the module's docstring for the price in δ.
     orders = np.array(ORDERS)
     bounds = rho + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return max(float(bounds.min()), 0.0)
@@ -146,6 +148,8 @@ def _step(sigma: str, q: str) -> Reals:
     """ρ of one step, order by order."""
     if not Decimal(sigma):
         return np.full(len(ORDERS), np.inf)
+
+    # A bound that numpy computed with an overflow could be too low, so a warning is an error.
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         made = analysis.compute_rdp(

@@ -90,30 +90,36 @@ def check_certificate(member: str, pem: str) -> None:
         raise ValueError(f"certificate is not readable: {error}") from error
     if certificate.public_bytes(Encoding.PEM).decode() != pem:
         raise ValueError("certificate holds more than one plain PEM block")
+
     # (2) A P-256 key.
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
         raise ValueError("certificate key is not P-256")  # noqa: TRY004 (pydantic collects ValueErrors)
+
     # (3) Signed by that key.
     try:
         certificate.verify_directly_issued_by(certificate)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise ValueError("certificate is not signed by its own key") from error
+
     # at most 72 bytes for P-256; the parser lets its unused-bits octet pass
     signature = certificate.signature
     if not certificate.public_bytes(Encoding.DER).endswith(
         bytes([3, len(signature) + 1, 0]) + signature
     ):
         raise ValueError("certificate signature is not in DER")
-    # (4) Not a certificate authority.
+
+    # (4) Not a certificate authority: it could issue certificates for other members' names.
     constraints = _extension(extensions, x509.BasicConstraints)
     if constraints is None or not constraints.critical or constraints.value.ca:
         raise ValueError("certificate lacks the critical CA:FALSE")
+
     # (5) Its one name is the member's.
     names = _extension(extensions, x509.SubjectAlternativeName)
     wanted = f"{member}.{DOMAIN}"
     if names is None or list(names.value) != [x509.DNSName(wanted)]:
         raise ValueError(f"certificate is not for the one name {wanted!r}")
-    # (6) Nothing else that would widen it.
+
+    # (6) Nothing else that would widen it, such as a key usage or a further name.
     if len(extensions) != 2:
         raise ValueError("certificate has extensions beyond basic constraints and the name")
 

@@ -108,14 +108,18 @@ class RosterEntry(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """ValueError names the first step that fails; pydantic hands it on as a LocalError."""
-        # (1) The certificate is the member's own and nothing more.
+        # (1) The certificate is the member's own and nothing more: all certificates are one trust
+        # bundle, so an authority among them could issue certificates for other members.
         check_certificate(self.id, self.certificate)
+
         # (2) The fingerprint that calls are checked against is that certificate's.
         if hashlib.sha256(subject_key(self.certificate)).hexdigest() != self.spki_sha256:
             raise ValueError(
                 f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}"
             )
-        # (3) One key, one use; and no X25519 point with which every exchange gives zero.
+
+        # (3) One key, one use; and no X25519 point with which every exchange gives zero (RFC 7748
+        # section 6.1): everybody would know the key that such an exchange leads to.
         if self.protocol_key == self.log_key:
             raise ValueError(f"protocol_key and log_key of {self.id!r} are the same key")
         try:
@@ -124,7 +128,8 @@ class RosterEntry(Strict):
             )
         except ValueError as error:
             raise ValueError(f"exchange_key of {self.id!r} is a point of low order") from error
-        # (4) All of it is signed by the protocol key.
+
+        # (4) All of it is signed by the protocol key, so nobody can enrol a key that it lacks.
         if not self.has_signed(
             ENTRY, entry_payload(self.model_dump(mode="json")), bytes.fromhex(self.signature)
         ):
@@ -145,12 +150,12 @@ class RosterEntry(Strict):
 
     @property
     def tls_fingerprint(self) -> str:
-        """Of the TLS key, for people."""
+        """The fingerprint of the TLS key, for people."""
         return _shown(bytes.fromhex(self.spki_sha256))
 
     @property
     def protocol_fingerprint(self) -> str:
-        """Of the protocol key, for people and for pins."""
+        """The fingerprint of the protocol key, for people and for pins."""
         return fingerprint(bytes.fromhex(self.protocol_key))
 
 
@@ -217,6 +222,8 @@ def create_keys(
         "exchange_key": exchange.public_key().public_bytes_raw().hex(),
     }
     document["signature"] = protocol.sign(framed(ENTRY, entry_payload(document))).hex()
+
+    # Nothing is written before the entry passes the checks that every other party makes of it.
     entry = validate(document, RosterEntry, f"entry of {member!r}")
     _make_folder(folder)
     private: dict[str, PrivateKey] = {
@@ -230,7 +237,8 @@ def create_keys(
             folder / name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         )
     write_new(folder / TLS_CERTIFICATE, certificate.encode(), 0o644)
-    # last: a folder without it is unfinished
+
+    # The entry is written last: a folder without it is unfinished, and ``load_keys`` refuses it.
     write_new(folder / ENTRY_FILE, canonical_json(document) + b"\n", 0o644)
     return entry
 
@@ -262,6 +270,9 @@ def load_keys(folder: Path) -> Keys:
     protocol: Ed25519PrivateKey = _private_key(folder / PROTOCOL_KEY, Ed25519PrivateKey)
     log: Ed25519PrivateKey = _private_key(folder / LOG_KEY, Ed25519PrivateKey)
     exchange: X25519PrivateKey = _private_key(folder / EXCHANGE_KEY, X25519PrivateKey)
+
+    # A key restored from another backup than the entry would sign what nobody can verify, or keep
+    # every handshake from working, and gRPC does not say why.
     tls_public = tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     found = {
         TLS_KEY: (hashlib.sha256(tls_public).hexdigest(), entry.spki_sha256),
@@ -273,8 +284,8 @@ def load_keys(folder: Path) -> Keys:
             entry.certificate,
         ),
     }
-    for name, (here, declared) in found.items():
-        if here != declared:
+    for name, (actual, declared) in found.items():
+        if actual != declared:
             raise LocalError(
                 f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"
                 " backup"

@@ -56,12 +56,14 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def seal_key(agreed: bytes, ctx: bytes, sender: str, receiver: str) -> bytes:
-    """For the one message of shares from sender to receiver."""
+    """The key of the one message of shares from sender to receiver."""
     return derive(agreed, ctx, framed(SECAGG_SEAL, sender.encode(), receiver.encode()))
 
 
 def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: bytes) -> bytes:
-    """For the mask that two silos share; the same from both sides."""
+    """The key of the mask that two silos share; the same from both sides."""
+    # H(U2) is in it: silos that were shown different cohorts make masks that do not cancel, and
+    # the canaries fail.
     low, high = sorted((one, other))
     return derive(
         agreed, ctx, framed(SECAGG_PAIR, prg.to_bytes(1), low.encode(), high.encode(), h_u2)
@@ -69,7 +71,7 @@ def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: by
 
 
 def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes:
-    """For the mask that a silo has to itself, from its self-mask seed b."""
+    """The key of the mask that a silo has to itself, from its self-mask seed b."""
     return derive(seed, ctx, framed(SECAGG_SELF, prg.to_bytes(1), silo.encode(), h_u2))
 
 

@@ -57,6 +57,7 @@ class Roster(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # One order, so that the same members have one digest, whoever wrote the file.
         ids = [entry.id for entry in self.entries]
         if ids != sorted(ids):
             raise ValueError("entries are not sorted by id")
@@ -68,12 +69,14 @@ class Roster(Strict):
                     raise ValueError(
                         f"{times} entries have the same {name} {value!r}; each member has its own"
                     )
-        founders = sum(entry.role is Role.FOUNDER for entry in self.entries)
+
+        # Nobody could ever sign such a roster, nor the one that would replace it.
+        founders = len(self.having(Role.FOUNDER))
         if founders < self.threshold:
             raise ValueError(
                 f"threshold {self.threshold} is more than the {founders} founders of the roster"
             )
-        coordinators = [entry.id for entry in self.entries if entry.role is Role.COORDINATOR]
+        coordinators = [entry.id for entry in self.having(Role.COORDINATOR)]
         if len(coordinators) > 1:
             raise ValueError(
                 f"more than one coordinator: {', '.join(coordinators)}; remove all but one"
@@ -231,7 +234,8 @@ def verify(roster: Roster, pins: Pins) -> None:
     # (4) It is complete.
     roster.check_complete()
 
-    # (5) Every signature in it holds, the superfluous ones too.
+    # (5) Every signature in it holds, the superfluous ones too: a broken one shows that the file
+    # was changed after it was signed.
     _check_signatures(roster)
 
     # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
@@ -276,11 +280,14 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     founders only the file itself is checked: it has the signatures that it asks for, of founders
     that it names, and nothing vouches for these. LocalError or PeerError if not.
     """
+    # A signature counts once however often its founder is named.
     if founders and len(set(founders)) < roster.threshold:
         raise LocalError(
             f"roster version {roster.version} asks for the signatures of {roster.threshold}"
             f" founders; name as many with --founder, not {len(set(founders))}"
         )
+
+    # Against fingerprints from elsewhere a forged roster fails, whatever founders it lists itself.
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
     if founders and not set(founders).intersection(own):
         raise LocalError(
@@ -291,6 +298,7 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
     verify(roster, validate(document, Pins, "founders"))
+
     signed = signers(roster, founders)
     if len(signed) < (least := least or len(set(founders))):
         raise LocalError(

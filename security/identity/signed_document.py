@@ -57,6 +57,7 @@ def verify_document(
     """
     # (1) It is an envelope.
     envelope = validate(signed, SignedDocument, "signed document")
+
     # (2) A member signed it, whose role may.
     signer = roster[envelope.signer]
     if signer.role is not role:
@@ -64,13 +65,16 @@ def verify_document(
             signer.id,
             f"has role {signer.role}, and only a member of role {role} may sign this document",
         )
-    # (3) It was made under the roster that we hold.
+
+    # (3) It was made under the roster that we hold: under another one its signer meant other
+    # members, or other keys of theirs.
     if envelope.roster != rosters.digest(roster):
         raise PeerError(
             signer.id,
             f"signed under roster {envelope.roster[:12]}…, we hold {rosters.digest(roster)[:12]}… "
             f"(version {roster.version}); bring both to one roster and sign again",
         )
+
     # (4) The signature holds, over these bytes and for this purpose.
     if not signer.has_signed(label, envelope.payload(), bytes.fromhex(envelope.signature)):
         raise PeerError(

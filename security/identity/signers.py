@@ -23,13 +23,14 @@ class Signers:
 
     @classmethod
     def of(cls, roster: Roster, among: Container[str] | None = None) -> "Signers":
-        """Those of a verified, complete roster.
+        """The signers of a verified, complete roster; of its silos only those ``among``, if given.
 
-        Of its silos only those ``among``, such as a job's, if given.
+        A sum is of one job, so a silo that is not of the job must not vouch for a survivor of it.
         """
-        chosen = [entry for entry in roster.silos if among is None or entry.id in among]
-        silos = {entry.id: bytes.fromhex(entry.protocol_key) for entry in chosen}
-        return cls(bytes.fromhex(roster.coordinator.protocol_key), silos)
+        keys = {entry.id: bytes.fromhex(entry.protocol_key) for entry in roster.silos}
+        if among is not None:
+            keys = {silo: key for silo, key in keys.items() if silo in among}
+        return cls(bytes.fromhex(roster.coordinator.protocol_key), keys)
 
     def by_coordinator(self, label: bytes, payload: bytes, signature: bytes) -> bool:
         """Whether the coordinator signed ``framed(label, payload)``."""

@@ -119,6 +119,8 @@ def verify(
         raise LocalError(
             "a checkpoint that another party holds says nothing without the silo's log key; give it"
         )
+
+    # With a key the silo is known before its first record says so.
     whose = checkpoints.owner(key.name)[1] if key else ""
     walk = _Walk(known or {}, whose)
     # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
@@ -129,6 +131,7 @@ def verify(
             held.append(HeldHead(holder, _opened(note, key)))
         except ProofError as error:
             walk.problems.append(f"checkpoint that {holder} holds: {error}")
+
     # (2) The chain and the rules hold.
     reading = Reading(folder, well_formed)
     agreement = Agreement(held)
@@ -142,6 +145,8 @@ def verify(
     else:
         # (3) The records are those of the checkpoints.
         walk.problems += agreement.problems()
+
+    # A ledger is of one silo, the one that its key names.
     walk.close()
     strangers = ", ".join(sorted(walk.silos - {whose}))
     if key and strangers:

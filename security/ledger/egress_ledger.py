@@ -262,6 +262,8 @@ class Ledger:
     def _note(self, line: VerifiedLine) -> None:
         record = line.record
         match record["type"]:
+            # Bytes count from the intent on: after a crash nobody knows how many of them left, so
+            # all of them count against the policy's limits (SECURITY.md rule 27).
             case "egress.intent":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
                 part = record["tensors"][0]["part"] if record.get("hidden") else ""

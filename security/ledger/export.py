@@ -49,6 +49,7 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     """The lines of an export; LocalError for a ledger that does not hold or is not that of its
     checkpoint.
     """
+    # The checkpoint is read before the records, which only grow: so all that it covers is there.
     note = _stored(folder)
     tree, chosen = Tree(), _Chosen(job)
     for line in lines(folder):
@@ -148,6 +149,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
     # (1) The log signed the checkpoint.
     head, note = _parsed(first, _Head, 1), checkpoint_of(data)
     checkpoint = checkpoints.verify(note, log).checkpoint
+
     # (2) Each record is the one of its leaf hash, and this is under the checkpoint in its place.
     seqs: list[int] = []
     for number, line in enumerate(rest, 2):
@@ -164,6 +166,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
             Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log
         )
         seqs.append(found.seq)
+
     # (3) All are there, or those of a job once each and in order.
     if head.job is None and seqs != list(range(checkpoint.size)):
         raise ProofError(

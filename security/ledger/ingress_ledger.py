@@ -53,6 +53,7 @@ class ReceivingLedger:
         So it does one that is missing or older where the database has ``known``, a head of it that
         silos hold.
         """
+        # A new ledger would be a fork: silos hold heads of the old one and could prove it.
         if known is not None and not (folder / CHECKPOINT).exists():
             why = f"the ledger is missing, and the database knows one of {known.size} records"
             raise LocalError(f"{folder}: {why}; {RESTORE}")
@@ -77,6 +78,8 @@ class ReceivingLedger:
 
         From none, where this ledger never had so many.
         """
+        # No proof leads from a larger tree, so the silo sees for itself that this ledger lacks
+        # records.
         return bytes(self._log.growth(held if held <= TreeHead.parse(to.text).size else 0, to))
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class LedgerFold:
 
 
 def fold(folder: Path) -> LedgerFold:
-    """All that left by a ledger; LocalError for one that does not hold."""
+    """Everything that left by a ledger; LocalError for one that does not hold."""
     found = LedgerFold()
     for line, record in records(folder):
         found.take(line, record)
@@ -207,6 +207,7 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
         }
         for part, taint, piece in _pieces(message, by_taint="taint" in by):
             add({**group, "part": part, "taint": taint}, piece)
+
     # A session that a crash left open counts with its caps, behind all that ended.
     running = [session for session in found.sessions.values() if session.closed is None]
     for small in (*found.ended, *running):
@@ -216,6 +217,7 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
 
 def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, Totals]]:
     """Part, taint and totals of the pieces of a message; one per part unless ``by_taint``."""
+    # Bytes beyond the tensors are counted too, so that the totals are all that left.
     found: dict[tuple[str, str], Totals] = {}
     rest = message.intent.message.bytes
     for tensor, size in message.intent.leaving:
@@ -225,6 +227,8 @@ def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, T
     pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
     if rest or not message.intent.tensors:
         pieces.append((MESSAGE, "", Totals(messages=1, bytes=rest)))
+
+    # Nothing proves how far a message without digest came: it counts as left (rule 27).
     if message.digest is None:
         for *_, totals in pieces:
             totals.assumed = totals.bytes

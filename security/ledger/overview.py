@@ -123,6 +123,8 @@ def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) 
 
     LocalError unless they are just those.
     """
+    # The records are read a second time, after they were verified: the head shows that they are
+    # the same, and what was written since is left out.
     found, left = LedgerOverview(verified), LedgerFold()
     head: str | None = None
     for line, record in records:
@@ -186,6 +188,7 @@ class Flow:
 
 def flows(view: LedgerOverview) -> dict[Flow, Totals]:
     """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
+    # Polls and heartbeats are among them, so that the bytes are all that crossed.
     found: dict[Flow, Totals] = {}
     flowing = chain(
         chain.from_iterable(map(_of_message, view.messages)),

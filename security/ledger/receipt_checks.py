@@ -46,6 +46,7 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
     """Check the receipts in lines that hold (``messages.lines``) against the coordinators of
     these rosters.
     """
+    # A receipt holds under the roster of its time: later ones may have another coordinator key.
     known = {rosters.digest(roster): roster for roster in given}
     found, left, tree = Receipts(), LedgerFold(), Tree()
     roots: dict[int, str] = {}  # by seq of the intent: root of the ledger up to its digest, in hex
@@ -75,12 +76,15 @@ def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
     """What is wrong with a receipt; empty if the coordinator signed it for this message."""
     coordinator, recipient = roster.coordinator, message.intent.recipient
     digest, receipt = message.digest, message.receipt or ""
-    # (1) Somebody can have received all of the message.
+    # (1) Somebody can have received all of the message: the digest is durable before its last frame
+    # leaves (rule 27).
     if digest is None:
         return "is for a message without digest, of which nobody can have received all"
+
     # (2) The message went to the coordinator, who showed its TLS key.
     if (recipient.id, recipient.spki) != (coordinator.id, coordinator.spki_sha256):
         return f"is for a message to {recipient.id!r}, who is not the coordinator with its TLS key"
+
     # (3) The coordinator signed it, for just these bytes from this place of the ledger.
     signature = bytes.fromhex(receipt) if SIGNATURE.fullmatch(receipt) else b""
     try:

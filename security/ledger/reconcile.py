@@ -114,7 +114,7 @@ class SiloSide:
         return upload is not None and upload.receipt is not None
 
     def keys(self, roster: Roster) -> dict[bytes, VerifierKey]:
-        """By key id, the log keys that have signed this ledger."""
+        """The log keys that have signed this ledger, by key id."""
         now = log_key(roster.federation, self.name, roster[self.name].log_key)
         return {key.key_id: key for key in (*self.past, now)}
 
@@ -178,6 +178,8 @@ def reconcile(
             f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's"
             " state"
         )
+
+    # What is of a ledger that the silo kept under an earlier key is no sign of a forgery.
     matches = Matches(ours, theirs)
     earlier = _earlier(ours, theirs, matches, roster)
     differences = [
@@ -205,6 +207,7 @@ class Matches:
     def __init__(self, ours: SiloSide, theirs: CoordinatorSide) -> None:
         self.both: list[tuple[Received, LedgerUpload]] = []
         self.strange: list[tuple[int, Received]] = []
+        # Joined by place, not by what was sent: equal uploads of two attempts are two.
         for seq, record in theirs.received:
             upload = ours.uploads.get(record.ledger_seq)
             if upload is not None and _same(upload, record):
@@ -259,11 +262,11 @@ def _strange(ours: SiloSide, matches: Matches, earlier: set[int]) -> Iterator[st
         if seq in earlier:
             continue
         at = ours.uploads.get(record.ledger_seq)
-        here = f"has there {_of(at)}" if at else "has no such record"
+        found = f"has there {_of(at)}" if at else "has no such record"
         what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
         yield (
             f"the coordinator received {what}, from record {record.ledger_seq} of the silo's"
-            f" ledger (its own record {seq}), which {here}"
+            f" ledger (its own record {seq}), which {found}"
         )
 
     # Each attempt has a DIGEST record of its own: nothing honest is received twice from one.
@@ -312,6 +315,8 @@ def _not_of(
 
 
 def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterator[str]:
+    # The head is compared with the root at that place: records before it that were written anew
+    # show even where this one is as it was.
     for record, upload in matches.both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)
@@ -329,6 +334,7 @@ def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterato
 
 
 def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | None) -> str:
+    # Only the silo can sign a head, so a coordinator that altered its records has none for them.
     try:
         head = _head(ours, record.checkpoint, roster)
     except ProofError as error:
@@ -421,6 +427,6 @@ def _of(upload: LedgerUpload) -> str:
 
 
 def _place(intent: Intent) -> str:
-    """Which message of a job it is; a padded or rotated part is one of its own."""
+    """The message of a job in words; a padded or rotated part is one of its own."""
     own = f", {intent.form} part {intent.part!r}" if intent.part else ""
     return f"job {intent.job!r}, round {intent.round}{own}"

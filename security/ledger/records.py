@@ -9,15 +9,17 @@ security/secagg/spec.py. That of a contribution is of its epoch (security/blind/
 of the word on a padded upload of its version (security/blind/mix_context.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from ...errors import LocalError
 from ...files.documents import MAX_SAFE_INTEGER, Strict
 from ..faults import Code
 from ..identity.keys import Hex32, Hex64
+from ..log.chain import FRAME, VerifiedLine
 from ..log.note import Note
 from ..log.tree_head import TreeHead
 from ..policy.policy import MAX_FILE
@@ -29,6 +31,21 @@ MOST_WHY, MOST_REFUSED_WHY = 500, 1000
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
 Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]  # a decimal
+RecordT = TypeVar("RecordT", bound=Strict)
+
+
+def typed(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
+    """The typed record of a verified line, by pydantic's ``validate``.
+
+    LocalError names its seq and what is wrong with it.
+    """
+    body = {key: value for key, value in line.record.items() if key not in FRAME}
+    try:
+        return validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "type"
+        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None
 
 
 class Peer(Strict):

@@ -75,8 +75,9 @@ def form_fault(record: Mapping[str, Any]) -> str:
 
 
 def stream(record: Mapping[str, Any]) -> int | str:
-    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt, a
-    version or a use.
+    """The payload of which an intent's offset counts bytes.
+
+    A round has one, and so have an attempt at a sum, a version of a part and a use of a rotation.
     """
     bound = record.get("secagg") or record.get("hidden")
     return bound["ctx"] if bound else record["round"]  # type: ignore[no-any-return]
@@ -95,6 +96,7 @@ def strays(absent: Sequence[str], survivors: Sequence[str]) -> bool:
 
 
 def _masked_fault(record: Mapping[str, Any]) -> str:
+    # A message that is called masked without naming an attempt would pass for hidden in a report.
     secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
     if (secagg is not None) != (form == MASKED):
         return f"intent has form {form!r} and names {_a(secagg, 'an')} attempt at a secure sum"
@@ -108,6 +110,8 @@ def _masked_fault(record: Mapping[str, Any]) -> str:
             f"intent is masked with members {', '.join(members)}, and its cohort is"
             f" {', '.join(cohort)}"
         )
+
+    # So few could never sign survivors, so the bytes were masked for nobody who opens them.
     if threshold > len(members):
         return (
             f"intent is masked with {len(members)} members, fewer than its threshold of {threshold}"
@@ -140,6 +144,7 @@ def _hidden_fault(record: Mapping[str, Any]) -> str:
 
 
 def _size_fault(record: Mapping[str, Any], dtypes: Sequence[str]) -> str:
+    # A tensor whose bytes are not those of its shape would carry numbers that nobody declared.
     for tensor in record["tensors"]:
         dtype, size = tensor["dtype"], tensor["bytes"]
         if dtype not in dtypes or size != prod(tensor["shape"]) * ITEM_BYTES[dtype]:
@@ -243,6 +248,8 @@ class Rules:
         self.policy = record["after"]
 
     def _note_intent(self, seq: int, record: Mapping[str, Any]) -> None:
+        # The furthest byte counts, not the last intent: an upload that was resumed from an earlier
+        # byte takes nothing back of what had left.
         offset, size = record.get("offset", 0), record["message"]["bytes"]
         hashed = record["form"] not in UNHASHED
         named = self._read(record["tensors"]).names if hashed else []
@@ -269,6 +276,7 @@ class Rules:
         self.heads[record["dataset"]] = record
 
     def _check_change(self, record: Mapping[str, Any]) -> str:
+        # Both ends are named, so that a change cannot be cut out of the chain of policies.
         if record["before"] != self.policy:
             return (
                 f"policy.change goes from policy {record['before'] or 'none'}, in force is"
@@ -324,6 +332,7 @@ class Rules:
         return ""
 
     def _check_offset(self, record: Mapping[str, Any]) -> str:
+        # Bytes that no intent declared would have left unrecorded.
         offset = record.get("offset", 0)
         before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
@@ -352,6 +361,8 @@ class Rules:
         here.
         """
         paid, dp = record.get("dp"), self._read(record["tensors"]).dp
+
+        # Noise that no reservation paid for counts in no budget, and so protects nothing.
         if (paid is not None) != dp:
             named = "what" if paid else "nothing that"
             return f"intent has {_a(dp)} tensor that is dp, and names {named} paid for it"
@@ -363,6 +374,8 @@ class Rules:
                 f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in"
                 " order, each once"
             )
+
+        # A reservation behind the last head is one that a rolled-back budget would have forgotten.
         size = head["size"] if head else 0
         if ids[-1] >= size:
             return (
@@ -372,6 +385,7 @@ class Rules:
         return ""
 
     def _check_head(self, record: Mapping[str, Any]) -> str:
+        # A budget only grows: a smaller one, or another one of its size, has forgotten spending.
         last = self.heads.get(record["dataset"])
         if last is None or record["size"] > last["size"]:
             return ""
@@ -402,6 +416,8 @@ class Rules:
             return f"digest refers to seq {ref}, which is not an open intent"
         if intent.digested:
             return f"second digest for intent {ref}"
+
+        # The policy decided on the intent: a digest of other tensors was decided on by nobody.
         names = _named(record["tensors"])
         if names != intent.tensors:
             return (
@@ -418,6 +434,8 @@ class Rules:
         intent = self.intents.get(ref)
         if intent is None:
             return f"outcome refers to seq {ref}, which is not an open intent"
+
+        # No outcome takes back what the intent declared, and none claims more (rule 27).
         if sent > intent.bytes:
             return f"outcome of intent {ref} sent {sent} bytes, the intent has {intent.bytes}"
         if status == "sent" and not intent.digested:
@@ -437,6 +455,9 @@ class Rules:
             return (
                 f"control.close refers to seq {record['ref']}, which is not an open control session"
             )
+
+        # The caps stand in the record that opened the session: polls are no way around the policy
+        # (rule 32).
         cap = self.control[1]
         if record["messages"] > cap["max_messages"] or record["bytes"] > cap["max_bytes"]:
             return (

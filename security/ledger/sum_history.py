@@ -93,9 +93,12 @@ def told(
     ``members`` are the silos of the federation now. The work grows with the number of ways to
     choose fewer than ``least`` silos among those that some set tells apart.
     """
+    # The same set again tells what it told before.
     new, before = frozenset(silos), _distinct(history)
     if new in before or not before:
         return None
+
+    # Silos that no set tells apart count as one, which keeps the search small.
     groups = _alike([*before, new])
     old, now = _reduced(_rows(before, groups)), _reduced(_rows([*before, new], groups))
 
@@ -122,6 +125,7 @@ def _by(
     groups: Mapping[str, Sequence[str]],
 ) -> tuple[SignedSet, ...]:
     """Sums without which the new one would not tell it, the newest where several would do."""
+    # Oldest first, so that what stays is the newest.
     needed = {each.silos: each for each in history}
     for silos in tuple(needed):
         fewer = needed.copy()
@@ -170,6 +174,7 @@ def _tells(basis: Basis, chosen: Collection[str]) -> bool:
 
     Such a combination takes only rows whose pivots are chosen, and these cancel elsewhere.
     """
+    # Rows that are dependent elsewhere have a combination that cancels there.
     rows = _only(basis, chosen)
     elsewhere = [_except(row, chosen) for row in rows.values()]
     return len(_reduced(elsewhere)) < len(rows)

@@ -97,6 +97,8 @@ class AppendLog:
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The lock comes before the first read: another writer's half-written line would look
+            # like a torn tail, and be cut off.
             log = cls(folder, signer, hold(folder / LOCK))
             try:
                 log._recover(visit or _unseen, form)
@@ -198,6 +200,7 @@ class AppendLog:
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         line = self._framed(record, now)
         try:
+            # ``<``: a clock that goes back begins no segment for each record.
             if self._size >= SEGMENT_BYTES or (self._size and self._day < now[:10]):
                 self._rotate()
             self._write(line, durable=durable)
@@ -217,6 +220,8 @@ class AppendLog:
             raise UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
 
     def _fail(self, why: str) -> UnwritableError:
+        # After a failed fsync the kernel may drop the pages and report success the next time, so a
+        # second try proves nothing.
         self._failed = f"a write failed: {why}, then restart"
         return UnwritableError(f"{self.folder}: takes no more records: {self._failed}")
 
@@ -253,6 +258,7 @@ class AppendLog:
         return line
 
     def _write(self, line: bytes, *, durable: bool) -> None:
+        # A process that ignores the lock must not get its bytes chained under our signature.
         if os.fstat(self._file).st_size != self._size:
             raise OSError(errno.EIO, "somebody else changed its length")
         if os.write(self._file, line) != len(line):
@@ -308,9 +314,12 @@ class AppendLog:
         for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
             left.unlink()
         sync_directory(self.folder)
+
         # (1) The checkpoint on the disk is ours.
         before = stored_by(self.folder, self.signer.public)
-        # (2) The records hold, and those behind it were written with our key.
+
+        # (2) The records hold, and those behind it were written with our key. The walk goes on
+        # after a strange one, so that rolled-back records are reported first.
         signed = before.size if before else 0
         reading = Reading(self.folder, form)
         agreement = Agreement([HeldHead("the folder itself", before)] if before else [])
@@ -327,6 +336,7 @@ class AppendLog:
             ):
                 recorded += line.record["dropped_bytes"]
             visit(line)
+
         # (3) They are those of the checkpoint.
         problems = list(agreement.problems())
         if strange:
@@ -345,9 +355,12 @@ class AppendLog:
                 " new one"
             )
         self._tree, self._head = agreement.tree, reading.head
+
+        # Signed before the first record, so that records without a checkpoint are never new.
         if before is None:
             self._checkpoint()
         self._take_up(reading)
+
         # (4) What a crash tore off is said in a record, under a checkpoint.
         put_aside = sum(path.stat().st_size for path in self.folder.glob("seg-*.torn"))
         dropped = max(len(reading.torn), put_aside - recorded)

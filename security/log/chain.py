@@ -91,14 +91,18 @@ class Chain:
         typed = record is not None
         if record is None:
             record = _framed_object(line)
+
         # (3) It stands in its place.
         if record["seq"] != self.count:
             raise LocalError(f"has seq {record['seq']}, not {self.count}")
+
         # (4) It follows the line before.
         if record["prev"] != self.head:
             raise LocalError(
                 "does not follow the line before: one of the two was changed, removed or inserted"
             )
+
+        # Over the bytes as they are stored: a verifier needs no encoder of ours.
         digest = hashlib.sha256(LEAF + line).digest()
         self.head = digest.hex()
         self.count += 1

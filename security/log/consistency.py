@@ -17,6 +17,7 @@ as it was signed::
 Who holds the old checkpoint checks it with the log's public key alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,7 +25,7 @@ from ...errors import LocalError, ProofError
 from . import note as notes
 from . import tree_head as checkpoints
 from .merkle import EMPTY_ROOT, HASH_BYTES, Tree
-from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
+from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text, require
 from .tree_head import TreeHead, decimal, verify_growth
 
 MAX_HASHES = 63  # of the largest tree, and what a witness takes
@@ -50,8 +51,9 @@ class Consistency:
 
         ProofError names the line that is wrong.
         """
-        if len(data) > MAX_FILE:
-            raise ProofError(f"consistency proof has {len(data)} bytes, more than {MAX_FILE}")
+        # The file may come from anybody, so its size bounds the work before it is decoded.
+        size = len(data)
+        require(size <= MAX_FILE, f"consistency proof has {size} bytes, more than {MAX_FILE}")
         head, _, note = data.partition(b"\n\n")
         first, *lines = head.decode("ascii", errors="replace").split("\n")
         try:
@@ -61,12 +63,17 @@ class Consistency:
             hashes = tuple(base64_bytes(line) for line in lines)
         except ValueError as error:
             raise ProofError(f"consistency proof: {error}; is this the right file?") from None
-        if len(hashes) > MAX_HASHES or any(len(value) != HASH_BYTES for value in hashes):
-            raise ProofError(
-                f"consistency proof has a hash that is not {HASH_BYTES} bytes long, or over"
-                f" {MAX_HASHES}"
-            )
+        require(
+            are_hashes(hashes),
+            f"consistency proof has a hash that is not {HASH_BYTES} bytes long, or over"
+            f" {MAX_HASHES}",
+        )
         return cls(old_size, hashes, notes.parse(note))
+
+
+def are_hashes(values: Sequence[bytes]) -> bool:
+    """Whether these can be the hashes of a proof: not too many for any tree, 32 bytes each."""
+    return len(values) <= MAX_HASHES and {HASH_BYTES}.issuperset(map(len, values))
 
 
 def prove(tree: Tree, old: Note, new: Note) -> Consistency:
@@ -98,10 +105,11 @@ def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> 
     """The same for who has checked the old checkpoint already, or holds none (old size 0)."""
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
     before = held or TreeHead(after.origin, 0, EMPTY_ROOT)
-    if proof.old_size != before.size:
-        raise ProofError(
-            f"consistency proof is from {proof.old_size} records, the old checkpoint has"
-            f" {before.size}"
-        )
+
+    # The size in the file is not signed: only that of the old checkpoint counts.
+    require(
+        proof.old_size == before.size,
+        f"consistency proof is from {proof.old_size} records, the old checkpoint has {before.size}",
+    )
     verify_growth(before, after, proof.hashes)
     return after

@@ -23,6 +23,8 @@ def locked(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UnwritableError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
+    # The descriptor is the lock: the kernel releases it however the process ends, so no stale lock
+    # file ever has to be removed by hand.
     try:
         for _ in range(TRIES):
             if _taken(descriptor, folder / "LOCK", fcntl.LOCK_EX):
@@ -58,6 +60,7 @@ def held(folder: Path) -> bool:
 
     Who asks never keeps a process from taking it.
     """
+    # A shared lock: two processes that ask at once do not see each other as the holder.
     try:
         descriptor = os.open(folder / "LOCK", os.O_RDONLY)
     except FileNotFoundError:

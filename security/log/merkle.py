@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import LocalError, ProofError
 from ..identity.domains import LEAF, NODE
+from .note import require
 
 HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
@@ -84,6 +85,7 @@ class Tree:
             raise LocalError(f"a tree of {size} leaves never had {old}; name an earlier size")
         if old in (0, size):
             return ()
+
         # The largest complete subtree at the right end of the old tree; the verifier knows it if it
         # is the old root.
         level = (old & -old).bit_length() - 1
@@ -104,6 +106,7 @@ class Tree:
 
     def _grow(self) -> None:
         """Hash the complete subtrees that are new."""
+        # Nothing is hashed twice, as a head is signed after each upload.
         if self._hashed == len(self):
             return
         self._hashed = len(self)
@@ -149,13 +152,15 @@ def verify_inclusion(
     """
     what = f"inclusion proof of leaf {index} in {size}"
     # (1) The leaf can be in the tree, and all hashes are hashes.
-    if not 0 <= index < size:
-        raise ProofError(f"leaf {index} is not in a tree of {size}")
+    require(0 <= index < size, f"leaf {index} is not in a tree of {size}")
     _check_hashes(leaf, root, *proof)
-    # (2) The way up from the leaf has as many siblings as the proof.
+
+    # (2) The way up from the leaf has as many siblings as the proof: with more or fewer the same
+    # hashes would lead to a leaf of a tree of another size.
     computed = leaf
     for on_left, sibling in _siblings(index, size - 1, proof, what):
         computed = _parent(computed, sibling, on_left=on_left)
+
     # (3) It ends at the root.
     _check_end(what, computed, root, "root")
 
@@ -170,22 +175,25 @@ def verify_consistency(
     """
     what = f"consistency proof from {old_size} to {size}"
     # (1) The trees can follow one another, and all hashes are hashes.
-    if not 0 <= old_size <= size:
-        raise ProofError(f"a tree of {size} leaves cannot extend one of {old_size}")
+    follows = 0 <= old_size <= size
+    require(follows, f"a tree of {size} leaves cannot extend one of {old_size}")
     _check_hashes(old_root, root, *proof)
+
     # (2) An empty tree has one root, and so has each size.
     _check_roots(old_size, old_root, size, root)
     if old_size in (0, size):
-        if proof:
-            raise ProofError(f"{what} is too long: {len(proof)} hashes, none are needed")
+        require(not proof, f"{what} is too long: {len(proof)} hashes, none are needed")
         return
+
     # (3) The way starts at the last complete subtree of the old tree: the old root itself, or the
     # proof's first hash.
     level = (old_size & -old_size).bit_length() - 1
     at, last = (old_size >> level) - 1, (size - 1) >> level
-    if at and not proof:
-        raise ProofError(f"{what} is too short: 0 hashes")
-    start, path = (proof[0], proof[1:]) if at else (old_root, proof)
+    start, path = old_root, proof
+    if at:
+        require(bool(proof), f"{what} is too short: 0 hashes")
+        start, path = proof[0], proof[1:]
+
     # (4) The way up has as many siblings as the proof; those on the left are in the old tree as
     # well.
     old_computed = computed = start
@@ -193,6 +201,7 @@ def verify_consistency(
         if on_left:
             old_computed = node_hash(sibling, old_computed)
         computed = _parent(computed, sibling, on_left=on_left)
+
     # (5) It ends at both roots.
     _check_end(what, old_computed, old_root, "old root")
     _check_end(what, computed, root, "root")
@@ -212,8 +221,8 @@ def _parent(node: bytes, sibling: bytes, *, on_left: bool) -> bytes:
 
 
 def _check_end(what: str, computed: bytes, root: bytes, name: str) -> None:
-    if computed != root:
-        raise ProofError(f"{what} leads to {computed.hex()}, the {name} is {root.hex()}")
+    ends = computed == root
+    require(ends, f"{what} leads to {computed.hex()}, the {name} is {root.hex()}")
 
 
 def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[tuple[bool, bytes]]:
@@ -222,15 +231,13 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
     ``last`` is the last node of the same level.
     """
     for sibling in path:
-        if not last:
-            raise ProofError(f"{what} is too long: its last hashes lead nowhere")
+        require(last > 0, f"{what} is too long: its last hashes lead nowhere")
         on_left = bool(at & 1) or at == last
         yield on_left, sibling
         while on_left and not at & 1 and at:  # levels on which the node has no sibling
             at, last = at >> 1, last >> 1
         at, last = at >> 1, last >> 1
-    if last:
-        raise ProofError(f"{what} is too short: {len(path)} hashes")
+    require(not last, f"{what} is too short: {len(path)} hashes")
 
 
 def _check_hashes(*hashes: bytes) -> None:

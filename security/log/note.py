@@ -40,12 +40,14 @@ from ...errors import LocalError, ProofError
 MAX_NOTE = 256 * 1024  # bytes: room for 16 post-quantum signatures, which every reader must accept
 MAX_SIGNATURES = 64
 MAX_TIME = 2**63 - 1
+BAD_NAME = "is empty, or holds a space, a '+', a newline or a control character"
 DASH = "\N{EM DASH}"
 # first line of what a witness signs; no text that is signed plainly may begin so
 COSIGNED = "cosignature/v1\n"
 KEY_BYTES, TIME_BYTES, ID_BYTES = 32, 8, 4
 # all below U+0020 but newline; and what is no UTF-8
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]")
+_NAME = re.compile(r"[^\s+\x00-\x1f\ud800-\udfff]+")
 
 
 class SignatureKind(IntEnum):
@@ -64,8 +66,8 @@ class VerifierKey:
     public: bytes
 
     def __post_init__(self) -> None:
-        if fault := _name_fault(self.name):
-            raise LocalError(f"key name {self.name!r} {fault}")
+        if not _NAME.fullmatch(self.name):
+            raise LocalError(f"key name {self.name!r} {BAD_NAME}")
         if len(self.public) != KEY_BYTES:
             raise LocalError(
                 f"key of {self.name!r} has {len(self.public)} bytes, an Ed25519 key has {KEY_BYTES}"
@@ -130,22 +132,23 @@ class Note:
     signatures: tuple[Signature, ...]
 
     def __post_init__(self) -> None:
-        if fault := _text_fault(self.text):
-            raise ProofError(f"note: {fault}")
-        if not 1 <= len(self.signatures) <= MAX_SIGNATURES:
-            raise ProofError(
-                f"note has {len(self.signatures)} signatures, not 1 to {MAX_SIGNATURES}"
-            )
+        fault, count = _text_fault(self.text), len(self.signatures)
+        require(not fault, f"note: {fault}")
+        require(
+            1 <= count <= MAX_SIGNATURES, f"note has {count} signatures, not 1 to {MAX_SIGNATURES}"
+        )
         for signature in self.signatures:
-            if fault := _name_fault(signature.name):
-                raise ProofError(f"note: name {signature.name!r} of a signature {fault}")
-            if len(signature.key_id) != ID_BYTES or not signature.data:
-                raise ProofError(
-                    f"note: what {signature.name!r} wrote is not a key id of {ID_BYTES} bytes and a"
-                    " signature"
-                )
-        if (size := len(bytes(self))) > MAX_NOTE:
-            raise ProofError(f"note has {size} bytes, more than {MAX_NOTE}")
+            named = _NAME.fullmatch(signature.name)
+            require(bool(named), f"note: name {signature.name!r} of a signature {BAD_NAME}")
+            require(
+                len(signature.key_id) == ID_BYTES and bool(signature.data),
+                f"note: what {signature.name!r} wrote is not a key id of {ID_BYTES} bytes and a"
+                " signature",
+            )
+
+        # No one writes a note that others would refuse to read.
+        size = len(bytes(self))
+        require(size <= MAX_NOTE, f"note has {size} bytes, more than {MAX_NOTE}")
 
     def __bytes__(self) -> bytes:
         return "".join(
@@ -174,19 +177,20 @@ def parse(data: bytes) -> Note:
     ProofError for everything that is not quite a note.
     """
     # (1) It is not too long to look at, and UTF-8.
-    if len(data) > MAX_NOTE:
-        raise ProofError(f"note has {len(data)} bytes, more than {MAX_NOTE}")
+    require(len(data) <= MAX_NOTE, f"note has {len(data)} bytes, more than {MAX_NOTE}")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ProofError(f"note is not UTF-8: {error.reason} at byte {error.start}") from None
-    # (2) Its signatures stand below the last blank line.
+
+    # (2) Its signatures stand below the last blank line: a text may have blank lines of its own.
     end = text.rfind("\n\n")
-    if end < 0 or not text.endswith("\n"):
-        raise ProofError(
-            "note is not a text, a blank line and signature lines, each with its newline"
-        )
+    require(
+        end >= 0 and text.endswith("\n"),
+        "note is not a text, a blank line and signature lines, each with its newline",
+    )
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
+
     # (3) Each signature, and the text, is well-formed.
     return Note(text[: end + 1], tuple(_parse_signature(line) for line in lines))
 
@@ -194,11 +198,11 @@ def parse(data: bytes) -> Note:
 def _parse_signature(line: str) -> Signature:
     dash, _, rest = line.partition(" ")
     name, _, encoded = rest.partition(" ")
-    if dash != DASH:
-        raise ProofError(
-            f"note: {line[:64]!r} is not a signature line: it does not begin with an em dash and a"
-            " space"
-        )
+    require(
+        dash == DASH,
+        f"note: {line[:64]!r} is not a signature line: it does not begin with an em dash and a"
+        " space",
+    )
     try:
         decoded = base64_bytes(encoded)
     except ValueError:
@@ -215,20 +219,24 @@ def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifiedKey, ...]:
 
     Signatures of other keys are ignored, as the format wants it. ProofError otherwise.
     """
+    # Key ids have 4 bytes, so two keys may well share one; then a line would be of either.
     known: dict[tuple[str, bytes], VerifierKey] = {}
     for key in keys:
         if known.setdefault((key.name, key.key_id), key) != key:
             raise LocalError(
                 f"two keys are {key.name}+{key.key_id.hex()}; remove one, or rename its owner"
             )
+
+    # One signature of a known key that fails spoils the note, as signed-note requires: it is a
+    # forgery or damage, and others that hold do not make up for it.
     found: dict[VerifierKey, VerifiedKey] = {}
     for signature in note.signatures:
         signer = known.get((signature.name, signature.key_id))
         if signer:
             found.setdefault(signer, VerifiedKey(signer, _check(signer, note.text, signature.data)))
-    if not found:
-        names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
-        raise ProofError(f"note is signed by none of the keys that are trusted here ({names})")
+
+    names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
+    require(bool(found), f"note is signed by none of the keys that are trusted here ({names})")
     return tuple(found.values())
 
 
@@ -293,10 +301,10 @@ def _text_fault(text: str) -> str:
     return ""
 
 
-def _name_fault(name: str) -> str:
-    if not name or "+" in name or _CONTROL.search(name) or any(letter.isspace() for letter in name):
-        return "is empty, or holds a space, a '+', a newline or a control character"
-    return ""
+def require(holds: bool, why: str) -> None:
+    """ProofError unless it holds."""
+    if not holds:
+        raise ProofError(why)
 
 
 def base64_text(data: bytes) -> str:

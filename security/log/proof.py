@@ -28,12 +28,12 @@ from typing import Self
 from ...errors import LocalError, ProofError
 from . import note as notes
 from . import tree_head as checkpoints
+from .consistency import MAX_HASHES, are_hashes
 from .merkle import HASH_BYTES, Tree, verify_inclusion
-from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
+from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text, require
 from .tree_head import TreeHead, WitnessedHead, decimal
 
 HEADER = "c2sp.org/tlog-proof@v1"
-MAX_HASHES = 63  # of the largest tree
 MAX_PROOF = MAX_NOTE + 64 * 1024  # bytes: hashes take 3 KiB, the rest is for somebody's extra line
 _EXTRA, _INDEX = "extra ", "index "
 
@@ -61,39 +61,43 @@ class Proof:
         ProofError names the line that is wrong.
         """
         # (1) It is not too long to look at, and the part above the checkpoint is text.
-        if len(data) > MAX_PROOF:
-            raise ProofError(f"proof has {len(data)} bytes, more than {MAX_PROOF}")
+        require(len(data) <= MAX_PROOF, f"proof has {len(data)} bytes, more than {MAX_PROOF}")
         head, _, note = data.partition(b"\n\n")
         try:
             lines = head.decode("ascii").split("\n")
         except UnicodeDecodeError as error:
             raise ProofError(f"proof: byte {error.start} is not ASCII") from None
+
         # (2) Header, extra data if any, index, hashes.
-        if lines.pop(0) != HEADER:
-            raise ProofError(
-                f"proof does not begin with the line {HEADER}; is this the right file?"
-            )
-        extra = b""
-        if lines and lines[0].startswith(_EXTRA):
-            extra = _decoded(lines.pop(0).removeprefix(_EXTRA), "extra data")
-            if not extra:
-                raise ProofError("proof: its extra line is empty")
-        if not lines or not lines[0].startswith(_INDEX):
-            raise ProofError(
-                f"proof has no line {_INDEX!r} with the number of the record where it should stand"
-            )
+        headed = lines.pop(0) == HEADER
+        require(headed, f"proof does not begin with the line {HEADER}; is this the right file?")
+        extra, first = b"", _first(lines)
+        if first.startswith(_EXTRA):
+            extra = _decoded(first.removeprefix(_EXTRA), "extra data")
+            require(bool(extra), "proof: its extra line is empty")
+            first = _first(lines)
+        require(
+            first.startswith(_INDEX),
+            f"proof has no line {_INDEX!r} with the number of the record where it should stand",
+        )
         try:
-            index = decimal(lines.pop(0).removeprefix(_INDEX))
+            index = decimal(first.removeprefix(_INDEX))
         except ValueError as error:
             raise ProofError(f"proof: index {error}") from None
         hashes = tuple(_decoded(line, f"hash {number}") for number, line in enumerate(lines, 1))
-        if len(hashes) > MAX_HASHES or any(len(value) != HASH_BYTES for value in hashes):
-            raise ProofError(
-                f"proof has hashes that are not {HASH_BYTES} bytes long, or more than {MAX_HASHES}"
-                " of them"
-            )
+        require(
+            are_hashes(hashes),
+            f"proof has hashes that are not {HASH_BYTES} bytes long, or more than {MAX_HASHES}"
+            " of them",
+        )
+
         # (3) The rest is a note.
         return cls(index, hashes, notes.parse(note), extra)
+
+
+def _first(lines: list[str]) -> str:
+    """Take the next line; empty at the end."""
+    return lines.pop(0) if lines else ""
 
 
 def _decoded(text: str, what: str) -> bytes:
@@ -129,8 +133,10 @@ def verify(
 
     ProofError as of ``checkpoint.verify``, or if the record is another or stands elsewhere.
     """
-    # (1) The log signed the checkpoint.
+    # (1) The log signed the checkpoint. The index needs no signature: the hashes lead from another
+    # place to another root.
     opened = checkpoints.verify(proof.checkpoint, log, witnesses, required)
+
     # (2) The record is in the tree of that checkpoint.
     head = opened.checkpoint
     verify_inclusion(leaf, proof.index, head.size, head.root, proof.hashes)

@@ -58,6 +58,8 @@ def segments(folder: Path) -> list[Path]:
             f"{folder / SINGLE}: a ledger in one file, of a version before 0.1.0; move the folder"
             " away, keep it, and start the agent: it begins a new one"
         )
+
+    # A renamed segment is refused rather than skipped: a skipped one would take its records along.
     found = []
     for name in names:
         match = _SEGMENT.fullmatch(name)
@@ -65,8 +67,10 @@ def segments(folder: Path) -> list[Path]:
             found.append(int(match[1]))
         elif name.startswith("seg-") and not _TORN.fullmatch(name):
             raise LocalError(f"{folder / name}: is not a segment of a ledger; {EVIDENCE}")
-    for number, there in enumerate(found, 1):
-        if number != there:
+
+    # Rotation makes the old segment durable before the next one exists, so no crash leaves a gap.
+    for number, present in enumerate(found, 1):
+        if number != present:
             raise LocalError(
                 f"{segment(folder, number)}: is missing, while {found[-1]} is there; {EVIDENCE}"
             )

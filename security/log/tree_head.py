@@ -24,7 +24,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ...errors import LocalError, ProofError
 from . import note as notes
 from .merkle import EMPTY_ROOT, HASH_BYTES, verify_consistency
-from .note import Note, SignatureKind, VerifiedKey, VerifierKey, base64_bytes, base64_text
+from .note import (
+    Note,
+    SignatureKind,
+    VerifiedKey,
+    VerifierKey,
+    base64_bytes,
+    base64_text,
+    require,
+)
 
 ORIGIN = "staddle.example/{federation}/{silo}/egress"
 MAX_SIZE = 2**63 - 1
@@ -61,32 +69,27 @@ class TreeHead:
     extensions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(not line or "\n" in line for line in (self.origin, *self.extensions)):
-            raise ProofError(
-                "checkpoint: an empty or broken line stands for its origin or an extension"
-            )
-        if not 0 <= self.size <= MAX_SIZE:
-            raise ProofError(
-                f"checkpoint of {self.origin!r}: size {self.size} is not 0 to 2^63 - 1"
-            )
-        if len(self.root) != HASH_BYTES:
-            raise ProofError(
-                f"checkpoint of {self.origin!r}: root has {len(self.root)} bytes, not {HASH_BYTES}"
-            )
-        if not self.size and self.root != EMPTY_ROOT:
-            raise ProofError(
-                f"checkpoint of {self.origin!r}: root {self.root.hex()} is not that of an empty"
-                " tree"
-            )
+        broken = any(not line or "\n" in line for line in (self.origin, *self.extensions))
+        require(
+            not broken, "checkpoint: an empty or broken line stands for its origin or an extension"
+        )
+        what = f"checkpoint of {self.origin!r}"
+        require(0 <= self.size <= MAX_SIZE, f"{what}: size {self.size} is not 0 to 2^63 - 1")
+        length = len(self.root)
+        require(length == HASH_BYTES, f"{what}: root has {length} bytes, not {HASH_BYTES}")
+
+        # Whoever holds a head of no records checks growth from this root.
+        require(
+            self.size > 0 or self.root == EMPTY_ROOT,
+            f"{what}: root {self.root.hex()} is not that of an empty tree",
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text of a note, signed by whomever; ``text`` of the result is this text."""
         lines = text.split("\n")
-        if len(lines) < 4 or lines.pop():
-            raise ProofError(
-                "checkpoint has not the lines origin, size and root, each with its newline"
-            )
+        whole = len(lines) >= 4 and not lines.pop()
+        require(whole, "checkpoint has not the lines origin, size and root, each with its newline")
         try:
             return cls(lines[0], decimal(lines[1]), base64_bytes(lines[2]), tuple(lines[3:]))
         except ValueError as error:
@@ -128,7 +131,8 @@ def verify(
     ProofError if the log did not sign it, if a signature of a key given here fails, or if too few
     witnesses cosigned.
     """
-    # (1) These keys can make such signatures, and each witness counts once.
+    # (1) These keys can make such signatures, and each witness counts once: a log that is its own
+    # witness would vouch for itself.
     publics = {key.public for key in (log, *witnesses)}
     if log.kind is not SignatureKind.ED25519 or any(
         witness.kind is not SignatureKind.COSIGNATURE for witness in witnesses
@@ -143,21 +147,24 @@ def verify(
             f"{required} witnesses are required and {len(witnesses)} are known; name more, or"
             " require less"
         )
+
     # (2) The log signed it, and no signature of these keys fails.
     verified = notes.verify(signed, (log, *witnesses))
-    if log not in {each.key for each in verified}:
-        raise ProofError(f"checkpoint is not signed by its log, {log}")
+    signers = {each.key for each in verified}
+    require(log in signers, f"checkpoint is not signed by its log, {log}")
+
     # (3) It is a checkpoint of that log.
     checkpoint = TreeHead.parse(signed.text)
-    if checkpoint.origin != log.name:
-        raise ProofError(f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
+    own = checkpoint.origin == log.name
+    require(own, f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
+
     # (4) Enough witnesses saw it.
     cosigned = tuple(each for each in verified if each.key != log)
-    if len(cosigned) < required:
-        names = ", ".join(each.key.name for each in cosigned) or "nobody"
-        raise ProofError(
-            f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must"
-        )
+    names = ", ".join(each.key.name for each in cosigned) or "nobody"
+    require(
+        len(cosigned) >= required,
+        f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must",
+    )
     return WitnessedHead(checkpoint, cosigned)
 
 
@@ -165,8 +172,8 @@ def verify_growth(old: TreeHead, new: TreeHead, proof: Sequence[bytes]) -> None:
     """ProofError unless ``new`` is of the same log and the proof shows that it begins with all that
     ``old`` has.
     """
-    if old.origin != new.origin:
-        raise ProofError(f"checkpoints are of different logs: {old.origin!r} and {new.origin!r}")
+    same = old.origin == new.origin
+    require(same, f"checkpoints are of different logs: {old.origin!r} and {new.origin!r}")
     verify_consistency(old.size, old.root, new.size, new.root, proof)
 
 

@@ -98,7 +98,7 @@ class Policy:
         limits = self.file.limits
         whole = Reasons()
 
-        # (1) There is something to decide on.
+        # (1) There is something to decide on: without a tensor no rule would be asked.
         whole.require(bool(releases), "message declares no tensor; declare what leaves")
 
         # (2) Each tensor passes the rule of its part.
@@ -228,7 +228,7 @@ def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
         )
     file = parse_toml(data, PolicyFile, origin)
 
-    # A mistyped name would protect nothing.
+    # A mistyped name would protect nothing, and nobody would see it.
     if file.dataset and dataset not in file.dataset:
         raise LocalError(
             f"{origin}: has [dataset.{'], [dataset.'.join(file.dataset)}], and this silo's data set"

@@ -186,8 +186,10 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return _receive(state, "reveal", reveal.silo, tuple(state.survivals), take)
         case AbandonUploaded(note):
             return _abandoned(state, note)
+        # The first reason for which a silo failed stands: a timeout must not hide its fault.
         case SiloDropped(silo, code) if silo in spec.cohort and silo not in state.failed:
             return _close_if_complete(_without(state, silo, code))
+        # A timer may fire after its stage was closed; it must not close the next one.
         case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case SumPublished(sha256) if state.stage == "opening":
@@ -230,6 +232,8 @@ def _receive(
 def _take_keys(state: CoordinatorState, bundle: KeyBundle, keys: tuple[ReceivingKey, ...]) -> Step:
     bundle.check(state.ctx, state.signers)
     check_keys(bundle.silo, bundle.receiving, keys, state.spec.cohort)
+
+    # A key that comes twice was not drawn afresh by one of the two.
     twin = distinct_keys([*state.bundles.values(), bundle])
     check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
     bundles = {**state.bundles, bundle.silo: bundle}
@@ -247,6 +251,8 @@ def _take_shares(state: CoordinatorState, dealing: Dealing, portions: tuple[Port
 
 def _take_words(state: CoordinatorState, header: Header, length: int, sha256: bytes) -> Step:
     header.check(state.ctx, state.h_u2, state.spec, state.signers)
+
+    # The digest is that of the bytes on our disk: the survivors sign headers, not uploads.
     same = (length, sha256) == (header.length, header.sha256)
     why = "its upload is not the one whose digest it signed"
     check(same, header.silo, Code.UPLOAD, why)
@@ -263,6 +269,7 @@ def _take_survival(state: CoordinatorState, survival: Survival) -> Step:
 
 
 def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
+    # Which kind is due follows from the sets that survivors signed, never from what a silo sends.
     number = state.u1.index(reveal.silo)
     portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
     kinds = kinds_to_reveal(state.u2, state.u3)
@@ -302,6 +309,7 @@ def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
         state, more = _close_if_complete(_without(state, silo, error.code))
         return state, (Refuse(silo, Code.COMPLAINT, error.why), *more)
 
+    # No survivors were signed, so no sum is opened, and the next attempt can leave the dealer out.
     state = _blamed(state, dealer, Unopened(silo, complaint.key))
     state = replace(state, complaints={**state.complaints, silo: complaint})
     why = f"{dealer!r} sealed to {silo!r} what does not open or fit, as {silo!r} showed"
@@ -452,6 +460,8 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
 
 
 def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
+    # Silos check the same before they sign: ending here saves their signatures, which would lock
+    # the round.
     try:
         check_survivors(state.spec, state.terms, members)
     except RefusedError as error:
@@ -527,6 +537,7 @@ def _masks_left(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes
 
     A survivor's is its mask to itself; a lost silo's are those that it shares with each survivor.
     """
+    # Masks among survivors cancel in the sum, so only those with a lost silo are left.
     prg, ctx, h_u2 = state.spec.prg, state.ctx, state.h_u2
     if kind == SELF:
         return [Term(self_key(secret, ctx, dealer, prg, h_u2))]
@@ -543,6 +554,7 @@ def _compared(state: CoordinatorState) -> OpenedGram | None:
 
     None where too many of the shares are wrong.
     """
+    # Every reveal that came is used: more than 2d + 1 of them show which shares are wrong.
     spec, found = state.spec, {}
     if not spec.compared:
         return OpenedGram(np.empty(0, np.int64))
@@ -569,6 +581,7 @@ def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
         for each in state.reveals[holder].shares
         if each.dealer == dealer
     }
+    # Not all sets of t: among 100 silos they are more than any machine can try.
     wrong: tuple[ShownShare, ...] = ()
     for holders in islice(_subsets(sorted(shares), state.spec.threshold), MOST_SUBSETS):
         chosen = {holder: shares[holder] for holder in holders}

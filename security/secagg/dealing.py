@@ -95,6 +95,8 @@ def make_bundle(
 
 def distinct_keys(bundles: Sequence[KeyBundle]) -> KeyBundle | None:
     """The first bundle with a key that another place has already; None if all are distinct."""
+    # The seed of a mask key is revealed if its silo is lost; were it that of the seal key too, all
+    # that it sealed would open.
     seen: set[bytes] = set()
     for bundle in bundles:
         if bundle.seal == bundle.mask or seen & {bundle.seal, bundle.mask}:
@@ -290,17 +292,23 @@ def check_delivery(
     ``key`` is the receiving key that the holder sent for this dealer, empty for its own dealing.
     """
     portion, dealing = delivery.portion, delivery.dealing
+
+    # Another holder's portion does not open either, but then the dealer would be blamed for it.
     check(
         portion.holder == holder,
         COORDINATOR,
         Code.SHARES,
         f"brought {holder!r} a portion for {portion.holder!r}",
     )
+
+    # The dealer signs the key that it was brought: a swapped key is the coordinator's fault.
     why = (
         f"brought {holder!r} a portion of {dealing.dealer!r} that is sealed to a key which it never"
         " gave"
     )
     check(portion.key == key, COORDINATOR, Code.SHARES, why)
+
+    # From here on a portion that does not open is the dealer's fault, and the proof shows it.
     try:
         verify_inclusion(
             portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof
@@ -317,10 +325,12 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
 
     RefusedError names the dealer.
     """
+    # Whatever fails here is the dealer's fault: ``check_delivery`` ruled out the coordinator.
     holder = portion.holder
     # (1) It opens.
     key = seal_key(agree(receiving, dealer.seal, dealer.silo), ctx, dealer.silo, holder)
     plain = unseal(key, ctx, dealer.silo, holder, portion.sealed)
+
     # (2) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]

@@ -60,7 +60,7 @@ from .dealing import (
     open_portion,
     seed_commitment,
 )
-from .spec import RoundSpec, context_of
+from .spec import RoundSpec, context_of, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,9 @@ class Complaint:
             Code.COMPLAINT,
             "the signature over its complaint does not fit this attempt",
         )
-        # (2) The key is the one that it published for this dealer.
+
+        # (2) The key is the one that it published for this dealer: by another key no portion opens,
+        # and any dealer could be accused.
         own = _is_private_half(self.key, portion)
         check(
             own,
@@ -105,6 +107,7 @@ class Complaint:
             Code.COMPLAINT,
             f"complains of {self.dealer!r} with a key that it never published",
         )
+
         # (3) What was dealt does not open by it, or does not fit.
         why = f"complains of {self.dealer!r}, and what was dealt to it opens and fits"
         check(not _opens(portion, ctx, dealer, self.key), self.silo, Code.COMPLAINT, why)
@@ -194,6 +197,7 @@ class Misdealing:
     def _check_dealt(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
         check(self.document == spec.payload(), dealer, Code.MISDEALT, "it is of another attempt")
+
         # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of
         # its cohort.
         check(
@@ -205,9 +209,8 @@ class Misdealing:
         )
         check(signed, dealer, Code.MISDEALT, "its dealing is not signed for this attempt")
         members = [portion.holder for portion in self.portions]
-        ordered = members == sorted(set(members)) and set(members) <= set(spec.cohort)
         check(
-            ordered,
+            listed(members, spec.cohort),
             dealer,
             Code.MISDEALT,
             "it dealt to others than the cohort, each once, in order",
@@ -216,7 +219,9 @@ class Misdealing:
 
     def _check_shares(self, spec: RoundSpec, kind: bytes, shares: Sequence[ShownShare]) -> None:
         ctx, dealer = spec.context(), self.dealer
-        # (2) There is one share of each of t holders, and each is the one that was dealt to it.
+
+        # (2) There is one share of each of t holders, and each is the one that was dealt to it:
+        # holders could make up shares that join to nothing.
         portions = {portion.holder: portion for portion in self.portions}
         holders = [each.holder for each in shares]
         enough = (
@@ -238,6 +243,7 @@ class Misdealing:
                 Code.MISDEALT,
                 f"the share of {each.holder!r} is not the one that was dealt to it",
             )
+
         # (3) They do not join to what the dealer committed to.
         joined = joins(
             spec, self.bundle, self.dealing, kind, {each.holder: each.held for each in shares}
@@ -257,6 +263,7 @@ class Misdealing:
             Code.MISDEALT,
             f"the key is not the one to which it sealed a portion for {holder!r}",
         )
+
         # (3) The portion does not open by it, or does not fit.
         opens = portion is None or _opens(portion, spec.context(), self.bundle, key)
         check(not opens, self.dealer, Code.MISDEALT, f"what it sealed to {holder!r} opens and fits")
@@ -315,11 +322,9 @@ def joins(
     """
     numbers = {spec.holder(holder): held.share for holder, held in shares.items()}
     secret = join(numbers, dict(zip(numbers, _weights(tuple(numbers)), strict=True)))
-    return (
-        secret
-        if secret is not None and is_secret(spec.context(), bundle, dealing, kind, secret)
-        else None
-    )
+    if secret is None or not is_secret(spec.context(), bundle, dealing, kind, secret):
+        return None
+    return secret
 
 
 @lru_cache(maxsize=16)

@@ -76,9 +76,9 @@ def compared(spec: RoundSpec) -> Compared:
 
 
 def share_key(agreed: bytes, ctx: bytes, dealer: str, holder: str) -> bytes:
-    """For the one share that a dealer seals to a holder.
+    """The key of the one share that a dealer seals to a holder.
 
-    ``agreed`` as their keys of the attempt give it.
+    ``agreed`` is what their keys of the attempt give.
     """
     return derive(agreed, ctx, framed(GRAM_SEAL, dealer.encode(), holder.encode()))
 
@@ -114,13 +114,13 @@ def deal_sealed(
         if holder == dealer:
             kept = dumped(share)
             continue
+
+        # Zeros for a silo that was lost before it dealt: every upload has one length.
+        sealed = bytes(sealed_bytes(spec))
         key = hiding.keys.get(holder)
-        aad = _associated(ctx, dealer, holder)
-        sealed = (
-            ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad)
-            if key
-            else bytes(sealed_bytes(spec))
-        )
+        if key:
+            aad = _associated(ctx, dealer, holder)
+            sealed = ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad)
         pieces.append(sealed)
     return pieces, kept
 

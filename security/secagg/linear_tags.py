@@ -201,7 +201,7 @@ def decoded(data: bytes, groups: int) -> list[int] | None:
 
 
 def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
-    """With a number of each term's stream on every value, uniform mod p but for 2^-64."""
+    """The values with a number of each term's stream on them, uniform mod p but for 2^-64."""
     sums = list(values)
     for term in terms:
         times = -term.times if term.negative else term.times

@@ -141,6 +141,7 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
     """All chunks of an upload, in order."""
     for index, group in enumerate(spec.groups):
         width = spec.chunk_bytes // (group.ring // 8)
+        # A last chunk has room for all four canaries, so none of them is cut off by its end.
         number = first = start = 0
         while True:
             left = group.body - start
@@ -173,6 +174,7 @@ def check_group_values(
 
     LocalError for what cannot be sent, before anything is.
     """
+    # All groups are checked before the first chunk: an upload that stops halfway has used its mask.
     if len(given) != len(spec.groups):
         raise LocalError(
             f"values for {len(given)} groups, the specification has {len(spec.groups)}"
@@ -214,6 +216,8 @@ def masked_chunks(
         body = words[: chunk.body]
         _write_body(spec, silo, group, given[chunk.group], chunk, body)
         words[chunk.body :] = canaries(ctx, chunk, group.ring)
+
+        # In this order: tags are of the numbers, pads hide numbers and no canaries, masks hide all.
         if tagger is not None:
             tagger.add(chunk.group, body)
         if chunk.group in padding:
@@ -321,7 +325,7 @@ class Accumulator:
         return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
-        """Once open: the integers of the sum by group, piece by piece, for silos to check tags."""
+        """The integers of the open sum by group, piece by piece, for silos to check tags."""
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
@@ -378,6 +382,8 @@ def opened_group(
     ``bodies`` are its integers in order: pieces, each with the index of its first one.
     """
     group = spec.groups[index]
+
+    # A piece may hold the last elements and the first weights, which have a scale of their own.
     pieces, weights = [], np.empty(group.body - group.elements)
     for start, body in bodies:
         split = min(max(group.elements - start, 0), body.size)
@@ -386,6 +392,9 @@ def opened_group(
             at = start + split - group.elements
             exponent = weight_exponent(group.ring, len(spec.cohort))
             weights[at : at + body.size - split] = dequantise(body[split:], group.ring, exponent)
+
+    # Public weights are shares of the whole cohort, so after a dropout they sum to less than 1: the
+    # mean divides by the counts of those who are left.
     unit, weight = 1.0, np.array([len(survivors)], np.float64)
     if group.weights == "private":
         unit, weight = float(group.weight_most), weights * group.weight_most

@@ -149,7 +149,7 @@ class SurvivorsShown:
     survivals: tuple[Survival, ...]
 
     def signers(self, members: Collection[str], signers: Signers) -> frozenset[str]:
-        """Which of ``members`` are survivors and signed exactly these."""
+        """The ``members`` that are survivors and signed exactly these."""
         h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
         sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
         return frozenset(
@@ -201,6 +201,9 @@ class Reveal:
         """RefusedError unless these are the shares of ``kinds``, committed to in ``portions``."""
         signed = signers.by_silo(self.silo, SECAGG_REVEAL, self.payload(ctx, h_u3), self.signature)
         check(signed, self.silo, Code.REVEAL, "the signature over what it reveals does not fit")
+
+        # Both shares of one silo would bare its values: whoever reveals another kind than the
+        # survivors imply is refused, and its share is not kept.
         found = [(revealed.dealer, revealed.kind) for revealed in self.shares]
         check(
             found == sorted(kinds.items()),
@@ -208,6 +211,8 @@ class Reveal:
             Code.REVEAL,
             "revealed other shares than the survivors imply",
         )
+
+        # A wrong share would turn the secret into noise; its commitment names who revealed it.
         for each in self.shares:
             committed = portions[each.dealer].committed(each.kind)
             fits = each.held.fits(ctx, each.dealer, self.silo, each.kind, committed)
@@ -240,7 +245,7 @@ def make_reveal(
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
-    """For each member of U2 the kind of share that opens the sum: SELF of a survivor, else PAIR."""
+    """The kind of share of each member of U2 that opens the sum: SELF of a survivor, else PAIR."""
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 

@@ -96,7 +96,7 @@ from .silo_events import (
     SurvivorsReceived,
     UploadWords,
 )
-from .spec import Frame, RoundSpec, Terms, check_survivors, receive
+from .spec import Frame, RoundSpec, Terms, check_survivors, listed, receive
 
 Stage: TypeAlias = Literal[
     "keys", "shares", "uploading", "uploaded", "signed", "revealed", "done", "ended"
@@ -197,6 +197,8 @@ def advance(state: SiloAttempt, event: Event) -> Step:
 
 def _advance(state: SiloAttempt, event: Event) -> Step:
     match event:
+        # A message that comes again is not answered afresh: new secrets for another version of it
+        # would let the coordinator compare two masks of the same values.
         case KeysReceived(bundles, keys):
             if state.stage != "keys":
                 return _again(state, state.bundles, bundles)
@@ -215,6 +217,7 @@ def _advance(state: SiloAttempt, event: Event) -> Step:
             return _reveal(state, survivals)
         case NotesReceived() if state.stage == "revealed":
             return state, ()
+        # t reveals open the sum, so the result may find other survivors still without notes.
         case ResultReceived(sha256, tags) if state.stage in ("signed", "revealed"):
             survivors = tuple(_silos(state.headers))
             return _without_secrets(state, "done"), (Finish(sha256, tags, survivors),)
@@ -251,7 +254,8 @@ def _deal(
     # (1) U1 are members of the cohort, each once and in order.
     _check_members(members, spec.cohort, Code.KEYS)
 
-    # (2) Each signed its keys, for this attempt.
+    # (2) Each signed its keys, for this attempt: with keys of its own in their place, the
+    # coordinator would open what is dealt and know the masks.
     with passed_on():
         for bundle in bundles:
             bundle.check(state.ctx, party.signers)
@@ -264,13 +268,13 @@ def _deal(
         f"does not pass on the keys that {silo!r} gave",
     )
 
-    # (4) No two keys are the same.
+    # (4) No two keys are the same: each is drawn afresh, for one use.
     twin = distinct_keys(bundles)
     if twin is not None:
         why = f"passes on a key twice, the second time of {twin.silo!r}"
         raise RefusedError(COORDINATOR, Code.KEYS, why)
 
-    # (5) Enough are left.
+    # (5) Enough are left: a sum over few is nearly one silo's values (SECURITY.md rule 6).
     _check_size(state, members, "U1", Code.KEYS)
 
     # (6) Each other member gave us a key to seal to, and signed it.
@@ -284,6 +288,7 @@ def _deal(
     for bundle, delivery in zip(others, keys, strict=True):
         check_key_delivery(delivery, bundle.receiving, spec.cohort, silo)
 
+    # Bundles are hashed with their signatures, so all who sign a later set saw the same keys.
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
@@ -479,6 +484,8 @@ def _sign_survivors(
     # (6) What they dealt to us of their vectors opens.
     vectors = {**state.vectors, **_opened_vectors(state, survivors, shares)}
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
+
+    # Remembered before it is sent: after a restart this silo must not sign another set.
     memory = state.memory.signed(spec, survivors)
     survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
     state = replace(
@@ -546,6 +553,8 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
 
 def _abandon(state: SiloAttempt) -> Step:
     """Abandon the attempt, unless survivors were signed."""
+    # A signature and an abandon note together would let one attempt be opened, and the next begun
+    # over the same values.
     if state.memory.is_signed(state.ctx):
         return state, ()
     memory = state.memory.given_up()
@@ -589,9 +598,8 @@ def _dealers(dealings: Sequence[Dealing]) -> list[str]:
 
 
 def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> None:
-    listed = list(members) == sorted(set(members)) and set(members) <= set(known)
     check(
-        listed,
+        listed(members, known),
         COORDINATOR,
         code,
         f"names {list(members)}, which are not some of {list(known)}, each once, in order",

@@ -18,7 +18,7 @@ alone has. It takes those from the document, once ``brought_fault`` finds nothin
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Annotated, Literal, Self
@@ -50,6 +50,11 @@ KeyParts = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 Empty where they share none.
 """
+
+
+def listed(silos: Sequence[str], among: Collection[str]) -> bool:
+    """Whether these silos are some of ``among``, each once and in the order of their ids."""
+    return list(silos) == sorted(set(silos)) and set(silos) <= set(among)
 
 
 def context_of(document: bytes) -> bytes:
@@ -92,8 +97,12 @@ class RoundSpec(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # One order and no silo twice: a silo's place is its number as a holder of shares, and two
+        # shares of one holder open nothing.
         if list(self.cohort) != sorted(set(self.cohort)):
             raise ValueError(f"cohort {list(self.cohort)} is not sorted, or names a silo twice")
+
+        # Rows are brought by name: of two groups of one name, one would go unchecked.
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
             raise ValueError(f"groups {names} do not have distinct names")
@@ -136,9 +145,9 @@ class RoundSpec(Strict):
 
 @dataclass(frozen=True)
 class Frame:
-    """All that both sides know of a secure sum before its cohort and attempt.
+    """A secure sum as both sides know it before its cohort and attempt.
 
-    ``groups`` without their scale.
+    ``groups`` have no scale yet.
     """
 
     federation: str
@@ -253,6 +262,8 @@ def _counts(frame: Frame, members: Sequence[str]) -> tuple[int, ...]:
         raise LocalError(
             f"no declared count of {', '.join(missing)}; public weights need one of each silo"
         )
+
+    # Silos that are not in the cohort count for nothing: shares sum to 1 over the cohort.
     return tuple(declared[silo] for silo in members)
 
 
@@ -274,6 +285,9 @@ def _row(frame: Frame, group: Group, members: Sequence[str]) -> dict[str, object
     brought = group.name in frame.brought
     if not any(weights) or (brought and group.reader not in members):
         return none
+
+    # Zeros take the place of a row that would show its reader too much, so that the groups of a sum
+    # follow from the job alone.
     own = own_weight(by_silo.get(group.reader, 0.0), weights) if brought else 0
     integers = integer_weights(weights)
     if own == 1 << MIX_BITS or row_fault(integers, frame.min_cohort):
@@ -376,6 +390,8 @@ def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
 
     RefusedError if it may not.
     """
+    # The coordinator alone knows which silos are alike, so its weights cannot be compared with
+    # ours; they are held to the bounds within which any row may lie.
     brought = {group.name: group for group in spec.groups if group.name in frame.brought}
     for group in brought.values():
         fault = brought_fault(spec, group, frame.min_cohort)
@@ -394,6 +410,8 @@ def check_frame(spec: RoundSpec, frame: Frame) -> None:
         own = _with_brought(specify(frame, spec.cohort, spec.attempt), spec, frame)
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
+
+    # Field by field: the error names the one that differs, and a new field is compared as well.
     for name in RoundSpec.model_fields:
         theirs, ours = getattr(spec, name), getattr(own, name)
         why = f"specifies {name} {_shown(theirs)}, this silo expects {_shown(ours)}"
@@ -409,11 +427,12 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     why = f"a cohort of {n} does not withstand colluders = {c}: it takes more than {3 * c}"
     _agree(3 * c < n, why)
 
-    # (2) The threshold is the one that follows from n.
+    # (2) The threshold is the one that follows from n: with a lower one two sets of survivors could
+    # both be signed, and the difference of their sums shows a silo.
     why = f"threshold {spec.threshold} of {n} is not {threshold(n)}"
     _agree(spec.threshold == threshold(n), why)
 
-    # (3) The cohort is no smaller than both minima.
+    # (3) The cohort is no smaller than both minima: the job's is for all, the policy's is ours.
     minimum = max(spec.min_cohort, terms.min_cohort)
     _agree(n >= minimum, f"a cohort of {n} is smaller than min_cohort {minimum}")
 
@@ -438,7 +457,8 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
     why = f"of {m} survivors {honest} are sure to be honest, the policy asks for {terms.min_honest}"
     check(honest >= terms.min_honest, COORDINATOR, Code.SURVIVORS, why)
 
-    # (3) They are whole batches alone: sums over other sets, round by round, tell single silos.
+    # (3) They are whole batches alone: sums over other sets, round by round, tell single silos
+    # (rule 37).
     fault = _broken(spec, terms, survivors)
     check(not fault, COORDINATOR, Code.SURVIVORS, f"the sum {fault}")
 
@@ -448,7 +468,7 @@ def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> 
 
 
 def _broken(spec: RoundSpec, terms: Terms, silos: Sequence[str]) -> str:
-    """Which of the job's batches are in a sum in part; empty if none is."""
+    """The batches of the job that are in a sum in part, in words; empty if none is."""
     kept = terms.whole(spec, silos)
     split = [silo for silo in silos if silo not in kept]
     if not split:

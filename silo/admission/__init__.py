@@ -1,1 +1,1 @@
-"""Which jobs a silo accepts: policy, budget and earlier sums."""
+"""The jobs that a silo accepts, by its policy, its budget and its earlier sums."""

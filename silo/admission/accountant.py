@@ -1,6 +1,6 @@
 """One private job's spending of this silo's data set, from the budget on disk.
 
-It is the account of algorithms/training/accountant.py.
+``JobAccount`` is the account of algorithms/training/accountant.py.
 
 ::
 
@@ -78,6 +78,8 @@ class JobAccount:
         """The counts that were released before, after a restart too."""
         if not self._path.exists():
             return None
+
+        # Counts that another job paid for would be released without a cost of this job's own.
         kept = checked_file.read_json(self._path, KeptCounts)
         if len(kept.counts) != self._job.model.classes or not self._budget.paid(
             kept.reservation, self._job.digest

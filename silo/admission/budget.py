@@ -59,10 +59,8 @@ class DatasetBudget:
     def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
         """Set steps aside, durably in the budget and then in the ledger.
 
-        ExhaustedError where they are not covered.
-
-        A try of the job that this process began before is over: what it had not taken is free
-        again.
+        ExhaustedError where they are not covered. An earlier try of the job in this process is
+        over: what it had not taken is free again.
         """
         events = [MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
@@ -73,6 +71,7 @@ class DatasetBudget:
             record = PrivacyHead.of(
                 budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
             )
+            # Behind the reservation: a head without its record would look like a rollback.
             self._ledger.append(record)
             self._open[job.digest] = Steppers(reservation)
             return self._open[job.digest]
@@ -112,8 +111,7 @@ def opened(
 ) -> Iterator[DatasetBudget]:
     """The budget of the policy's data set, closed at the end.
 
-    LocalError where it is not the one that the ledger last had a head of: gone, rolled back,
-    altered.
+    LocalError where it is gone, rolled back or altered since the ledger last had a head of it.
     """
     asked, dataset, silo = policy.budget, policy.dataset, keys.entry.id
     if asked is None:
@@ -157,11 +155,11 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     # read first: what is spent meanwhile is in the budget before it is in the ledger
     heads = _heads(config)
     folder = config.directory / FOLDER
-    there = (
-        {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set[str]()
-    )
+    present: set[str] = set()
+    if folder.is_dir():
+        present.update(path.name for path in folder.iterdir() if path.is_dir())
     found = []
-    for dataset in sorted({*policy.file.dataset, *heads, *there}):
+    for dataset in sorted({*policy.file.dataset, *heads, *present}):
         head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
         if (path := folder / dataset).is_dir() and segments(path):
             found.append(BudgetReport(dataset, asked, _budget(path, config, entry, dataset, head)))
@@ -180,13 +178,14 @@ def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
     # which costs nothing, or is declined for another reason
     if job.privacy is None or asked is None:
         return
-    budget = next((found.budget for found in read(config) if found.dataset == policy.dataset), None)
-    others = [
-        event
-        for one in (budget.jobs if budget else ())
-        if one.job_digest != job.digest
-        for event in one.events
-    ]
+
+    # All of the job is asked for, so what it reserved before would count twice.
+    budgets = [report.budget for report in read(config) if report.dataset == policy.dataset]
+    others: list[Event] = []
+    for budget in filter(None, budgets):
+        for spending in budget.jobs:
+            if spending.job_digest != job.digest:
+                others += spending.events
     planned = [Event(one.sigma, one.q, one.steps) for one in job_spends(job, signed_sigma(job))]
     most = Ceiling(format(asked.epsilon, "f"), format(asked.delta, "f"))
     check_covered(policy.dataset, f"all of job {job.name!r}", most, others, planned)

@@ -76,6 +76,7 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
         document = verify_document(signed_document, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
+
     # (2) Our code gives the same schema: same method, model and versions; and what it spends is
     # what it says.
     try:
@@ -112,6 +113,7 @@ def checked_cohort(
                 f"{where} that names {member[:64]!r}; the job draws {', '.join(sorted(drawn))} for"
                 " this round",
             )
+
     # (2) None comes twice. (3) We are among them.
     if len(set(cohort)) != len(cohort):
         raise PeerError(roster.coordinator.id, f"{where} that has a silo twice")
@@ -146,6 +148,7 @@ def _decided(
 
     Those who can open one cannot open another.
     """
+    # What earlier messages of the round sent counts against its bytes, as it does at the gate.
     readers, sent = dict[str, None](), 0
     verdicts: list[Verdict] = []
     whole = dict[str, None]()
@@ -171,10 +174,7 @@ def asked_of_rows(made: Terms, policy: Policy) -> Terms:
 
 
 def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
-    """All that the policy has against a blind job, each with its fix.
-
-    It asks the same of every cohort.
-    """
+    """Every objection of the policy to a blind job, each with its fix, whatever its cohorts are."""
     objections: list[str] = []
     if plan.job.security.required:
         objections += _objections(plan, policy)
@@ -192,9 +192,11 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
             " have it signed with a higher security.colluders, or lower"
             " secure_aggregation.assumed_colluders"
         )
+
     # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with
     # nobody.
     yield from _batch_objections(job, terms)
+
     # (3) Its sums are not over changing silos, which tell single ones over many rounds.
     if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
         yield (
@@ -202,11 +204,14 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
             ' rounds tells what single silos gave, secure_aggregation.dropouts = "batches"; have it'
             ' signed without dropouts, or set that of the policy to "any"'
         )
+
     # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
     if security.weights == "public":
         yield from _count_objections(job, policy)
+
     # (6) The sum of so many silos fits into its ring.
     yield from _rings(plan)
+
     # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     if job.counted:
         yield from _holder_objections(job, policy)
@@ -355,6 +360,7 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
 
 def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
     terms = policy.terms
+
     # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in
     # league with nobody.
     if job.min_cohort < terms.min_cohort:
@@ -381,8 +387,10 @@ def admit(
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
     job, signer = read_job(signed, roster)
     plan = JobPlan(job)
+
     # (3) We are one of its silos.
     check_member(job, silo, roster)
+
     # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
     # rounds uploads.
     objections = (*privacy_objections(job, policy), *sum_objections(plan, policy, roster))
@@ -392,18 +400,23 @@ def admit(
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
             raise RefusedError(coordinator, "POLICY", why)
+
     # (5) Our data fit the job, and (6) so do the weights that we bring along.
     try:
         train, test = _own_records(job, silo, config, key)
         weights, digests, public = _own_weights(job, silo, config)
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
+
+    # From the signed document, not from the job: no code of a method changes later what may leave.
     document = parse_json(signed, "the offered job")["document"]
     declared = Declared.of(document, RecordCount(len(train), len(test)))
     return Admitted(plan, declared, signer, train, test, weights, digests, public)
 
 
 def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[Dataset, Dataset]:
+    # The split follows from a secret of this silo: the coordinator cannot tell on which records a
+    # model was tested.
     where = config.data.where
     records = config.data.load(job.model)
     check_records(job, records, where)
@@ -415,7 +428,7 @@ def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[D
 def _own_weights(
     job: Job, silo: str, config: SiloConfig
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
-    """Weights and digests of their files by part, and the parts whose weights are public."""
+    """The weights and the digests of their files by part, and the parts with public weights."""
     meant = (own for own in config.weights if _is_meant(own.jobs, job))
     chosen = {own.part: own for own in meant}
     weights, digests = {}, {}

@@ -36,7 +36,7 @@ def check_signed(job: Job) -> None:
 
 
 def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
-    """All that the policy has against what a job does with the data set, each with its fix."""
+    """Every objection of the policy to what a job does with the data set, each with its fix."""
     asked, table, named = policy.budget, job.privacy, f"[dataset.{policy.dataset}]"
     # (1) What must cost something does.
     if table is None:
@@ -46,6 +46,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
                 " have it signed with one, or set that to false"
             )
         return
+
     # (2) Its owner lets something be spent on the data set.
     if asked is None:
         yield (
@@ -55,12 +56,14 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
             " alone"
         )
         return
-    # (3) Its steps have noise enough.
+
+    # (3) Its steps have noise enough: an epsilon over a whole job says little of single steps.
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
             f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the"
             " job signed with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
         )
+
     # (4) It promises its epsilon at no larger a delta.
     if Decimal(decimal(table.delta)) > asked.delta:
         yield (
@@ -94,7 +97,7 @@ def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> Privat
 def advice(job: Job, records: int) -> Iterator[str]:
     """What this silo's own people should know of a private job on so many training records.
 
-    For its log alone.
+    It goes into the silo's log alone: an answer that depended on records would reveal something.
     """
     table = job.privacy
     if table is None:
@@ -108,12 +111,14 @@ def advice(job: Job, records: int) -> Iterator[str]:
             " that means to leak, so the promise is as good as that code; read it, or decline the"
             " job (docs/privacy.md)"
         )
+
     # (2) Steps draw records.
     if (expected := table.sample_rate * records) < 1:
         yield (
             f"a step draws {expected:.2g} of this silo's {records} training records on average, so"
             " most are noise alone; ask for a job with a higher privacy.sample_rate"
         )
+
     # (3) A chance of delta for each of them is none to count on.
     if table.delta * records >= 1:
         yield (

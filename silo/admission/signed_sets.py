@@ -1,4 +1,4 @@
-"""Over which silos this silo lets sums be opened, next to all sums that it signed before.
+"""The sets of silos over which this silo lets sums be opened, next to all that it signed before.
 
 The memory is the ledger: ``secagg.signed`` is durable before a signature over survivors leaves.
 security/ledger/sum_history.py says what all sums on the same data set reveal together, when a job
@@ -81,9 +81,9 @@ class SignedSets:
 def tells_fixed(job: Job) -> bool:
     """Whether sums of a job reveal what those of another job do too: counts of records, or classes.
 
-    Not where all has noise. Nor where a job that declares its counts, and sums nothing by class,
-    has ``dropouts = "any"``: sums over changing silos reveal more than test counts, and the policy
-    allows that or does not.
+    Sums with noise do not. Neither do those of a job that declares its counts, sums nothing by
+    class and has ``dropouts = "any"``: sums over changing silos reveal more than test counts, and
+    the policy allows that or does not.
     """
     security = job.security
     if not security.required or job.privacy is not None:
@@ -153,6 +153,7 @@ def _first_objection(
 
 def _batches(job: Job, proven: Collection[str] = ()) -> Batches:
     """The batches that may be summed on their own, without silos proven to have misdealt."""
+    # One batch is the whole sum, which is judged itself.
     if len(job.batches) <= 1:
         return ()
     return without(job.batches, proven, job.least_batch)
@@ -165,6 +166,7 @@ def _against(
     members: Collection[str],
     policy: Policy,
 ) -> str:
+    # Bounded before the search: a job could be made to keep a silo busy for hours.
     least = policy.file.secure_aggregation.least_difference
     if choices(history, silos, least) > MOST_CHOICES:
         return (

@@ -161,6 +161,9 @@ class BlindRounds:
         if plan.sums_down:
             sums = IncomingSums(await self._sharing(plan.whole, folder), plan, memory)
         delivered = await self._gate.session.fetch(plan, rows, sums)
+
+        # Without the sum this silo would train from an older state once more, and its values would
+        # enter a second sum.
         missing = [name for name in plan.summed_before if name not in delivered.tensors]
         if missing:
             why = (
@@ -168,6 +171,8 @@ class BlindRounds:
                 " round opened a sum"
             )
             await self._refuse(job, plan.round, RefusedError(COORDINATOR, Code.SUM, why))
+
+        # Saved once all of the delivery holds: a sum that was refused settles no attempt.
         if sums is not None and sums.memory != memory:
             await asyncio.to_thread(
                 self._keeper(job, folder).save, plan.whole.instance, sums.memory

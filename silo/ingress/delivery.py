@@ -88,8 +88,11 @@ async def take(
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, plan, taking.size, digests)
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
-    # behind them, those of rows
-    named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()
+    if sums is None:
+        return ReceivedDelivery(delivered, taking.items, plain)
+
+    # Digests of sums come first among those behind; rows are in no model digest.
+    named = tuple(zip(sums.parts, behind, strict=False))
     return ReceivedDelivery(delivered, taking.items, plain, named)
 
 
@@ -158,6 +161,8 @@ class _Taking:
             for each in (self._sums, self._rows)
             if isinstance(each, IncomingSums | DirectedRows)
         ]
+
+        # Evidence that nothing reads would be bytes of the coordinator's choice.
         proofs = proofs_from_wire(self._sender, manifest.proofs)
         if proofs and not checks:
             raise RefusedError(
@@ -199,7 +204,7 @@ class _Taking:
             self._rows.write(behind)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """Once all is there."""
+        """The tensors by part, once all bytes have come."""
         plain = unpack(self._sender, self.items, self._buffer.bytes)
         found = [each.delivered() for each in (self._sums, self._rows) if each is not None]
         return {

@@ -109,7 +109,9 @@ class DirectedRows:
                 tuple(spec.context().hex() for spec in specs),
             )
             memories[name] = OpenedDirected(newest=newest, delivered=contexts)
-        # (2) All of it is remembered.
+
+        # (2) All of it is remembered before a word is taken in: after a crash a row that was opened
+        # must not pass for new.
         for name, memory in memories.items():
             self._sharing.memory.save_directed(name, memory)
         self._words.begin((each, each.group) for each in coming)

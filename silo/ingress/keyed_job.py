@@ -55,15 +55,18 @@ class PrekeyFiles:
     context: bytes
 
     def begin(self, first: bytes, known: Known) -> None:
-        """With the key of the job: our first prekey and the others'.
+        """Begin with our first prekey and the others', once the key of the job is made.
 
-        Durable before it returns, as all here.
+        It is durable before it returns, as is all below.
         """
         self.save(known)
         self._write({0: first})
 
     def known(self) -> Known:
-        """LocalError where it is gone: seeds would be sealed to prekeys that were given up."""
+        """The prekeys of the others that this silo knows.
+
+        LocalError where they are gone: seeds would be sealed to prekeys that were erased.
+        """
         path = self.folder / KNOWN
         if not path.exists():
             raise LocalError(

@@ -157,6 +157,8 @@ class IncomingSums:
         except RefusedError as error:
             self._refuse(place, coming.claim.document, error)
             raise
+
+        # The tags prove that this sum was opened, which settles the attempts next to it.
         ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
         alone = not self._terms.regroups(coming.spec)
         self.memory = self.memory.settled(

@@ -100,7 +100,7 @@ class Declared:
         return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
-        """All that a silo brings to the gate in this round, in wire order.
+        """The items that a silo brings to the gate in this round, in wire order.
 
         LocalError for a round that the job does not have. In a blind job, vectors that leave as
         sketches are whole.

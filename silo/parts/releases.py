@@ -52,8 +52,11 @@ def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Rel
 
 
 def _masked(part: Part, groups: Sequence[Group]) -> Iterator[Release]:
+    # Public weights stand in the signed job, so no tensor of them leaves.
     first = groups[0]
     specs = part.wire if first.weights == "private" else part.tensors
+
+    # One release of all rows, so that policy and ledger read one line per tensor, not one per silo.
     readers = tuple(group.reader for group in filter(is_row, groups))
     stack: tuple[int, ...] = (len(readers),)
     if not readers:
@@ -132,6 +135,7 @@ def _upload_release(part: Part) -> tuple[Release, ...]:
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
     """Bytes of an upload's tensors behind an offset, by kind of part."""
+    # Bytes before the offset left in an earlier attempt, and were counted then.
     sizes: Counter[str] = Counter()
     for release in releases:
         skipped = min(offset, release.nbytes)

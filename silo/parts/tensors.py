@@ -69,11 +69,11 @@ def of_parts(
     if parts is None:
         return items, tensors
     own = {part.name for part in parts}
-    others = {item.part for item in items} - own  # they leave in messages of their own
-    return (
-        tuple(item for item in items if item.part in own),
-        {name: each for name, each in tensors.items() if name not in others},
-    )
+    wanted = tuple(item for item in items if item.part in own)
+
+    # The other parts of the round leave in messages of their own.
+    others = {item.part for item in items} - own
+    return wanted, {name: tensors[name] for name in tensors if name not in others}
 
 
 def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
@@ -82,7 +82,11 @@ def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]
     LocalError for anything missing, unknown or other. Tensors of a subclass are rejected: they may
     compute their values anew each time they are read.
     """
-    values = {(part, name): value for part, own in tensors.items() for name, value in own.items()}
+    values: dict[tuple[str, str], Tensor] = {}
+    for part, own in tensors.items():
+        values.update(((part, name), value) for name, value in own.items())
+
+    # Names in no schema are refused, not dropped: the method meant to send something else.
     declared = [(item.part, item.spec.name) for item in items]
     unknown = values.keys() - set(declared)
     if unknown:
@@ -144,6 +148,8 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
     if known is None:
         known = RecordCount(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
         noisy = " at most: the job is private, and its counts are noisy"
+
+    # A count of more records than there are would buy a larger say in the average.
     metrics: dict[str, int] = {}
     for item, value in zip(items, values, strict=True):
         if _counts_training(item):
@@ -208,6 +214,8 @@ def announced(
         raise RefusedError(
             peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}"
         )
+
+    # Only uploads go on in the middle: a part of a delivery has digests of nothing whole.
     if manifest.offset:
         raise RefusedError(
             peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"
@@ -235,6 +243,7 @@ def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, di
 
     They share the buffer's memory.
     """
+    # A NaN would spread through training into all that this silo uploads.
     delivered: dict[str, dict[str, Tensor]] = {}
     offset = 0
     for item in items:
@@ -250,6 +259,6 @@ def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, di
 
 def flat(values: Sequence[Tensor]) -> Flat:
     """The tensors one after another, float64 unless all are float32; float tensors' own memory."""
-    dtypes = {value.dtype for value in values}
-    dtype = np.float32 if dtypes <= {torch.float32} else np.float64
+    all_single = {torch.float32}.issuperset(value.dtype for value in values)
+    dtype = np.float32 if all_single else np.float64
     return tuple(value.detach().reshape(-1).numpy().astype(dtype, copy=False) for value in values)

@@ -107,15 +107,15 @@ def _pfedsim(job: Job, method: PFedSim, coordinator: CoordinatorState) -> HeatMa
         # only positive weights are there: a pair without one takes nothing of each other
         rows.append([weights.get(other, np.nan) for other in job.silos])
     phi = np.array(rows)
-    title = "pFedSim: whose extractors a silo is given"
-    return _pairs(job, title, "Φ", "unlike, or never in a round together", phi)
+    title = "pFedSim: whose extractors a silo receives"
+    return _pairs(job, title, "Φ", "dissimilar, or never in a round together", phi)
 
 
 def _fedsimsup(job: Job, coordinator: CoordinatorState) -> HeatMap | None:
     # [N, C], zeros for a silo without a census
     unit = normalize(coordinator["proportions"], dim=1).numpy()
     cosines = np.where(np.outer(unit.any(1), unit.any(1)), unit @ unit.T, np.nan)
-    title = "FedSimSup: whose models a silo is given while it is away"
+    title = "FedSimSup: whose models a silo receives while it is away"
     return _pairs(job, title, "cosine of label proportions", "proportions unknown", cosines)
 
 
@@ -123,7 +123,7 @@ def _fedaims(job: Job, method: FedAIMS, coordinator: CoordinatorState) -> HeatMa
     compared = "updates" if method.options.similarity == "update" else "weights"
     similarity = coordinator["similarity"].numpy()
     cosines = np.where(similarity == 0, np.nan, similarity)
-    title = "FedAIMS: whose backbones are alike"
+    title = "FedAIMS: whose backbones are similar"
     return _pairs(job, title, f"cosine of {compared}", "never in a round together", cosines)
 
 

@@ -119,7 +119,7 @@ def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
         ("silos", str(len(first.silos))),
         *_record_rows(first.silos),
         *_shared_settings(groups).items(),
-        ("silos drawn for a round", " or ".join(map(str, sorted(sizes)))),
+        ("silos drawn per round", " or ".join(map(str, sorted(sizes)))),
         ("seeds", ", ".join(map(str, sorted(seeds)))),
         ("all silos evaluated", looks),
         ("made", "; ".join(sorted(made))),
@@ -150,7 +150,7 @@ def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
             continue
         text = f"{min(counts):,} to {max(counts):,}, median {median(counts):g}"
         total = f"{sum(counts):,} in all"
-        rows.append((f"{side} records of a silo", f"{text}; {total}"))
+        rows.append((f"{side} records per silo", f"{text}; {total}"))
     return rows
 
 
@@ -300,16 +300,16 @@ def _silos(groups: Groups) -> str:
     if alone is not None:
         silos = len(groups[alone][0].silos)
         text += (
-            f"Better, equal and worse are how many of the {silos} silos have"
-            f" more, as many and fewer records right than with **{escaped(alone)}**, where each"
-            " trains alone, under the same seed.\n"
+            f"Better, equal and worse count those of the {silos} silos that have more, as many and"
+            f" fewer records right than with **{escaped(alone)}**, where each silo trains alone,"
+            " under the same seed.\n"
         )
 
     # first the model that a silo would use, then both kinds of model for every method, so that
     # methods that keep different ones can be compared
     text += (
-        "\n### The model that each silo keeps\n\nWhich that is stands above with each method; a"
-        " silo that was in no cohort keeps the one delivered last.\n\n"
+        "\n### The model that each silo keeps\n\nThe list of methods above says which model a silo"
+        " keeps; a silo that was in no cohort keeps the one delivered last.\n\n"
     )
     text += _by_silo(_by_seed(groups, _kept), alone)
     for measure in ALL:
@@ -418,11 +418,11 @@ def _cost(groups: Groups) -> str:
             pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
         rows.append([escaped(label), str(len(runs)), *pace])
     text = (
-        "## What it took\n\nSeconds on the wall while processes were at a run, evaluation included,"
-        " and in the first run of a command the start of its worker processes; what was lost when"
-        " one was killed is not counted.\n\n"
+        "## What it took\n\nWall-clock seconds while processes worked on a run. They include"
+        " evaluation and, in the first run of a command, the start of its worker processes. They"
+        " leave out work that was lost when a process was killed.\n\n"
     )
-    titles = ("runs", "seconds a run", "rounds a second")
+    titles = ("runs", "seconds per run", "rounds per second")
     return text + _method_table(titles, rows)
 
 
@@ -443,14 +443,14 @@ def _meaning() -> str:
     for name, meaning in (DEFINITIONS | AVERAGES).items():
         defined += f"- **{name}**: {meaning}.\n"
     return (
-        "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, of"
-        f" the side named, that a model classifies right.\n\n{defined}- **spread**: the"
-        " standard deviation of the silos' accuracies, of a population: it is of these silos.\n-"
+        "## What the numbers mean\n\nThe accuracy of a silo is the share of its own records, on"
+        f" the side named, that a model classifies correctly.\n\n{defined}- **spread**: the"
+        " population standard deviation (divided by n) of the silos' accuracies.\n-"
         " **worst tenth**, **best tenth**: the mean accuracy of the tenth of the silos, rounded"
-        " up, with the lowest and with the highest accuracies.\n- **±**: the standard deviation"
-        " over seeds, of a sample (n − 1).\n\nA round is one that trains; a census before the"
-        " first is none. Seeds draw initial models, cohorts and batches; who holds which record,"
-        " and on which side, is the same for all.\n"
+        " up, with the lowest and with the highest accuracies.\n- **±**: the sample standard"
+        " deviation (divided by n − 1) over seeds.\n\nRounds that train count; a census before the"
+        " first does not. Seeds determine initial models, cohorts and batches; all seeds share who"
+        " holds which record, and on which side.\n"
     )
 
 

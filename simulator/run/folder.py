@@ -86,7 +86,7 @@ class RunFolder:
         if not self.finished and there.made_with != here.made_with:
             raise LocalError(
                 f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
-                " round otherwise; go on as it was begun, choose another --out, or remove it"
+                " round differently; resume it as it was begun, choose another --out, or remove it"
             )
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)

@@ -82,7 +82,7 @@ class _Rounds:
                 self._folder.checkpoint(whole)
             rounds = self._job.rounds_before(whole.round)
             raise CancelledError(
-                f"{self._run.label}, seed {self._run.seed}: stopped; the same command goes on after"
+                f"{self._run.label}, seed {self._run.seed}: stopped; the same command resumes after"
                 f" round {rounds} of {self._job.rounds}"
             ) from None
 

@@ -132,23 +132,23 @@ TITLES: dict[Measure, str] = {
     "selected/before": "cohort, before local training",
     "selected/after": "cohort, after local training",
     "all/aggregated": "all silos, model as delivered",
-    "all/trained": "all silos, model as trained last",
+    "all/trained": "all silos, model as last trained",
     "validation/aggregated": "all silos, model as delivered, validation records",
-    "validation/trained": "all silos, model as trained last, validation records",
+    "validation/trained": "all silos, model as last trained, validation records",
 }
 
 DEFINITIONS: dict[Measure, str] = {
     "all/aggregated": (
-        "every silo, whether or not it took part in the round, with the model that it would have if"
-        " one more round began and delivered what the rounds so far came to, on its test records"
+        "every silo, whether or not it took part in the round, with the model that one more round"
+        " would deliver to it, on its test records"
     ),
     "all/trained": (
-        "every silo with the model that its own last local training left, or its initial model"
-        " where it never trained, on its test records"
+        "every silo with the model after its own last local training, or its initial model if it"
+        " never trained, on its test records"
     ),
     "selected/before": (
-        "the silos of the round's cohort, each with the model that it has in that round after what"
-        " came down and before it trains, on its test records"
+        "the silos of the round's cohort, each with its model after that round's delivery and"
+        " before local training, on its test records"
     ),
     "selected/after": (
         "the same silos at the end of their local training in that round, before anything is"
@@ -161,11 +161,11 @@ DEFINITIONS: dict[Measure, str] = {
 CHOICES: dict[Choice, str] = {
     "last": "after the last round",
     "best by test": (
-        "the highest that was ever measured on the test records themselves: what many papers print,"
-        " and too high, since nobody could have chosen that round without those records"
+        "the highest value ever measured on the test records: many papers print it, but it is too"
+        " high, since nobody could have chosen that round without those records"
     ),
     "best by validation": (
-        "on test records, after as many rounds as were best on validation records, by the same kind"
-        " of model and average"
+        "on test records, after the round that was best on validation records, for the same kind of"
+        " model and average"
     ),
 }

@@ -5,11 +5,11 @@ they say.
 import sys
 
 import pytest
+from support.refusals import refused
 
 from staddle.algorithms import catalog
 from staddle.algorithms.catalog import METHODS, method_class, method_options, names
 from staddle.algorithms.job.job import Job
-from staddle.errors import LocalError
 
 SOURCE = """\
 from staddle.algorithms.methods.fedper import FedPer
@@ -80,48 +80,36 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     info = installed("old_methods", version=1, foreign="Foreign")
     document = make_job("foreign").document()
     (info / "entry_points.txt").unlink()
-    with pytest.raises(
-        LocalError,
-        match=r"unknown method 'foreign'; install the package that has it, or name one of apfl, ",
-    ):
+    said = r"unknown method 'foreign'; install the package that has it, or name one of apfl, "
+    with refused(said):
         Job.from_document(document, "wire")
     installed("new_methods", version=2, foreign="Foreign")
-    with pytest.raises(
-        LocalError, match=r"method.version = 1: this silo's foreign version differs, it is 2"
-    ):
+    with refused(r"method.version = 1: this silo's foreign version differs, it is 2"):
         Job.from_document(document, "wire")
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (
-            "Absent",
-            (
-                r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
-                r" package anew"
-            ),
-        ),
-        (
-            "function",
-            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
-        ),
-        (
-            "Stranger",
-            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
-        ),
+        ("Absent",
+            (r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
+            r" package anew")),
+        ("function",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Stranger",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
         ("Nameless", r"calls itself None; give class and entry point one name"),
         ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
         ("Lacking", r"lacks down, give, stages; write what the contract asks for"),
     ],
-)
+)  # fmt: skip
 def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):
     installed("bad_methods", foreign=target)
     where = (
         rf"job.toml: method 'foreign', which is 'bad_methods:{target}' of package bad_methods 0.1, "
     )
-    with pytest.raises(LocalError, match=where + said):
+    with refused(where + said):
         method_options("foreign", {}, "job.toml")
 
 
@@ -130,15 +118,13 @@ def test_one_name_is_one_method(installed):
     assert method_class("fedavg") is METHODS["fedavg"]  # a name of the catalog is taken
     assert names().count("fedavg") == 1
     installed("other_package", foreign="Foreign")
-    with pytest.raises(
-        LocalError, match=r"is in one_package 0.1 and other_package 0.1, .*; uninstall all but one"
-    ):
+    with refused(r"is in one_package 0.1 and other_package 0.1, .*; uninstall all but one"):
         method_class("foreign")
 
 
 def test_the_nearest_name_is_suggested(installed):
     installed("some_methods", foreign="Foreign")
-    with pytest.raises(LocalError, match=r"unknown method 'foreing'; did you mean 'foreign'\?"):
+    with refused(r"unknown method 'foreing'; did you mean 'foreign'\?"):
         method_class("foreing")
     assert catalog.GROUP == "staddle.methods"
 
@@ -146,10 +132,6 @@ def test_the_nearest_name_is_suggested(installed):
 def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):
     installed("newer_methods", foreign="Foreign")
     (tmp_path / "site" / "newer_methods.py").write_text("def of a later Python:\n")
-    with pytest.raises(
-        LocalError,
-        match=(
-            r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
-        ),
-    ):
+    said = r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
+    with refused(said):
         method_options("foreign", {}, "job.toml")

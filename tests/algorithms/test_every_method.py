@@ -10,6 +10,7 @@ from statistics import mean
 import pytest
 import torch
 from support.banded_records import banded_shards
+from support.refusals import refused
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.engines.engine import Records
@@ -17,7 +18,6 @@ from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
-from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 
 PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
@@ -28,6 +28,8 @@ LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is 
 MODEL = {0: ("model sum.mean", "model")}
 EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
 AVERAGED = "model sum.mean"
+FEATURES, COMMON = "extractor sum.mean, prototypes sum.ratio", "extractor, prototypes"
+CLASSIFIERS = "classifier mix, vectors gram"
 PROTOTYPES = "surveyed without noise; choose fedper"
 FOUR_OF_FIVE = {"silos": list("abcde"), "participation": 0.8}
 
@@ -55,92 +57,51 @@ class Case:
 
 CASES = {
     "apfl": Case(MODEL, model=LINEAR, not_private="it takes gradients at a mixture of two models"),
-    "cfl": Case(
-        {0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
-        options={"sketch": 64, "eps_1": 0.0},
-    ),
+    "cfl": Case({0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
+        options={"sketch": 64, "eps_1": 0.0}),
     "ditto": Case(MODEL),
-    "fedaims": Case(
-        {0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
-        model={"name": "convnet-digits"},
-    ),
-    "fedala": Case(
-        MODEL, options={"start_epochs": 1}, not_private="how much of the global model a silo takes"
-    ),
-    "fedas": Case(
-        {0: ("weighted sum.total", "extractor")},
-        not_private=PROTOTYPES,
-        security={"clip_exponent": 12},
-    ),
+    "fedaims": Case({0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
+        model={"name": "convnet-digits"}),
+    "fedala": Case(MODEL, options={"start_epochs": 1},
+        not_private="how much of the global model a silo takes"),
+    "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES,
+        security={"clip_exponent": 12}),
     "fedavg": Case(MODEL),
     "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
     "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
     "fedbn": Case(MODEL),
-    "fedclassavg": Case(
-        {0: ("classifier sum.mean", "classifier")}, not_private="contrast = 1 lets a record move"
-    ),
+    "fedclassavg": Case({0: ("classifier sum.mean", "classifier")},
+        not_private="contrast = 1 lets a record move"),
     "feddyn": Case({0: (AVERAGED, "corrected")}),
     "fedfomo": Case(
         {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
         not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
-        not_private="a silo weighs others' models",
-    ),
-    "fedkd": Case(
-        {0: ("mentee sum.mean", "mentee")},
-        not_private="its losses weigh distillation by a batch's mean",
-    ),
+        not_private="a silo weighs others' models"),
+    "fedkd": Case({0: ("mentee sum.mean", "mentee")},
+        not_private="its losses weigh distillation by a batch's mean"),
     "fedpac": Case(
-        {
-            0: (
-                (
-                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-                    " variance each"
-                ),
-                "extractor, prototypes, classifier",
-            )
-        },
+        {0: (f"{FEATURES}, {CLASSIFIERS}, variance each", f"{COMMON}, classifier")},
         not_blind=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on",
-        not_private=PROTOTYPES,
-    ),
+        not_private=PROTOTYPES),
     "fedpac, pooled": Case(
-        {
-            0: ("extractor sum.mean, prototypes sum.ratio", "extractor, prototypes, classifier"),
-            1: (
-                (
-                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
-                    " variance sum.mean"
-                ),
-                "extractor, prototypes, classifier",
-            ),
-        },
-        options={"variances": "pooled"},
-        not_private=PROTOTYPES,
-        method="fedpac",
-    ),
+        {0: (FEATURES, f"{COMMON}, classifier"),
+            1: (f"{FEATURES}, {CLASSIFIERS}, variance sum.mean", f"{COMMON}, classifier")},
+        options={"variances": "pooled"}, not_private=PROTOTYPES, method="fedpac"),
     "fedper": Case(EXTRACTOR),
-    "fedproto": Case(
-        {0: ("prototypes sum.ratio", "prototypes")}, not_private="its prototypes sum the features"
-    ),
+    "fedproto": Case({0: ("prototypes sum.ratio", "prototypes")},
+        not_private="its prototypes sum the features"),
     "fedprox": Case(MODEL),
     "fedrep": Case(EXTRACTOR, options={"head_epochs": 2}),
     "fedrod": Case(MODEL),
-    "fedsimsup": Case(
-        {0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
-        options={"tau_theta": 1, "supervisor": "cnn"},
-        fields=FOUR_OF_FIVE,
-        security=DECLARED,
-    ),
+    "fedsimsup": Case({0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
+        options={"tau_theta": 1, "supervisor": "cnn"}, fields=FOUR_OF_FIVE, security=DECLARED),
     "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
     "fml": Case({0: ("meme sum.mean", "meme")}),
     "lg-fedavg": Case({0: ("layers sum.mean", "layers")}),
     "local": Case({0: ("", "")}),
     "moon": Case(MODEL),
-    "per-fedavg": Case(
-        {**MODEL, 3: ("", "model")},
-        options={"alpha": 0.05},
-        model=LINEAR,
-        not_private="its inner step is taken on half a batch",
-    ),
+    "per-fedavg": Case({**MODEL, 3: ("", "model")}, options={"alpha": 0.05}, model=LINEAR,
+        not_private="its inner step is taken on half a batch"),
     "pfedfda": Case(
         {
             0: (
@@ -151,22 +112,14 @@ CASES = {
         },
         not_private=PROTOTYPES,
     ),
-    "pfedme": Case(
-        MODEL,
-        options={"steps": 2},
-        model=LINEAR,
-        not_private="its inner steps are taken on a whole batch",
-    ),
+    "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR,
+        not_private="its inner steps are taken on a whole batch"),
     "pfedsim": Case(
-        {
-            0: (AVERAGED, "model"),
-            1: ("extractor mix, rows gram", "model"),
-            2: ("extractor mix, rows gram", "extractor, model"),
-        },
-        options={"rho": 0.5},
-    ),
+        {0: (AVERAGED, "model"), 1: ("extractor mix, rows gram", "model"),
+            2: ("extractor mix, rows gram", "extractor, model")},
+        options={"rho": 0.5}),
     "ppfl": Case({0: ("model sum.mean, coupling sum.total", "model, coupling")}),
-}
+}  # fmt: skip
 
 
 def make(name, **fields):
@@ -208,6 +161,58 @@ def test_the_table_has_every_method():
     assert {case.method or name for name, case in CASES.items()} == set(METHODS)
 
 
+NAN = float("nan")
+OUT_OF_RANGE = {
+    "fedaims": [
+        {"mu": -1}, {"main_weight": 1.5}, {"sampling": "random"}, {"aux_ce": "both"},
+        {"sketch": -1}, {"sketch": 70_000}, {"lambda": 0.5},
+    ],
+    "fedclassavg": [{"rho": -1}, {"temperature": 0}, {"contrast": -1}, {"view": "crop"}],
+    "feddyn": [{"alpha": 0}],
+    "fedproto": [{"lam": -1}, {"predict": "both"}, {"weights": "none"}],
+    "fedrod": [{"gamma": -1}, {"gamma": 11}, {"gamma": NAN}],
+    "fedsimsup": [
+        {"supervisor": "resnet"}, {"supervisor": []}, {"tau_s": 0}, {"tau_theta": 2.0},
+        {"c": NAN, "gamma": 0.4}, {"c": 0.0, "gamma": 0.4}, {"gamma": 0.5, "c": 40.0},
+        {"schedule": "fast"}, {"similarity": "cosine"}, {"weights": "file"},
+    ],
+    "fedssa": [
+        {"mu_0": 1.1}, {"mu_0": NAN}, {"t_stable": -1}, {"t_stable": 2.5}, {"clip": 0.0},
+        {"min_holders": 0},
+    ],
+    "moon": [{"mu": -1}, {"mu": NAN}, {"temperature": 0}],
+    "ppfl": [
+        {"models": 0}, {"floor": 0.0}, {"lam": -1.0}, {"lam": float("inf")}, {"p_theta": 1.0},
+        {"variant": "x"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [(name, each) for name, own in OUT_OF_RANGE.items() for each in own]
+)
+def test_an_option_out_of_range_is_refused_by_name(make_job, method, options):
+    with refused(next(iter(options))):
+        make_job(method, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"supervisor": []}, "give a list of 1 or more"),
+        ({"c": 40.0}, "c and gamma go together"),
+        ({"gamma": 0.4}, "c and gamma go together"),
+        ({"c": NAN, "gamma": 0.4}, "c = nan"),
+        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
+        ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
+        ({"weights": "file"}, "unknown key"),
+    ],
+)
+def test_options_of_fedsimsup_that_contradict_each_other_are_refused(make_job, options, said):
+    with refused(said):
+        make_job("fedsimsup", options)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns(name):
     reached = plain(name).accuracy(make(name).method().product)
@@ -234,7 +239,7 @@ def test_both_engines_are_equal(name):
 def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
     blind = make(name, security={**BLIND, **CASES[name].security})
     if CASES[name].not_blind:
-        with pytest.raises(LocalError, match=CASES[name].not_blind):
+        with refused(CASES[name].not_blind):
             blind.document()
         return
     assert blind.document()["security"]["secure_aggregation"] == "required"
@@ -247,9 +252,7 @@ def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
 def test_it_can_be_private_or_says_why_not(name):
     job, why = make(name, privacy=PRIVACY), CASES[name].not_private
     if why:
-        with pytest.raises(
-            LocalError, match=rf"\[privacy\] with method '{job.method_name}': .*{why}"
-        ):
+        with refused(rf"\[privacy\] with method '{job.method_name}': .*{why}"):
             job.document()
     else:
         assert job.document()["privacy"]
@@ -276,9 +279,9 @@ def test_the_wire_list_is_as_declared(name):
     assert (final["from_round"], final["up"]) == (make(name).length, [])
     assert final["down"] == phases[-1]["down"]
     if found[0] == MODEL[0] and name != "fedbn":  # tensor by tensor what crosses in FedAvg
-        assert (
-            phases[0]
-            == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()[
-                "schema"
-            ][0]
-        )
+        batch = {"name": "cnn-digits", "norm": "batch", "buffers": "global"}
+        for model in ({**SMALL, **CASES[name].model}, batch):
+            one, average = (
+                make(each, model={"classes": 3, **model}).document() for each in (name, "fedavg")
+            )
+            assert one["schema"][0] == average["schema"][0]

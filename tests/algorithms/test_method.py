@@ -14,20 +14,9 @@ from staddle.algorithms.method import initial_state, specs_of_buffers, specs_of_
 
 STATISTICS = {f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")}
 SHARING = (
-    "cfl",
-    "fedala",
-    "fedas",
-    "fedavg",
-    "fedbabu",
-    "fedfomo",
-    "fedpac",
-    "fedper",
-    "fedrep",
-    "fedsimsup",
-    "pfedfda",
-    "pfedsim",
-    "ppfl",
-)
+    "cfl", "fedala", "fedas", "fedavg", "fedbabu", "fedfomo", "fedpac", "fedper", "fedrep",
+    "fedsimsup", "pfedfda", "pfedsim", "ppfl",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ OPTIONS = {
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
     "pfedsim": {"rho": 0.5},
-    "fedsimsup": {"tau_theta": 1},
+    "fedsimsup": {"tau_s": 1, "tau_theta": 1},
     "fedssa": {"t_stable": 3},
     "ppfl": {"models": 2, "lam": 0.5},
     "fedaims": {"sampling": "algorithm2"},

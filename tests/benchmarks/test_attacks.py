@@ -62,17 +62,13 @@ def test_each_attack_counts_for_its_actor(attacks):
         (("tests.attacks.test_one", "", ""), "says no actor"),
         (("tests.attacks.test_one", "silo", "error"), "could not be run"),
         (("tests.attacks.test_one", "silo", "skipped"), "was left out"),
-        (
-            ("tests.attacks.test_one", "silo", "failure", "control"),
-            "the attacks beside it show nothing",
-        ),
-        (
-            ("tests.attacks.test_one", "silo", "failure", "succeeds"),
-            "does not go as docs/threat-model.md says",
-        ),
+        (("tests.attacks.test_one", "silo", "failure", "control"),
+            "the attacks beside it show nothing"),
+        (("tests.attacks.test_one", "silo", "failure", "succeeds"),
+            "does not go as docs/threat-model.md says"),
         (("tests.silo.test_work", "silo", ""), "have no test of"),
     ],
-)
+)  # fmt: skip
 def test_what_says_too_little_is_named(attacks, case, said):
     (wrong,) = attacks.tallies(attacks.read(results(case)))[1]
     assert said in wrong

@@ -19,10 +19,8 @@ def test_the_forms_of_each_convolution_are_timed(monkeypatch):
 
     try:
         found = convolutions.shapes("lenet5")
-        assert [(leaf.out_channels, tuple(shape)) for leaf, shape in found] == [
-            (6, (32, 3, 32, 32)),
-            (16, (32, 6, 14, 14)),
-        ]
+        expected = [(6, (32, 3, 32, 32)), (16, (32, 6, 14, 14))]
+        assert [(leaf.out_channels, tuple(shape)) for leaf, shape in found] == expected
         leaf, shape = found[1]
         times = convolutions.measured(leaf, shape, OPTIONS)
         assert list(times) == ["grouped", "unfolded", "looped"]

@@ -28,11 +28,8 @@ def planted_faults():
 
 def test_there_are_twenty_faults_a_folder_two_a_module_at_most(planted_faults):
     faults = planted_faults.faults()
-    assert Counter(fault.folder for fault in faults) == {
-        "security": 20,
-        "silo": 20,
-        "coordinator": 20,
-    }
+    expected = {"security": 20, "silo": 20, "coordinator": 20}
+    assert Counter(fault.folder for fault in faults) == expected
     assert max(Counter(planted_faults.place(ROOT, fault) for fault in faults).values()) == 2
 
 
@@ -65,28 +62,20 @@ def test_results_are_counted_by_folder_and_read_again(planted_faults, tmp_path):
     planted_faults.write(path, made)
     assert [each["number"] for each in json.loads(path.read_text())] == [1, 2]
     assert planted_faults.read(path) == made
-    assert list(planted_faults.counts([made[1], made[2]]))[2:] == [
-        "| security | 1 | 1 | 0 |",
-        "| silo | 1 | 0 | 1 |",
-        "| all | 2 | 1 | 1 |",
-    ]
+    expected = ["| security | 1 | 1 | 0 |", "| silo | 1 | 0 | 1 |", "| all | 2 | 1 | 1 |"]
+    assert list(planted_faults.counts([made[1], made[2]]))[2:] == expected
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
         ("def test_a():\n    pass\n", None),
-        (
-            (
-                "import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n   "
-                " assert 0\n"
-            ),
-            "test_a",
-        ),
+        (("import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n   "
+            " assert 0\n"), "test_a"),
         ("import staddle_is_gone\n", "test_x.py"),
         ("import time\n\ndef test_a():\n    time.sleep(60)\n", "took longer"),
     ],
-)
+)  # fmt: skip
 def test_the_first_test_that_fails_has_found_it(planted_faults, tmp_path, source, found):
     copy = tmp_path / "staddle"
     copy.mkdir()

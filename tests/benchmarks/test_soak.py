@@ -38,12 +38,9 @@ def falling(monkeypatch):
 def test_each_row_of_an_area_is_tried_and_the_table_says_so(soak, capsys):
     assert soak.main(["--hours", "0", "--area", "foreign_records", "--seed", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "seed 3",
-        "| area | tried | held | fell |",
-        "|---|---|---|---|",
-        "| foreign_records | 1 | 1 | 0 |",
-        "| all | 1 | 1 | 0 |",
-    ]
+        "seed 3", "| area | tried | held | fell |", "|---|---|---|---|",
+        "| foreign_records | 1 | 1 | 0 |", "| all | 1 | 1 | 0 |",
+    ]  # fmt: skip
 
 
 def test_what_fell_is_counted_and_can_be_repeated(soak, falling, capsys):

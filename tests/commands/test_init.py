@@ -217,13 +217,13 @@ def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
 def test_docstrings_of_inherited_options_come_before_a_methods_own():
     said = job_example.docstrings(method_class("fedprox").options_model)
     assert list(said) == ["weights", "mu"]
-    assert said["weights"] == "Whether a silo counts by its training records or once."
+    assert said["weights"] == "A silo's weight: its training records, or 1."
 
 
-LEAKS = "what a model that is made to leak shows"
-BESIDE = f"use [privacy] beside them: blind sums do not bound {LEAKS}"
-DRAFTED = ["As --private drafts it, a job is private: noise of ", "of 8 at delta = 1e-05"]
-PRIVATE = ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.9"]
+LEAKS = "what a model made to leak reveals of single records"
+BESIDE = f"for blind sums, add [privacy]: blind sums do not bound {LEAKS}"
+DRAFTED = ["As --private drafts it, the job is private: noise of ", "of 8 at delta = 1e-05"]
+PRIVATE = ["as drafted, the job is private: noise of ", "441 steps at most, epsilon 7.9"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ PRIVATE = ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.
     [
         ("fedavg", (), [BESIDE, *DRAFTED]),
         ("ppfl", ("--private",), PRIVATE),
-        ("fedfomo", (), ["a job is refused: job 'first'", "choose fedavg"]),
+        ("fedfomo", (), ["the job is refused: job 'first'", "choose fedavg"]),
     ],
 )
 def test_a_job_example_says_what_privacy_costs(tmp_path, method, options, said):

@@ -6,14 +6,13 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
+from support.framed import framed
 from support.recording_gate import Made
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.mix import Mixed, WireSummand, mixed_to_wire
-from staddle.proto.stream import Digester, recut
-from staddle.proto.wire import tensor_bytes, to_wire
+from staddle.proto.wire import tensor_bytes
 from staddle.security.blind import sealing
 from staddle.security.blind.group_key import JobKeys
 from staddle.security.blind.mix_context import Version
@@ -208,24 +207,8 @@ class Coordinator:
         items = delivered_items([part for part in self.job.down(round_) if part.name in plain])
         pieces = [tensor_bytes(plain[item.part][item.spec.name]) for item in items]
         pieces += [memoryview(words) for _, words in rows]
-        digester = Digester([len(piece) for piece in pieces])
-        for piece in pieces:
-            digester.update(piece)
-        digests = digester.digests()
-        head = {
-            "job": self.job.name,
-            "job_digest": bytes.fromhex(self.job.digest),
-            "round": round_,
-            "size": sum(map(len, pieces)),
-            "tensors": to_wire(items),
-            "rows": [message for message, _ in rows],
-            **manifest,
-        }
-        return [
-            tensor.Frame(manifest=tensor.Manifest(**head)),
-            *(tensor.Frame(chunk=bytes(each.payload)) for each in recut(pieces, chunk)),
-            tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
-        ]
+        messages = [message for message, _ in rows]
+        return framed(self.job, round_, pieces, items, chunk, rows=messages, **manifest)
 
 
 def even(versions, own=0):

@@ -6,16 +6,15 @@ No masks: they cancel.
 import asyncio
 
 import torch
+from support.framed import framed
 from support.keyed_jobs import KEY, PARTS, SILOS, sharing_of
 from support.recording_gate import Made, World, records
 
 from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, delivered_items
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.open_sum import sum_to_wire
-from staddle.proto.stream import Digester, recut
-from staddle.proto.wire import tensor_bytes, to_wire
+from staddle.proto.wire import tensor_bytes
 from staddle.security.blind import sum as blind_sum
 from staddle.security.blind.open_sum import Claim, tag_of
 from staddle.security.blind.plan import JobPlan, summed
@@ -209,21 +208,5 @@ def delivery(job, round_, sums, plain=None, chunk=1 << 20, **manifest):
     items = delivered_items([part for part in job.down(round_) if part.name in plain])
     pieces = [tensor_bytes(plain[item.part][item.spec.name]) for item in items]
     pieces += [memoryview(words) for _, words in sums]
-    digester = Digester([len(piece) for piece in pieces])
-    for piece in pieces:
-        digester.update(piece)
-    digests = digester.digests()
-    head = {
-        "job": job.name,
-        "job_digest": bytes.fromhex(job.digest),
-        "round": round_,
-        "size": sum(map(len, pieces)),
-        "tensors": to_wire(items),
-        "sums": [message for message, _ in sums],
-        **manifest,
-    }
-    return [
-        tensor.Frame(manifest=tensor.Manifest(**head)),
-        *(tensor.Frame(chunk=bytes(each.payload)) for each in recut(pieces, chunk)),
-        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
-    ]
+    messages = [message for message, _ in sums]
+    return framed(job, round_, pieces, items, chunk, sums=messages, **manifest)

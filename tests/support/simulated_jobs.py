@@ -1,12 +1,10 @@
 """Jobs and records for what the simulator keeps, and the order in which a run is run."""
 
-import numpy as np
-import torch
+from support import jobs
+from support.jobs import make_data
 
-from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.simulator.experiment.plan import Population, Run, Schedule
 from staddle.simulator.run.folder import opened
 from staddle.simulator.run.history import of_look, of_round
@@ -17,7 +15,7 @@ OPTIONS = {
     "fedavg-ft": {"tuning_epochs": 1},
     "fedbabu": {"tuning_epochs": 1},
     "fedrep": {"head_epochs": 1},
-    "fedsimsup": {"tau_theta": 1},
+    "fedsimsup": {"tau_s": 1, "tau_theta": 1},
     "ppfl": {"lam": 0},
 }
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}
@@ -25,26 +23,9 @@ SCHEDULE = Schedule(2, 2)
 
 
 def make_job(method="fedavg", seed=7, **fields):
-    document = {
-        "version": 1,
-        "name": "test",
-        "seed": seed,
-        "rounds": 4,
-        "silos": SILOS,
-        "participation": 0.75 if method == "fedsimsup" else 0.5,
-        "method": {"name": method, "options": OPTIONS.get(method, {})},
-        "model": {"name": "cnn-digits", "classes": 3, **MODELS.get(method, {})},
-        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
-        **fields,
-    }
-    return Job.from_file(JobFile.model_validate(document), "job.toml")
-
-
-def make_data(records, seed):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, records)
-    x = rng.normal(size=(records, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
-    return Dataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
+    share = 0.75 if method == "fedsimsup" else 0.5
+    fields = {"seed": seed, "silos": SILOS, "participation": share, **fields}
+    return jobs.make_job(method, OPTIONS.get(method), MODELS.get(method), **fields)
 
 
 def make_records(silos=SILOS, *, validation=True):

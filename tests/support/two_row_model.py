@@ -8,10 +8,9 @@ At w = (0, 0) both classes are as likely, so the gradient of record x = 1 of cla
 from math import log
 
 import torch
+from support.whole_jobs import trained
 from torch import nn
 
-from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.methods.common.second_model import MODEL
 
 LINEAR = {"name": "glm", "input": (1, 8, 8)}  # for whole jobs that need no layers
@@ -39,11 +38,7 @@ def gradient_of(loss, part):
 
 def played(job, shards):
     """Silos' states after all rounds, and what the last delivery makes of them."""
-    simulation = Simulation(
-        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()})
-    )
-    while simulation.round < job.length:
-        simulation.step()
+    simulation = trained(job, shards)
     return simulation.states, {silo: seen.delivered for silo, seen in simulation.look().items()}
 
 

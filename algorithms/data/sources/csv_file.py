@@ -33,11 +33,11 @@ from ..dataset import Dataset
 from ..options import DataTable, Names, Number, Positive
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-# fits int64; what is out of range is for the fit to find
+# fits int64; record_checks rejects classes out of range
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
-# made of each value once all are read: float64, float32, and float32 of each side of the split
+# Bytes per value once all are read: float64, float32, and float32 of each side of the split.
 VALUE_BYTES = 16
-ASKED_EVERY = 2**22  # values, after which the memory that is left is looked at again
+ASKED_EVERY = 2**22  # values, after which the available memory is checked again
 MOST_LISTED = 20  # names of columns, in an error
 
 Cell = tuple[float, ...]
@@ -57,16 +57,16 @@ class Csv(DataTable):
     """Names of all columns, where the file's first line is a record already."""
     delimiter: Annotated[str, Field(pattern=r'^[^"\r\n\x00]$')] = ","
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
-    """What stands in the label's column for 0, 1, …; left out, those numbers themselves."""
+    """Texts of the label's column for 0, 1, …; default: those numbers themselves."""
     class_names: Names | None = None
-    """What the job calls them, where that is something else."""
+    """The job's names for the classes, where they differ."""
     categories: dict[str, Names] = Field(default_factory=dict)
     center: dict[str, Number] = Field(default_factory=dict)
     scale: dict[str, Positive] = Field(default_factory=dict)
     missing: dict[str, Number | str] = Field(default_factory=dict)
-    """What a missing value counts as, before it is centred and scaled.
+    """Replacement of a missing value by column, before it is centred and scaled.
 
-    In other columns it is an error.
+    In other columns a missing value is an error.
     """
     missing_marks: tuple[str, ...] = ("",)
 

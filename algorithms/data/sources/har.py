@@ -62,6 +62,8 @@ def read_har(folder: Path) -> Dataset:
         raise LocalError(
             f"{folder}: HAR: y is {y.dtype} and subject {subject.dtype}; give whole numbers"
         )
+
+    # Places and recordings count per person: ids stay the same where other persons are left out.
     places = np.zeros(len(y), np.int64)
     chains = np.zeros(len(y), np.int64)
     for person in np.unique(subject):
@@ -72,16 +74,15 @@ def read_har(folder: Path) -> Dataset:
         torch.from_numpy(np.ascontiguousarray(x, np.float32))[:, :, None],
         torch.from_numpy(y.astype(np.int64)),
         CLASSES,
-        tuple(
-            f"{person}/{place}"
-            for person, place in zip(subject.tolist(), places.tolist(), strict=True)
-        ),
-        tuple(map(str, subject.tolist())),
-        tuple(
-            f"{person}/{chain}"
-            for person, chain in zip(subject.tolist(), chains.tolist(), strict=True)
-        ),
+        ids=_by_person(subject, places),
+        sources=tuple(map(str, subject.tolist())),
+        groups=_by_person(subject, chains),
     )
+
+
+def _by_person(subject: NDArray[Any], numbers: NDArray[np.int64]) -> tuple[str, ...]:
+    pairs = zip(subject.tolist(), numbers.tolist(), strict=True)
+    return tuple(f"{person}/{number}" for person, number in pairs)
 
 
 def _chains(x: NDArray[Any]) -> NDArray[np.int64]:

@@ -61,7 +61,7 @@ class Images(ImageFiles):
     Else by name.
     """
     class_names: Names | None = None
-    """What the job calls them, where that is something else."""
+    """The job's names for the classes, where they differ."""
     subset: bool = False
     """Sub-folders that are not among the classes are left out; else they are an error."""
     domains: Names | None = None
@@ -204,7 +204,7 @@ def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
     """One image as [channels, height, width] in 0 … 1."""
     try:
         with open_regular(path) as file:
-            # Pillow warns of an image above half its limit; ours is lower
+            # Pillow warns of an image above half its limit; ours is lower.
             with OPENING, warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 opened = Image.open(file, formats=FORMATS)  # reads its header alone

@@ -3,10 +3,10 @@
 Each source can be a silo.
 
 - "heart-disease": UCI Heart Disease (Detrano et al., 1989), files processed.cleveland.data and so
-  on: ``data_heart``.
-- "har": UCI HAR, smartphones worn by 30 persons (Anguita et al., 2013): ``data_har``.
-- "tcga-brca": breast cancer in six regions, as FLamby prepares it (Ogier du Terrail et al., 2022):
-  ``data_brca``.
+  on (heart_disease.py).
+- "har": UCI HAR, smartphones worn by 30 persons (Anguita et al., 2013; har.py).
+- "tcga-brca": breast cancer in six regions, as FLamby prepares it (Ogier du Terrail et al., 2022;
+  tcga_brca.py).
 
 A silo names its own sources, and needs no file of the others where they have files of their own.
 """
@@ -35,9 +35,9 @@ class Natural(DataTable):
     name: Literal["heart-disease", "har", "tcga-brca"]
     folder: Path
     sources: Names | None = None
-    """Whose records are taken; all if left out."""
+    """Sources whose records are taken; default: all."""
     years: Annotated[int, Field(strict=True, ge=1, le=10)] | None = None
-    """Of TCGA-BRCA: class 1 has died within so many years; 3 if left out."""
+    """For TCGA-BRCA: years within which class 1 has died; default: 3."""
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":

@@ -29,7 +29,7 @@ PUBLISHED_SILOS = 300
 
 @dataclass(frozen=True)
 class SyntheticDraw:
-    """What a draw gives: data for the simulator, and the truth behind it."""
+    """Data for the simulator, and the mixtures and coefficients that they were drawn from."""
 
     shards: dict[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
     mixtures: Tensor  # [N, K] w_i, in the order of the silos
@@ -58,6 +58,8 @@ def population(
             f"population: components = {components}, dimension = {dimension}, alpha = {alpha},"
             f" noise = {noise}, tests = {tests}, largest = {largest}; give positive values"
         )
+
+    # One stream per silo: its records are the same whatever other silos are drawn with it.
     theta = uniform(stream(seed, "", 0, "synthetic/coefficients"), (components, dimension), -1, 1)
     shards, mixtures = {}, []
     for silo in silos:

@@ -83,6 +83,9 @@ def read_brca(folder: Path, years: int) -> Dataset:
                 " folder"
             )
     regions = _regions(folder / "centers.csv")
+
+    # Age is scaled by constants, the same at all hospitals: a silo's own mean would be one more
+    # figure computed from its patients (SECURITY.md rule 22).
     file = folder / "brca.csv"
     raw = Csv(
         kind="csv",
@@ -94,12 +97,16 @@ def read_brca(folder: Path, years: int) -> Dataset:
         center={AGE: 58.0},
         scale={AGE: 13.0},
     ).read()
+
+    # The second field of a pid is the site that collected the tissue.
     found = [regions.get(pid.split("-")[1]) if pid.count("-") else None for pid in raw.ids or ()]
     if None in found:
         raise LocalError(
             f"{file}, record {found.index(None) + 1}: centers.csv has no region for its pid; fetch"
             " both again"
         )
+
+    # Who was alive when last seen, before the years were over, has no known class and is left out.
     days, died = raw.x[:, 0, 0, -1], raw.y == 1
     dead, alive = died & (days <= years * DAYS), days > years * DAYS
     sources = tuple(region or "" for region in found)

@@ -49,7 +49,7 @@ Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels [N, channels, hei
 
 @dataclass(frozen=True)
 class Layout:
-    """What a set's records are, and what its folder holds."""
+    """The shape of a set's records, and the files of its folder."""
 
     shape: Shape
     files: str

@@ -1,6 +1,4 @@
-"""FedPAC's weights: with which silos' classifiers one silo's own is mixed (Eq. 6 of
-algorithms/baselines/fedpac.py).
-"""
+"""FedPAC's weights for mixing silos' classifiers (Eq. 6 of algorithms/baselines/fedpac.py)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +9,8 @@ SMALLEST_WEIGHT = 1e-3
 
 
 def points_of(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Points [m, m] with these inner products, which rounding may have left with eigenvalues below
-    0.
-    """
+    """Points [m, m] with these inner products."""
+    # Rounding may have left eigenvalues below 0, which have no root.
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
     points: NDArray[np.float64] = vectors * np.sqrt(values.clip(min=0))
     return points
@@ -24,9 +21,9 @@ def best_weights(
 ) -> NDArray[np.float64]:
     """α [m] of Eq. 6 for silo ``own``, from points [m, d] in place of the h, and the V [m].
 
-    The objective is ‖Rα‖² of R below. The β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)² is a multiple of
-    α: for β = s·α the best s leaves ‖Rα‖² / (1 + ‖Rα‖²), which grows with ‖Rα‖². So a least-squares
-    problem with β ≥ 0 gives α exactly.
+    The objective is ‖Rα‖² with the matrix R of the code. The β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)²
+    is a multiple of α: for β = s·α the best s leaves ‖Rα‖² / (1 + ‖Rα‖²), which grows with ‖Rα‖².
+    So a least-squares problem with β ≥ 0 solves Eq. 6 exactly.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - a third of a second of import that other methods do not need
 

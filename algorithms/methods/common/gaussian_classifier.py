@@ -1,5 +1,4 @@
-"""Classes as normal distributions of one covariance: estimates, the linear classifier that follows,
-an interpolation.
+"""Classes as normal distributions of one covariance: estimates, classifier and interpolation.
 
 The equations are those of pFedFDA (algorithms/baselines/pfedfda.py): features z [n, d] with labels
 y [n], means [C, d], a covariance [d, d] and priors [C], all in float64.
@@ -14,7 +13,7 @@ from torch.nn.functional import one_hot
 from ....errors import LocalError
 
 EPSILON = 1e-4  # ε of Eq. 1, and what each class is given of the priors
-GRID = tuple(step / 20 for step in range(21))  # the β that are tried
+GRID = tuple(step / 20 for step in range(21))  # candidates for β
 NUMBERS_AT_ONCE = 2**22  # logits under several β, 32 MiB
 ALIKE = 1e-9  # cross-entropies that differ by no more are equally good, however they were rounded
 
@@ -29,6 +28,7 @@ def priors_of(counts: Tensor) -> Tensor:
 
 def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [C, d] and biases [C] of Eq. 1; LocalError for a covariance that has no inverse."""
+    # Shrunk towards a multiple of the identity: few records leave a covariance without inverse.
     d = covariance.shape[0]
     shrunk = (1 - EPSILON) * covariance + EPSILON * covariance.trace() / d * torch.eye(
         d, dtype=covariance.dtype
@@ -53,11 +53,9 @@ def estimates(z: Tensor, y: Tensor, means: Tensor, ridge: float) -> Gaussians:
 def best_beta(
     z: Tensor, y: Tensor, common: Gaussians, priors: Tensor, ridge: float, one: bool
 ) -> Tensor:
-    """Eq. 5 over ``GRID``: β_μ and β_Σ [2], with ``one`` the same.
+    """Eq. 5 over ``GRID``: β_μ and β_Σ [2], equal with ``one``; zeros if no class has two records.
 
-    Zeros where no class has two records.
-
-    Of equally good ones the smallest β_Σ, and of those the smallest β_μ.
+    Ties go to the smallest β_Σ, and then to the smallest β_μ.
     """
     halves = halves_of(y)
     if not bool((halves == 1).any()):
@@ -99,10 +97,7 @@ def losses(
 
 
 def halves_of(y: Tensor) -> Tensor:
-    """Which half [n] each record is of, 0 or 1, of each class in turn.
-
-    -1 where it is alone in its class.
-    """
+    """The half [n] of each record, 0 and 1 in turn within a class; -1 if alone in its class."""
     member = one_hot(y)  # [n, C]
     place = (member.cumsum(0) * member).sum(1) - 1  # [n]: how many of its class came before
     return torch.where(member.sum(0)[y] > 1, place % 2, -1)

@@ -1,8 +1,7 @@
-"""Extractors of different architectures, dealt to the silos in turn: for methods whose extractors
-never cross.
+"""Extractors of different architectures, dealt to the silos in turn.
 
-All end in the width of the job's own model, so what is of a feature's width, such as a header's
-rows, can cross.
+They are for methods whose extractors never cross. All end in the width of the job's own model, so
+that tensors of a feature's width, such as a header's rows, can cross.
 """
 
 from typing import Annotated, TypeAlias
@@ -27,9 +26,7 @@ Extractors: TypeAlias = Annotated[tuple[str, ...], Field(max_length=10_000), Aft
 
 
 def norm_of(name: str) -> Norm:
-    """The norm of an architecture in ``extractors``: none where it has a form without, else by
-    groups.
-    """
+    """The norm of an architecture in ``extractors``: "none" if it has that form, else "group"."""
     return "none" if "none" in NETWORKS[name].norms else "group"
 
 
@@ -57,7 +54,7 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
 
 
 def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.Module]:
-    """A silo's model: the architecture that is its turn in job order; none named, the job's own."""
+    """A silo's model: architectures in turn by job order, or the job's own if none is named."""
     if not names:
         return setting.build()
     name = names[setting.silos.index(silo) % len(names)]

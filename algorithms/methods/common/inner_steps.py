@@ -1,5 +1,4 @@
-"""Inner steps: the job's model at parameters that are not its own, its cross-entropy there, and the
-gradient of that.
+"""Inner steps: the job's model at other parameters, its cross-entropy there, and its gradient.
 
 ``parts`` hold the model as ``extractor`` and ``classifier``; ``at`` are parameters of both, by part
 and name.
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ...course import Parts
 from ...exchange.parts import Tensors
-from ...models.functional import called_with, on_trial, parameters_of
+from ...models.functional import called_with, mapped, on_trial, parameters_of
 from ...numerics.devices import uncast
 from .second_model import MODEL
 
@@ -23,7 +22,7 @@ Point: TypeAlias = Mapping[str, Tensors]
 
 
 def point_of(parts: Parts) -> dict[str, dict[str, Tensor]]:
-    """The parameters that the model has, as the loss is to be differentiated by them."""
+    """The model's own parameters, by which a loss can be differentiated."""
     return {part: parameters_of(parts[part]) for part in MODEL}
 
 
@@ -35,7 +34,7 @@ def logits_at(parts: Parts, at: Point, x: Tensor) -> Tensor:
 
 
 def losses_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Tensor:
-    """Their cross-entropy [B]."""
+    """Cross-entropy [B] of the model at these parameters."""
     return cross_entropy(logits_at(parts, at, x), y, reduction="none")
 
 
@@ -56,11 +55,9 @@ def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
     """The Hessian of the mean cross-entropy over a batch, at these parameters, times a direction.
 
     No buffer changes.
-
-    Forward over reverse: what torch 2.13 gives for a gradient's gradient through batch norm is
-    wrong under ``vmap``.
     """
-    # nor has every layer a second derivative in another type, or laid out otherwise
+    # Forward over reverse: torch 2.13 computes a wrong gradient of a gradient through batch norm
+    # under ``vmap``. Nor has every layer a second derivative in another type or memory layout.
     with uncast(x.device):
         product: Point = jvp(
             lambda at: gradient_at(parts, at, x, y), (_laid_out(at),), (_laid_out(direction),)
@@ -69,36 +66,29 @@ def curvature_at(parts: Parts, at: Point, direction: Point, x: Tensor, y: Tensor
 
 
 def _laid_out(at: Point) -> Point:
-    """Copies, channels first: one channel that lies last counts as contiguous too, and what comes
-    of it is not.
-    """
-    first = torch.contiguous_format
-    return {
-        part: {name: value.clone(memory_format=first) for name, value in of.items()}
-        for part, of in at.items()
-    }
+    """Copies whose channels lie first in memory."""
+    # A single channel that lies last counts as contiguous too, but results computed from it do not.
+    return mapped(at, lambda value: value.clone(memory_format=torch.contiguous_format))
 
 
 def sloped(at: Point, direction: Point) -> Tensor:
     """A scalar, 0, whose gradient by these parameters is the direction."""
-    slopes = [
-        ((value - value.detach()) * direction[p][k]).sum()
-        for p, of in at.items()
-        for k, value in of.items()
-    ]
+    slopes = []
+    for part, named in at.items():
+        for name, value in named.items():
+            slopes.append(((value - value.detach()) * direction[part][name]).sum())
     return torch.stack(slopes).sum()
 
 
 def stepped(at: Point, gradient: Point, lr: float) -> dict[str, dict[str, Tensor]]:
     """The parameters after a step of gradient descent."""
-    return {
-        part: {name: value - lr * gradient[part][name] for name, value in named.items()}
-        for part, named in at.items()
-    }
+    after: dict[str, dict[str, Tensor]] = {}
+    for part, named in at.items():
+        slope = gradient[part]
+        after[part] = {name: value - lr * slope[name] for name, value in named.items()}
+    return after
 
 
 def detached(at: Point) -> dict[str, dict[str, Tensor]]:
     """The same numbers, by which nothing is differentiated."""
-    return {
-        part: {name: value.detach() for name, value in named.items()} for part, named in at.items()
-    }
+    return mapped(at, Tensor.detach)

@@ -1,7 +1,4 @@
-"""The term that holds a model near another one while it trains.
-
-What one model learns from another's predictions.
-"""
+"""Losses between two models: a proximal term, and the divergence of their predictions."""
 
 from collections.abc import Mapping
 
@@ -13,21 +10,18 @@ from ...exchange.parts import Tensors
 
 def proximal(strength: float, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
     """(strength / 2) ‖θ − c‖² over all parameters θ; ``context`` holds c, as ``centre`` made it."""
-    squares = [
-        (tensor - context[f"{part}.{name}"]).square().sum()
-        for part, tensors in parameters.items()
-        for name, tensor in tensors.items()
-    ]
+    named = centre(parameters)
+    squares = [(tensor - context[name]).square().sum() for name, tensor in named.items()]
     return strength / 2 * torch.stack(squares).sum()
 
 
 def centre(parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """The values of parts, named ``part.tensor``."""
-    return {
-        f"{part}.{name}": value
-        for part, tensors in parts.items()
-        for name, value in tensors.items()
-    }
+    found: dict[str, Tensor] = {}
+    for part, tensors in parts.items():
+        for name, value in tensors.items():
+            found[f"{part}.{name}"] = value
+    return found
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""A second model beside the job's own, such as one that a silo keeps to itself: its parts have a
-name before theirs.
+"""A second model next to the job's own, such as one that a silo keeps to itself.
+
+The names of its parts are those of the job's model with a prefix.
 """
 
 from collections.abc import Mapping
@@ -20,9 +21,7 @@ BEGUN = "begun"  # in a silo's ``extra``: whether its second model has values of
 
 
 def names(second: str) -> tuple[str, ...]:
-    """The parts of the second model: of ``"own"`` they are ``own_extractor`` and
-    ``own_classifier``.
-    """
+    """The parts of a second model, such as ``own_extractor`` and ``own_classifier`` of "own"."""
     return tuple(f"{second}_{part}" for part in MODEL)
 
 
@@ -37,10 +36,10 @@ def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
 def beside_other(
     setting: Setting, second: str, architecture: str | None, prefix: str
 ) -> dict[str, nn.Module]:
-    """The job's model and a second one, of the named architecture or, without a name, like the
-    job's.
+    """The job's model and a second one of the named architecture, or else of the job's.
 
-    Its initial values are its own, equal at every silo, of streams under this prefix.
+    The second model's initial values are drawn from streams under this prefix, and are equal at
+    every silo.
     """
     modules = sketched(architecture, setting) if architecture else setting.sketch()
     own = dict(zip(names(second), modules.values(), strict=True))
@@ -50,7 +49,7 @@ def beside_other(
 
 
 def check_other(option: str, architecture: str | None, setting: Setting) -> None:
-    """LocalError unless the architecture that an option names is one that takes the job's input."""
+    """LocalError unless an option names an architecture that takes the job's input."""
     if architecture is None:
         return
     if architecture not in NETWORKS:
@@ -70,9 +69,7 @@ def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
 
 
 def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
-    """The parts of the second model with the values, buffers too, that the job's model has in
-    ``parts``.
-    """
+    """The parts of the second model with copies of the job's model's values, buffers included."""
     return {
         name: {key: value.clone() for key, value in parts[part].items()}
         for name, part in zip(names(second), MODEL, strict=True)
@@ -85,13 +82,10 @@ def not_begun() -> dict[str, Tensor]:
 
 
 def begun(state: SiloState, second: str) -> SiloState:
-    """The state of a silo in a round: its second model begins at what the job's model is when it
-    first takes part.
-
-    So a silo that never trained has the averaged model in the end, and no untrained one.
-    """
+    """The state of a silo whose second model has begun: as a copy of the job's model."""
+    # It begins when the silo first takes part: so a silo that never trained has the averaged model
+    # in the end, and not an untrained one.
     if int(state.extra[BEGUN]):
         return state
-    return SiloState(
-        {**state.parts, **taken(state.parts, second)}, {**state.extra, BEGUN: torch.tensor(1)}
-    )
+    parts = {**state.parts, **taken(state.parts, second)}
+    return SiloState(parts, {**state.extra, BEGUN: torch.tensor(1)})

@@ -61,21 +61,16 @@ Where this differs from the paper:
 
 Wire list:
 
-===========  ====  =================================================================
-                   =======================
-part         way   tensors                                                            exchange
-===========  ====  =================================================================
-                   =======================
-backbone     both  φ                                                                  Sum, weighted
-                   by samples
-prototypes   both  ``mean`` [C, D]; zeros for a class without                         Sum, class by
-                   class
-direction    up    "algorithm2" only: unit vector of the update or of φ [1, |φ|],     Gram, of
-                   sketches
-                   whole for ``sketch`` = 0 and for |φ| ≤ sketch                      [1, sketch]
-block        down  "algorithm2" only: b_i                                             -
-===========  ====  =================================================================
-                   =======================
+==========  ====  ==========================================  ======================================
+part        way   tensors                                     exchange
+==========  ====  ==========================================  ======================================
+backbone    both  φ                                           Sum, weighted by samples
+prototypes  both  ``mean`` [C, D]; zeros for a class without  Sum, class by class
+direction   up    "algorithm2" only: unit vector of the       Gram, of sketches [1, sketch]; whole
+                  update or of φ [1, |φ|]                     for ``sketch`` = 0 and for |φ| ≤
+                                                              sketch
+block       down  "algorithm2" only: b_i                      -
+==========  ====  ==========================================  ======================================
 
 In the clear, the weights of ``prototypes`` tell the coordinator a silo's class counts, for
 "paper_p" its classes. A silo's model in the end is the one it trained last. Under differential
@@ -127,7 +122,7 @@ def supervision_sampling(similarity: Tensor, middle: int) -> list[int]:
     cosines: list[list[float]] = similarity.tolist()
     groups: list[list[int]] = [[] for _ in range(middle)]
     for i, row in enumerate(cosines):
-        smallest = min(len(group) for group in groups)  # the constraint of Eq. 10
+        smallest = min(map(len, groups))  # the constraint of Eq. 10
         # (11), 0 for an empty group
         added = [sum(row[j] for j in group) / max(len(group), 1) for group in groups]
         candidates = [k for k in range(middle) if len(groups[k]) == smallest]
@@ -145,9 +140,9 @@ class FedAIMSOptions(Strict):
     """Options of FedAIMS."""
 
     sampling: Literal["balanced", "algorithm2", "full"] = "balanced"
-    """Which middle blocks a silo supervises; the paper's is "algorithm2"."""
+    """The middle blocks that a silo supervises; the paper's is "algorithm2"."""
     similarity: Literal["update", "raw"] = "update"
-    """What Algorithm 2 compares; the paper's is "raw"."""
+    """The vectors that Algorithm 2 compares; the paper's is "raw"."""
     sketch: Annotated[int, Field(strict=True, ge=0, le=65_536)] = 256
     """Numbers that stand for a direction in Algorithm 2; 0 is all of it, the paper's."""
     aux_ce: Literal["head", "prototype", "none"] = "head"
@@ -157,7 +152,7 @@ class FedAIMSOptions(Strict):
     main_weight: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """λ of Eq. 12; left out 1/m, the paper's."""
     reduction: Literal["mean", "sum"] = "mean"
-    """How Eqs. 5 and 8 add up; the paper's is "sum"."""
+    """Reduction of Eqs. 5 and 8; the paper's is "sum"."""
     prototype_weights: Literal["class_count", "paper_p"] = "class_count"
     """Weights of Eq. 4; the paper's is "paper_p"."""
 
@@ -183,10 +178,12 @@ class FedAIMS(Method):
         self.widths = extractor.widths  # d_1 … d_m
         self.middle = len(self.widths) - 1  # m - 1
         self.clusters = self.options.sampling == "algorithm2"
-        given = self.options.main_weight
-        self.main_weight = 1 / len(self.widths) if given is None else given  # λ
+        # λ of Eq. 12 multiplies the main task: 1/m, literally as in the paper.
+        self.main_weight = 1 / len(self.widths)
+        if self.options.main_weight is not None:
+            self.main_weight = self.options.main_weight
         rows = (setting.classes, self.widths[-1])
-        # never statistics, whatever else the backbone holds
+        # Running statistics are not compared, whatever else the backbone holds.
         self.compared = specs_of_parameters(extractor)
         length = sum(spec.elements for spec in self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
@@ -194,29 +191,26 @@ class FedAIMS(Method):
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))
         kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
         if 0 < self.options.sketch < length:
-            gram, unit = (
-                Gram(self.options.sketch, setting.seed),
-                TensorSpec("sketch", "float64", (1, length)),
-            )
-            kind = Kind.SKETCH
+            kind, gram = Kind.SKETCH, Gram(self.options.sketch, setting.seed)
+            unit = TensorSpec("sketch", "float64", (1, length))
         self.direction = Part("direction", kind, gram, (unit,))
         self.block = Part("block", Kind.COUNTS, Sum("total"), (TensorSpec("block", "int64", ()),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Backbone and prototypes; for Algorithm 2 also what it compares."""
-        return (self.backbone, self.prototypes, *((self.direction,) if self.clusters else ()))
+        """Backbone and prototypes; for Algorithm 2 also the compared direction."""
+        shared = (self.backbone, self.prototypes)
+        return (*shared, self.direction) if self.clusters else shared
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Backbone and prototypes; for Algorithm 2 also the silo's block, where a round trains."""
-        return (self.backbone, self.prototypes, *((self.block,) if self.clusters else ()))
+        shared = (self.backbone, self.prototypes)
+        return (*shared, self.block) if self.clusters else shared
 
     # The silo half. ``extra`` holds the global prototypes and, for Algorithm 2, the block and the
     # received backbone.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The model, and for each middle block j the private ``adapter<j>`` and, where it is used,
-        ``head<j>``.
-        """
+        """The model, and the private ``adapter<j>`` and any ``head<j>`` of each middle block j."""
         parts = self.setting.build()
         for j, width in enumerate(self.widths[:-1], start=1):
             layers = OrderedDict(
@@ -235,22 +229,25 @@ class FedAIMS(Method):
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No prototype, no block."""
         extra = {"prototypes": torch.zeros(self.prototypes.tensors[0].shape)}
-        return extra | ({"block": torch.tensor(0)} if self.clusters else {})
+        if self.clusters:
+            extra["block"] = torch.tensor(0)
+        return extra
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Lines 7 and 8 of Algorithm 1: φ_i ← φ; C_g and b_i into ``extra``."""
-        taken = super().deliver(
-            state, {k: v for k, v in delivered.items() if k == "backbone"}, facts
-        )
+        backbone = {part: tensors for part, tensors in delivered.items() if part == "backbone"}
+        taken = super().deliver(state, backbone, facts)
         extra = dict(state.extra)
         if "prototypes" in delivered:
             extra["prototypes"] = delivered["prototypes"]["mean"]
-        if self.clusters:
-            extra["block"] = (
-                delivered["block"]["block"] if "block" in delivered else torch.tensor(0)
-            )
-            if self.options.similarity == "update":
-                extra["received"] = self.vector(taken)
+        if not self.clusters:
+            return SiloState(taken.parts, extra)
+
+        extra["block"] = torch.tensor(0)
+        if "block" in delivered:
+            extra["block"] = delivered["block"]["block"]
+        if self.options.similarity == "update":
+            extra["received"] = self.vector(taken)
         return SiloState(taken.parts, extra)
 
     def effort(self, round_: int) -> Effort:
@@ -266,6 +263,7 @@ class FedAIMS(Method):
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the last block's features by class: the numerator of Eq. 3."""
+        # Line 9 of Algorithm 1: by the received backbone, before training.
         member = one_hot(y, self.setting.classes).double()  # [B, C]
         return {"sums": member.T @ parts["extractor"](x).double()}
 
@@ -290,29 +288,24 @@ class FedAIMS(Method):
                 return (block,)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Lines 11 and 12 of Algorithm 1: backbone and head, and what belongs to the supervised
-        blocks, together.
-        """
+        """Lines 11 and 12 of Algorithm 1: backbone, head and supervised blocks in one stage."""
         blocks = self.supervised(state, facts)
+        # Without a global prototype, as in round 0, no loss reaches an adapter.
         known = bool(state.extra["prototypes"].any())
         trains = ["extractor", "classifier"]
         if known and (self.options.mu > 0 or self.options.aux_ce == "prototype"):
             trains += [f"adapter{j}" for j in blocks]
         if self.options.aux_ce == "head":
             trains += [f"head{j}" for j in blocks]
-        context = {"prototypes": state.extra["prototypes"]}
-        objective, coupled = partial(self.objective, blocks), self.options.reduction == "sum"
-        optimiser = self.setting.optimiser
-        return (
-            Stage(
-                tuple(trains),
-                self.setting.epochs,
-                objective,
-                optimiser,
-                context=context,
-                coupled=coupled,
-            ),
+        stage = Stage(
+            tuple(trains),
+            self.setting.epochs,
+            partial(self.objective, blocks),
+            self.setting.optimiser,
+            context={"prototypes": state.extra["prototypes"]},
+            coupled=self.options.reduction == "sum",
         )
+        return (stage,)
 
     def objective(
         self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors
@@ -331,37 +324,31 @@ class FedAIMS(Method):
             regulariser = self.distance(adapter(target), feature) * has  # (8)
             auxiliary = auxiliary + self.options.mu * regulariser  # (7)
             if self.options.aux_ce == "head":
-                # (7)
-                auxiliary = auxiliary + cross_entropy(
-                    parts[f"head{j}"](feature), y, reduction="none"
-                )
+                logits = parts[f"head{j}"](feature)
+                auxiliary = auxiliary + cross_entropy(logits, y, reduction="none")  # (7)
             elif self.options.aux_ce == "prototype":
-                # (7)
-                auxiliary = auxiliary + prototype_cross_entropy(
-                    adapter, prototypes, known, feature, y
-                )
+                own = prototype_cross_entropy(adapter, prototypes, known, feature, y)
+                auxiliary = auxiliary + own  # (7)
         # (12), (2)
         return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        """Squared distances [B] of rows [B, d], such that their mean over the batch is R as
-        ``reduction`` has it.
-        """
+        """Squared distances [B] of rows [B, d], whose mean over the batch is R of Eqs. 5 and 8."""
         squares = (one - other).square()
-        return (
-            squares.mean(1) if self.options.reduction == "mean" else squares.sum(1) * len(squares)
-        )
+        if self.options.reduction == "mean":
+            return squares.mean(1)
+        # The runner takes the mean over the batch; times B that is the paper's sum.
+        return squares.sum(1) * len(squares)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
         sums, counts = facts.measured["sums"], facts.class_counts.double()
         # (3); sums may have noise
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)
-        weight = (
-            counts
-            if self.options.prototype_weights == "class_count"
-            else (counts > 0) * float(facts.samples)
-        )
+        # Eq. 4 is undefined where a silo lacks a class; such a silo has weight 0 there.
+        weight = (counts > 0) * float(facts.samples)
+        if self.options.prototype_weights == "class_count":
+            weight = counts
         (spec,) = self.prototypes.tensors
         contributions = {
             "backbone": Contribution(self.flat(state, "extractor"), float(facts.samples)),
@@ -380,9 +367,8 @@ class FedAIMS(Method):
 
     def vector(self, state: SiloState) -> Tensor:
         """The backbone's parameters in one row [|φ|]."""
-        return torch.cat(
-            [state.parts["extractor"][spec.name].reshape(-1) for spec in self.compared]
-        )
+        backbone = state.parts["extractor"]
+        return torch.cat([backbone[spec.name].reshape(-1) for spec in self.compared])
 
     # The coordinator half. ``similarity`` [n, n] holds the last cosine of each pair, 0 before the
     # first.
@@ -395,30 +381,24 @@ class FedAIMS(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Lines 15 to 17 of Algorithm 1.
-
-        Eq. 4 and the mean of the backbones are the exchanges' results.
-        """
+        """Lines 15 to 17 of Algorithm 1; the exchanges compute Eq. 4 and the mean backbone."""
         combined = super().combine(state, round_, cohort, results)
         if not self.clusters:
             return combined
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
+        index = torch.tensor(self.numbers(cohort))
         similarity = state["similarity"].clone()
         similarity[index[:, None], index] = results["direction"]["gram"][0].clamp(-1, 1)
         return replace(combined, state={"similarity": similarity})
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The last backbone and prototypes.
-
-        For Algorithm 2 also the block of a silo that was drawn.
-        """
+        """The last backbone and prototypes; for Algorithm 2 also a drawn silo's block."""
         last = (Latest("backbone"), Latest("prototypes"))
-        cohort = (
-            self.setting.drawn(round_) if self.clusters and round_ < self.setting.rounds else ()
-        )
+        if not self.clusters or round_ >= self.setting.rounds:
+            return last
+        cohort = self.setting.drawn(round_)
         if silo not in cohort:
             return last
-        index = torch.tensor([self.setting.silos.index(name) for name in cohort])
+        index = torch.tensor(self.numbers(cohort))
         blocks = supervision_sampling(state["similarity"][index[:, None], index], self.middle)
         return (*last, Value("block", {"block": torch.tensor(blocks[cohort.index(silo)])}))
 

@@ -1,5 +1,4 @@
-"""FedSimSup: a private supervisor beside an inter-learning model that learns from similar silos
-while its own is away.
+"""FedSimSup: a private supervisor, and an inter-learning model that learns while its silo is away.
 
 Liu, Li, Liu, Jin, Lyu, Wu, Yu, "Personalized federated learning under local supervision", Algorithm
 1.
@@ -58,18 +57,14 @@ Where this differs from the paper:
 
 Wire list:
 
-==========  ====  ===========================================================================
-                  ====================
-round       way   part
-                  exchange
-==========  ====  ===========================================================================
-                  ====================
-0           up    ``census``: samples [], with similarity "labels" also proportions [C];       Each
-                  nothing where the job declares them
-1..T        up    ``theta``: θ_i after training                                                Mix
-2..T+1      down  ``theta`` with ``@keep``: Eq. 7 over all rounds since the silo last gave     -
-==========  ====  ===========================================================================
-                  ====================
+=======  ====  =========================================================================  ========
+round    way   part                                                                       exchange
+=======  ====  =========================================================================  ========
+0        up    ``census``: samples [], with similarity "labels" also proportions [C];     Each
+               nothing where the job declares them
+1..T     up    ``theta``: θ_i after training                                              Mix
+2..T+1   down  ``theta`` with ``@keep``: Eq. 7 over all rounds since the silo last gave   -
+=======  ====  =========================================================================  ========
 
 So in the clear the coordinator sees every θ_j, label proportions and sample count. Blind, it sees
 none of the θ_j. Since the cosine has rank C, Eq. 7 also follows from C class sums B_c = Σ_j h_jc
@@ -98,16 +93,25 @@ from torch import Tensor, nn
 from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
-from ...delivery import KEEP, Combined, CoordinatorState, Delivery, Mail, Post, Results
+from ...delivery import (
+    KEEP,
+    Combined,
+    CoordinatorState,
+    Delivery,
+    Mail,
+    Post,
+    Results,
+    positive_weights,
+)
 from ...exchange.parts import Contribution, Each, Kind, Mix, Part, Tensors, TensorSpec
 from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
-# by which a share may miss its own: integers of 32 bits, and float64 of two machines
+# Shares may differ by so much: rows have integer weights of 32 bits, and two machines two float64.
 SHARE_TOLERANCE = 1e-6
-PROPORTIONS_TOLERANCE = 1e-6  # by which a silo's label proportions may miss a sum of one
+PROPORTIONS_TOLERANCE = 1e-6  # bound on how far a silo's label proportions miss a sum of one
 
 Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
 Epochs: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10_000)]
@@ -151,9 +155,7 @@ class FedSimSupOptions(Strict):
 
 
 class FedSimSup(Method):
-    """A private supervisor beside an inter-learning model that learns from similar silos while its
-    own is away.
-    """
+    """A private supervisor, and a model that learns from similar silos while its own is away."""
 
     name = "fedsimsup"
     version = 1
@@ -186,15 +188,12 @@ class FedSimSup(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The census, then θ; nothing in the census where the job declares its facts."""
-        if round_ == 0:
-            return () if self.declared else (self.facts,)
-        return (self.theta,)
+        if round_:
+            return (self.theta,)
+        return () if self.declared else (self.facts,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """What Eq. 7 made of a silo's θ while it was away.
-
-        There is none before a round has trained.
-        """
+        """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained."""
         return (self.mail,) if round_ > 1 else ()
 
     @property
@@ -220,25 +219,21 @@ class FedSimSup(Method):
         return parts["classifier"](parts["extractor"](x)) + parts["supervisor"](x)  # Eq. 3
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """All of Eq. 7 since this silo last gave: θ ← k·θ + m, in float64."""
+        """Apply Eq. 7 for all rounds since this silo last contributed: θ ← k·θ + m, in float64."""
         if "theta" not in delivered:
             return state  # Eq. 6, or nobody alike
         return self.mailed(state, delivered["theta"], "extractor", "classifier")  # Eq. 7
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """The supervisor under a frozen θ, then θ under a frozen supervisor.
-
-        Nothing in the census.
-        """
+        """The supervisor under a frozen θ, then θ under a frozen supervisor; none in the census."""
         if facts.round == 0:
             return ()
-        optimiser = self.setting.optimiser
+        loss, optimiser = self.cross_entropy, self.setting.optimiser
         return (
-            Stage(("supervisor",), self.options.tau_s, self.cross_entropy, optimiser),  # Eq. 4, 11
-            # Eq. 5, 12
+            Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
             Stage(
-                ("extractor", "classifier"), self.options.tau_theta, self.cross_entropy, optimiser
-            ),
+                ("extractor", "classifier"), self.options.tau_theta, loss, optimiser
+            ),  # Eq. 5, 12
         )
 
     def effort(self, round_: int) -> Effort:
@@ -251,21 +246,17 @@ class FedSimSup(Method):
             return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
         if self.declared:
             return {}
-        samples = {"samples": torch.tensor(facts.samples, dtype=torch.int64)}
-        proportions = (
-            {"proportions": facts.class_counts.double() / facts.samples} if self.labels else {}
-        )
-        return {"census": Contribution({**proportions, **samples})}
+        census = {"samples": torch.tensor(facts.samples, dtype=torch.int64)}
+        if self.labels:
+            census["proportions"] = facts.class_counts.double() / facts.samples
+        return {"census": Contribution(census)}
 
     # The coordinator half. ``samples`` is 0 for a silo that missed the census or gave nonsense: it
     # learns from nobody and nobody from it. ``unmatched`` counts the rounds a silo was away and
     # found nobody alike.
 
     def begin(self) -> CoordinatorState:
-        """What the job declares of the silos, as their census would say it.
-
-        Otherwise nothing known of any.
-        """
+        """The job's declarations in the form of a census; zeros for a job without them."""
         silos, n = self.setting.silos, len(self.setting.silos)
         samples, unmatched = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
         shares = torch.zeros(n, self.setting.classes, dtype=torch.float64)
@@ -274,99 +265,88 @@ class FedSimSup(Method):
         if self.declared and self.labels:
             by_class = torch.tensor([self.setting.class_counts[silo] for silo in silos])
             shares = by_class.double() / samples[:, None]
-        counts = {"samples": samples, "unmatched": unmatched}
-        return {**counts, "proportions": shares} if self.labels else counts
+        state = {"samples": samples, "unmatched": unmatched}
+        if self.labels:
+            state["proportions"] = shares
+        return state
 
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Keep the census; afterwards post Eq. 7 to every silo that was away."""
         if round_ == 0:
-            return Combined(
-                state if self.declared else self._censused(state, cohort, results["census"])
-            )
+            if self.declared:
+                return Combined(state)
+            return Combined(self._censused(state, cohort, results["census"]))
+
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
         contributors = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in contributors)  # M
-        posts, unmatched = [], state["unmatched"].clone()
-        for here, silo in enumerate(self.setting.silos):
+        posts, unmatched = [], []
+        for silo in self.setting.silos:
             if silo in cohort:
                 continue  # Eq. 6
-            able = samples[silo] > 0 and len(contributors) >= FEWEST
-            weights = self._alike(state, silo, contributors) if able else {}
+            weights: dict[str, float] = {}
+            # A row over fewer would be next to a copy of one silo's model.
+            if samples[silo] > 0 and len(contributors) >= FEWEST:
+                weights = self._alike(state, silo, contributors)
             if not weights:
-                unmatched[here] += 1
+                unmatched.append(silo)
                 continue
             # Eq. 8
             alpha = share_of_others(total, len(contributors), samples[silo]) * self.decay(round_)
             posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
-        return Combined({**state, "unmatched": unmatched}, posts=tuple(posts))
+        return Combined(self.unposted(state, tuple(unmatched)), posts=tuple(posts))
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """A silo for which no row was made is as one like nobody."""
+        """Count a silo for which no row was made as one that is similar to nobody."""
         unmatched = state["unmatched"].clone()
-        for silo in silos:
-            unmatched[self.setting.silos.index(silo)] += 1
+        unmatched[self.numbers(silos)] += 1
         return {**state, "unmatched": unmatched}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """What was posted to this silo."""
+        """The mail that was posted to this silo."""
         return (Mail("theta"),) if self.down(round_) else ()
 
     def similarities(
         self, state: CoordinatorState, silo: str, contributors: list[str]
     ) -> dict[str, float]:
         """The positive s_ij of one silo i over the participants j."""
-        here, *there = (self.setting.silos.index(name) for name in (silo, *contributors))
+        own, others = self.number(silo), self.numbers(contributors)
         if self.labels:
             unit = nn.functional.normalize(state["proportions"], dim=1)  # [n, C]
-            row = unit[there] @ unit[here]  # cosines
+            row = unit[others] @ unit[own]  # cosines
         else:
-            row = state["samples"][there].double()
-        return {
-            contributor: value
-            for contributor, value in zip(contributors, row.tolist(), strict=True)
-            if value > 0
-        }
+            row = state["samples"][others].double()
+        return positive_weights(contributors, row)
 
     def declared_similarities(self, silo: str, contributors: Sequence[str]) -> dict[str, float]:
-        """The same of what the job declares: of whole numbers and one root, so alike on every
-        machine.
-        """
+        """The positive s_ij by the job's declarations."""
+        # Whole numbers and one root give the same bits on every machine: silos compute the row
+        # again and compare it with the coordinator's.
         counts, by_class = self.setting.counts, self.setting.class_counts
         if not self.labels:
             return {contributor: float(counts[contributor]) for contributor in contributors}
-        products = {
-            contributor: sum(map(mul, by_class[silo], by_class[contributor]))
-            for contributor in contributors
-        }
-        own = sum(count * count for count in by_class[silo])
-        lengths = {
-            contributor: sqrt(own * sum(count * count for count in by_class[contributor]))
-            for contributor in contributors
-        }
-        return {
-            contributor: products[contributor] / lengths[contributor]
-            for contributor in contributors
-            if products[contributor]
-        }
+        own = by_class[silo]
+        found: dict[str, float] = {}
+        for contributor in contributors:
+            other = by_class[contributor]
+            if product := _dot(own, other):
+                found[contributor] = product / sqrt(_dot(own, own) * _dot(other, other))
+        return found
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
         """s_ij over the silos that are drawn for the round."""
-        return (
-            self.declared_similarities(recipient, self.setting.drawn(round_))
-            if self.declared and round_
-            else {}
-        )
+        if not self.declared or round_ == 0:
+            return {}
+        return self.declared_similarities(recipient, self.setting.drawn(round_))
 
     def _alike(
         self, state: CoordinatorState, silo: str, contributors: list[str]
     ) -> dict[str, float]:
-        return (
-            self.declared_similarities(silo, contributors)
-            if self.declared
-            else self.similarities(state, silo, contributors)
-        )
+        if self.declared:
+            return self.declared_similarities(silo, contributors)
+        return self.similarities(state, silo, contributors)
 
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule."""
@@ -375,20 +355,18 @@ class FedSimSup(Method):
         return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Eq. 7 to 10 again from the counts that the job declares.
-
-        Of the participants those are known that are like this silo: the others are in M and K
-        alone, so that ``keep`` is known up to who of them took part.
-        """
+        """Check mail by Eq. 7 to 10, computed anew from the counts that the job declares."""
         if not self.declared:
             return ""
-        alike = self.declared_similarities(
-            silo, [other for other in self.setting.silos if other != silo]
-        )
+        others = [other for other in self.setting.silos if other != silo]
+        alike = self.declared_similarities(silo, others)
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
         if fault := _share_fault(shares, alike):
             return fault
+
+        # Participants with no label in common count in M and K, but are in no row: so the silo does
+        # not know which of them took part, and ``keep`` only as a range.
         counts = self.setting.counts
         unlike = [count for other, count in counts.items() if other != silo and other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
@@ -402,18 +380,18 @@ class FedSimSup(Method):
         )
 
     def _censused(
-        self, state: CoordinatorState, cohort: tuple[str, ...], given: Tensors
+        self, state: CoordinatorState, cohort: tuple[str, ...], census: Tensors
     ) -> CoordinatorState:
-        index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
-        sane = given["samples"] > 0
+        index = torch.tensor(self.numbers(cohort))
+        sane = census["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
-            shares = given["proportions"]
-            sane &= ((shares >= 0) & shares.isfinite()).all(1) & (
-                (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
-            )
+            # A census comes from outside: negative shares would make negative weights of Eq. 7.
+            shares = census["proportions"]
+            sane &= ((shares >= 0) & shares.isfinite()).all(1)
+            sane &= (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
             kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
-        kept["samples"][index] = torch.where(sane, given["samples"], 0)
+        kept["samples"][index] = torch.where(sane, census["samples"], 0)
         return kept
 
 
@@ -434,9 +412,7 @@ def participation_fault(cohort: int, silos: int) -> str:
 
 
 def scaled_c(rounds: int) -> float:
-    """C = 40 (T/1000)^(1 − γ), γ = 3/7: C T^γ = 0.772 T, the same share of the job as at the
-    paper's T = 1000.
-    """
+    """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000."""
     share: float = (rounds / PAPER_ROUNDS) ** (1 - PAPER_GAMMA)
     return PAPER_C * share
 
@@ -447,6 +423,10 @@ def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 
 
+def _dot(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(map(mul, one, other))
+
+
 def share_of_others(total: int, contributors: int, own: int) -> float:
     """λ_i^t from M, K and m_i."""
     return total / (total + contributors * own)  # Eq. 9
@@ -454,6 +434,7 @@ def share_of_others(total: int, contributors: int, own: int) -> float:
 
 def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
     """The least and the most that a mean can be over ``counts`` and any of the others."""
+    # The extremes add the smallest others, or the largest, one after another.
     means = []
     for ordered in (sorted(others), sorted(others, reverse=True)):
         total = sum(counts)
@@ -465,7 +446,7 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
 
 
 def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
-    """What is wrong with the shares of a row by Eq. 10, or ""."""
+    """A fault in the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
     whole = sum(alike[contributor] for contributor in shares)
     for contributor, share in shares.items():
         expected = alike[contributor] / whole

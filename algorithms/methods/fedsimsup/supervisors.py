@@ -3,16 +3,16 @@
 They are not from the paper but for "approximately one-sixth" of the inter-learning model's size,
 here of the 52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
 
-===========  =======================================================================================
-             ======
-lenet        the same scaled down: 3 and 6 channels, 48 units; below 16 pixels the convolutions pad
-             8,422
-cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool, mean over pixels
-             7,898
-transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads, mean over them
-             9,350
-===========  =======================================================================================
-             ======
+===========  ========================================================================  ==========
+name         form                                                                      parameters
+===========  ========================================================================  ==========
+lenet        the same scaled down: 3 and 6 channels, 48 units; below 16 pixels the     8,422
+             convolutions pad
+cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool, mean  7,898
+             over pixels
+transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads,  9,350
+             mean over them
+===========  ========================================================================  ==========
 """
 
 from collections import OrderedDict

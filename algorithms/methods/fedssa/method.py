@@ -89,7 +89,7 @@ from ...exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from ...method import Method, Setting
 from ..common.heterogeneous import Extractors, check_extractors, dealt
 
-# status of a class: its holders were too few so far; its row is an average. 0: no holder
+# Status of a class: too few holders so far, or its row is an average; 0: no holder.
 WITHHELD, PUBLISHED = 1, 2
 
 
@@ -144,14 +144,9 @@ class FedSSA(Method):
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
 
     def _check_holders(self) -> None:
-        """LocalError where no class can ever have enough holders: those of a round, or,
-        stale-inclusive, all silos.
-        """
-        fewest, cohort, silos = (
-            self.options.min_holders,
-            self.setting.cohort_size,
-            len(self.setting.silos),
-        )
+        """LocalError where no class can ever have enough holders for a published row."""
+        fewest, cohort = self.options.min_holders, self.setting.cohort_size
+        silos = len(self.setting.silos)
         if fewest > silos:
             raise LocalError(
                 f"fedssa: min_holders = {fewest}, but there are {silos} silos; lower it"
@@ -172,23 +167,23 @@ class FedSSA(Method):
         return (self.header,)
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """What changed in the rows."""
+        """The deltas of the rows, which are summed class by class."""
         return (self.deltas.name,) if self.options.stale_inclusive else ()
 
     @property
     def withholds(self) -> str:
-        """``min_holders``, where it withholds any."""
+        """``min_holders``, if it can withhold a row."""
         return f"min_holders = {self.options.min_holders}" if self.options.min_holders > 1 else ""
 
-    # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running
-    # totals hold: a round that did not count leaves no trace in its state.
+    # The silo half. With ``stale_inclusive`` a silo remembers its last contribution, which the
+    # running totals hold: a round that failed leaves no trace in its state.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own extractor below the common classifier."""
         return dealt(self.options.extractors, self.setting, silo)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """With ``stale_inclusive``: nothing counted, nothing given."""
+        """Zeros with ``stale_inclusive``: nothing was counted or uploaded yet."""
         if not self.options.stale_inclusive:
             return {}
         nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
@@ -210,27 +205,24 @@ class FedSSA(Method):
         return self.options.mu_0 * cos(round_ * pi / (2 * horizon)) if round_ < horizon else 0.0
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 4 on the rows of seen classes.
-
-        Before the first round is over, with the initial header.
-        """
+        """Eq. 4 on the rows of seen classes, at first with the initial header."""
         header = delivered.get("header", {})
         local = rows_of(state.parts["classifier"])  # [C, d+1]
         seen = facts.class_counts > 0  # [C]
         if "status" in header:
             seen = seen & (header["status"] != WITHHELD)
+        # Not convex, as in the paper: a seen row grows by 1 + μ at first.
         fused = header.get("rows", self.initial) + self.mu(facts.round) * local  # Eq. 4
         rows = torch.where(seen[:, None], fused, local)
-        classifier = {
-            **state.parts["classifier"],
-            "weight": rows[:, :-1].clone(),
-            "bias": rows[:, -1].clone(),
-        }
-        extra = self._settled(state, facts) if self.options.stale_inclusive else state.extra
+        fresh = {"weight": rows[:, :-1].clone(), "bias": rows[:, -1].clone()}
+        classifier = {**state.parts["classifier"], **fresh}
+        extra = state.extra
+        if self.options.stale_inclusive:
+            extra = self._settled(state, facts)
         return SiloState({**state.parts, "classifier": classifier}, extra)
 
     def _settled(self, state: SiloState, facts: Facts) -> dict[str, Tensor]:
-        """What this silo gave last, which is what it trained last, and its classes now."""
+        """The silo's last contribution, which is what it trained last, and its classes now."""
         gave = state.extra["presence"]  # zeros before the first round
         last = zero_filled(rows_of(state.parts["classifier"]), gave)
         return {
@@ -246,6 +238,7 @@ class FedSSA(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The rows of seen classes, zeros for the others."""
+        # Always all rows: an upload's size must not tell which classes the silo has.
         presence = (facts.class_counts > 0).long()  # [C]
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
         if not self.options.stale_inclusive:
@@ -282,9 +275,9 @@ class FedSSA(Method):
             mean = results["rows"]["rows"]  # Eq. 3
         enough = holders >= self.options.min_holders
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
-        after["status"] = torch.maximum(
-            state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0))
-        )
+        # A published row stays published: the last average holds until there is a new one.
+        status = torch.where(enough, PUBLISHED, WITHHELD * (holders > 0))
+        after["status"] = torch.maximum(state["status"], status)
         return Combined(after, {"header": {"rows": after["rows"], "status": after["status"]}})
 
 

@@ -1,13 +1,13 @@
-"""The heat map of PPFL's memberships: one row a silo, one column a canonical model, darker is
-nearer to one.
+"""The heat map of PPFL's memberships: one row per silo, one column per canonical model.
 
-A silo that released nothing has a row of zeros, which is no membership; it is drawn grey, with
-dashes. What is drawn was released to the coordinator, or is, in the simulator or at a silo, what
-the silo keeps; nothing is released here.
+Darker cells are nearer to one. A silo that released nothing has a row of zeros, which is no
+membership; it is drawn grey, with dashes. The memberships were released to the coordinator, or they
+are those that a silo or the simulator keeps; drawing releases nothing.
 """
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ TOLERANCE = 1e-3  # of a row's sum; a float32 point of the simplex is within 1e-
 
 
 def released(coordinator: CoordinatorState) -> Tensor:
-    """Memberships [N, K] that silos released, rows of zeros for silos that did not.
+    """Memberships [N, K] that silos released, with rows of zeros for silos that did not.
 
-    LocalError where none did.
+    LocalError where no silo did.
     """
     memberships = coordinator.get("memberships")
     if memberships is None or not bool(memberships.any()):
@@ -49,9 +49,7 @@ def simulated(states: Mapping[str, SiloState]) -> Tensor:
 
 
 def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
-    """LocalError unless these are rows [N, K] of a simplex or of zeros, and one label a row where
-    there are any.
-    """
+    """LocalError unless these are rows [N, K] of a simplex or of zeros, and labels fit the rows."""
     if memberships.ndim != 2 or 0 in memberships.shape:
         raise LocalError(f"a heat map takes memberships [N, K], not {list(memberships.shape)}")
     if labels and len(labels) != len(memberships):
@@ -60,9 +58,8 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
         )
     inside = ((memberships >= 0) & (memberships <= 1)).all(1)  # NaN is not
     whole = ((memberships.sum(1) - 1).abs() < TOLERANCE) | (memberships == 0).all(1)
-    wrong = [
-        labels[i] if labels else i for i, fits in enumerate((inside & whole).tolist()) if not fits
-    ]
+    named = zip(labels or range(len(memberships)), (inside & whole).tolist(), strict=True)
+    wrong = [name for name, fits in named if not fits]
     if wrong:
         raise LocalError(
             f"the rows of {wrong} are not memberships: between 0 and 1, with the sum 1"
@@ -70,17 +67,17 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
 
 
 def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:
-    """PNG of memberships [N, K] in 0…1, with the rows' labels on the left where given."""
+    """PNG of memberships [N, K] in 0…1, with any labels of the rows on the left."""
     check(memberships, labels)
     shade = memberships.double().numpy()[..., None]  # [N, K, 1]
     colours = np.rint(WHITE + shade * (DARK - WHITE)).astype(np.uint8)
     silent = (memberships == 0).all(1).numpy()  # [N]
     colours[silent] = GREY
     cells = Image.fromarray(colours.repeat(CELL, 0).repeat(CELL, 1))
+
     draw = ImageDraw.Draw(cells)
-    for row in np.flatnonzero(silent).tolist():
-        for left in range(0, cells.width, CELL):
-            draw.line((left + 6, row * CELL + 8, left + 10, row * CELL + 8), "black")
+    for row, left in product(np.flatnonzero(silent).tolist(), range(0, cells.width, CELL)):
+        draw.line((left + 6, row * CELL + 8, left + 10, row * CELL + 8), "black")
     margin = max((int(draw.textlength(label)) + 8 for label in labels), default=0)
     image = Image.new("RGB", (margin + cells.width, cells.height), "white")
     image.paste(cells, (margin, 0))

@@ -101,11 +101,11 @@ class PPFLOptions(Strict):
     variant: Literal["ppfl1", "ppfl2"] = "ppfl1"
     """PPFL1 mixes what the canonical models answer, PPFL2 their parameters."""
     mixture: Literal["probabilities", "logits"] = "probabilities"
-    """What PPFL1 mixes."""
+    """The outputs that PPFL1 mixes."""
     models: Annotated[int, Field(strict=True, ge=1, le=64)] = 3
     """K."""
     canonical: Literal["linear", "mlp"] = "linear"
-    """What a canonical model is, on the features of the extractor."""
+    """The form of a canonical model, on the features of the extractor."""
     hidden: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 128
     """Hidden units of an "mlp" (the paper's MNIST model)."""
     schedule: Literal["alternating", "theta_then_c", "rbcd"] = "alternating"
@@ -115,7 +115,7 @@ class PPFLOptions(Strict):
     membership_lr: Annotated[Real, Field(gt=0)] = 0.5
     """η_c (the code's value for CIFAR-10)."""
     membership_batches: bool = False
-    """Whether a membership steps batch by batch, as in the code, and not once on all records."""
+    """True if a membership steps batch by batch as in the code, not once on all records."""
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
@@ -124,17 +124,15 @@ class PPFLOptions(Strict):
     0 where not all silos are drawn in every round.
     """
     lam_scale: Literal["mean_degree", "literal"] = "mean_degree"
-    """Whether λ is divided by the mean degree of the silos' graph."""
+    """λ is divided by the mean degree of the silos' graph, or taken as it stands."""
     weights: Literal["equal", "samples"] = "equal"
     """a_i of Eq. 12 (equal as in the code)."""
     release_membership: Literal["never", "last", "always"] = "never"
     """Rounds in which the coordinator sees each c_i."""
     no_affinity: bool = False
-    """Whether the gradient is that of the authors' code, λ D C, which leaves the affinities of
-    silos out.
-    """
+    """True if the gradient is λ D C as in the authors' code, without the silos' affinities."""
     double_exponential: bool = False
-    """Whether a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
+    """True if a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
 
 
 class PPFL(Method):
@@ -177,7 +175,7 @@ class PPFL(Method):
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
-        # 1 of each silo, whatever a blind job says of the weights of records
+        # The weight is 1 for each silo, whatever bounds a blind job has for weights by records.
         if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
@@ -187,7 +185,7 @@ class PPFL(Method):
 
     @property
     def mixture(self) -> Mixture:
-        """What the membership vector mixes."""
+        """The outputs or parameters that the membership vector mixes."""
         return "parameters" if self.options.variant == "ppfl2" else self.options.mixture
 
     def blocks(self, round_: int) -> tuple[str, ...]:
@@ -201,17 +199,20 @@ class PPFL(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """θ and the class sums, each where its block moves, and c_i where it is released."""
-        rbcd, blocks, release = (
-            self.options.schedule == "rbcd",
-            self.blocks(round_),
-            self.options.release_membership,
-        )
-        parts = [self.model] if "theta" in blocks else []
-        if self.options.lam and not (rbcd and "c" not in blocks):
+        blocks = self.blocks(round_)
+        parts = []
+        if "theta" in blocks:
+            parts.append(self.model)
+        # Algorithm 1 moves one block per round: where c stands still, the class sums are the same.
+        if self.options.lam and (self.options.schedule != "rbcd" or "c" in blocks):
             parts.append(self.coupling)
-        if release == "always" or (release == "last" and round_ == self.setting.rounds - 1):
+        if self._releases(round_):
             parts.append(self.membership)
         return tuple(parts)
+
+    def _releases(self, round_: int) -> bool:
+        last = round_ == self.setting.rounds - 1
+        return {"never": False, "last": last, "always": True}[self.options.release_membership]
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """θ and the sums of the class memberships."""
@@ -224,9 +225,7 @@ class PPFL(Method):
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The job's extractor, K canonical models in place of its classifier, and the membership
-        vector.
-        """
+        """The job's extractor, K canonical models instead of its classifier, and the membership."""
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
@@ -260,9 +259,8 @@ class PPFL(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """θ replaces the silo's own; the class sums are kept for the Laplacian."""
-        fresh = super().deliver(
-            state, {part: t for part, t in delivered.items() if part == "model"}, facts
-        )
+        model = {part: tensors for part, tensors in delivered.items() if part == "model"}
+        fresh = super().deliver(state, model, facts)
         return SiloState(fresh.parts, {**state.extra, **delivered.get("coupling", {})})
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
@@ -273,8 +271,9 @@ class PPFL(Method):
     def effort(self, round_: int) -> Effort:
         """A step on all records for the membership, or its epochs; then θ's epochs."""
         blocks, batches = self.blocks(round_), self.options.membership_batches
-        epochs = self.setting.epochs * (("theta" in blocks) + ("c" in blocks and batches))
-        return Effort(epochs=epochs, whole=int("c" in blocks and not batches))
+        moves_theta, moves_c = "theta" in blocks, "c" in blocks
+        epochs = self.setting.epochs * (moves_theta + (moves_c and batches))
+        return Effort(epochs=epochs, whole=int(moves_c and not batches))
 
     def theta_stage(self) -> Stage:
         """Eq. 11: v and U by the job's optimiser, c_i fixed."""
@@ -288,10 +287,8 @@ class PPFL(Method):
         optimiser = Optimiser(self.options.membership_lr, rule=rule, floor=self.options.floor)
         h, b = proportions(facts.class_counts), state.extra["b"]
         degree, pull = h @ b, h @ state.extra["m"]  # d_i, Σ_j w_ij c_j [K]
-        lam = self.options.lam
-        if self.options.lam_scale == "mean_degree":
-            # Σ_i d_i / N = ‖b‖² / N
-            lam *= float(state.extra["silos"] / b.square().sum()) if bool(b.any()) else 0.0
+        lam = self._lam(state)
+        # The authors' code has the gradient λ D C: no −W, and not the factor 2 of Eq. 13.
         if self.options.no_affinity:
             pull, lam = torch.zeros_like(pull), lam / 2
         context = {"degree": degree, "pull": pull, "lam": torch.tensor(lam, dtype=torch.float64)}
@@ -302,13 +299,23 @@ class PPFL(Method):
             ("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole
         )
 
+    def _lam(self, state: SiloState) -> float:
+        """λ as it enters Eq. 13; 0 under "mean_degree" before there are any class sums."""
+        lam, b = self.options.lam, state.extra["b"]
+        if self.options.lam_scale == "literal":
+            return lam
+        if not b.any():
+            return 0.0
+        # d_i grows with N, and Σ_i d_i / N = ‖b‖² / N is the mean degree.
+        return lam * float(state.extra["silos"] / b.square().sum())
+
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """λ times silo i's share of Eq. 13."""
         c = parameters["membership"]["c"].double()
         return context["lam"] * coupling_term(c, context["degree"], context["pull"])
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """What this round's wire list names."""
+        """The parts that this round's wire list names."""
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
         sums = {
             "b": h,
@@ -340,7 +347,7 @@ class PPFL(Method):
         if "membership" not in results:
             return combined
         rows = state["memberships"].clone()
-        rows[[self.setting.silos.index(silo) for silo in cohort]] = results["membership"]["c"]
+        rows[self.numbers(cohort)] = results["membership"]["c"]
         return Combined({"memberships": rows}, combined.published)
 
 

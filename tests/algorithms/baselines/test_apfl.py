@@ -3,6 +3,7 @@ from math import log
 import pytest
 import torch
 from support.two_row_model import HALF, LINEAR, ONE, gradient_of, line, played, same_model
+from support.whole_jobs import check_tensors
 
 from staddle.algorithms.baselines.apfl import Mixture
 from staddle.algorithms.course import Change, Facts, SiloState, Survey
@@ -49,43 +50,39 @@ def test_a_step_of_alpha_by_hand(make_job, lr, expected):
     assert "mixture" not in both.trains
 
 
-def test_at_alpha_0_it_is_fedavg_and_at_1_local_training_bit_for_bit(make_job, make_shards):
-    model = {"norm": "batch"}
-    averages, alone = (
-        make_job("fedavg", {}, model, rounds=2),
-        make_job("local", {}, model, rounds=2),
-    )
-    (trained, delivered), (local, _) = (played(job, make_shards(job)) for job in (averages, alone))
-    for alpha in (0, 1):
-        job = make_job("apfl", {"alpha": alpha, "adaptive": False}, model, rounds=2)
-        states, last = played(job, make_shards(job))
-        assert all(same_model(states[silo], trained[silo]) for silo in job.silos)  # whatever α is
-        assert all(same_model(last[silo], delivered[silo]) for silo in job.silos)
-        for silo in job.silos:
-            for part in MODEL:
-                for name, value in local[silo].parts[part].items():
-                    own = states[silo].parts[f"own_{part}"][name]
-                    assert alpha == 0 or torch.equal(own, value)
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_at_alpha_0_it_is_fedavg_and_at_1_local_training_bit_for_bit(make_job, make_shards, alpha):
+    jobs = [
+        make_job(method, options, {"norm": "batch"}, rounds=2)
+        for method, options in (
+            ("fedavg", {}),
+            ("local", {}),
+            ("apfl", {"alpha": alpha, "adaptive": False}),
+        )
+    ]
+    (average, shared), (local, _), (states, last) = (played(job, make_shards(job)) for job in jobs)
+    for silo in jobs[0].silos:
+        assert same_model(states[silo], average[silo])  # whatever α is
+        assert same_model(last[silo], shared[silo])
+        if alpha:
+            own = {part: states[silo].parts[f"own_{part}"] for part in MODEL}
+            check_tensors(own, local[silo].parts)
 
 
-def test_alpha_goes_its_own_way_at_each_silo_and_stays_there(make_job, make_shards):
-    job = make_job("apfl", {}, LINEAR, rounds=3)
+@pytest.mark.parametrize(
+    ("options", "rounds", "expected"),
+    [({}, 1, {0.5}), ({"adaptive": False, "alpha": 0.25}, 2, {0.25}), ({}, 3, None)],
+)
+def test_alpha_goes_its_own_way_at_each_silo_and_stays_there(
+    make_job, make_shards, options, rounds, expected
+):
+    """In the first round both models are one, and α stays."""
+    job = make_job("apfl", options, LINEAR, rounds=rounds)
     assert job.method().up(0) == make_job("fedavg", {}, LINEAR).method().up(0)
     states, _ = played(job, make_shards(job))
     found = {state.parts["mixture"]["alpha"].item() for state in states.values()}
-    assert len(found) == 3
+    assert found == expected or len(found) == 3
     assert all(0 < alpha < 1 for alpha in found)
-    still = make_job("apfl", {"adaptive": False, "alpha": 0.3}, LINEAR, rounds=2)
-    states, _ = played(still, make_shards(still))
-    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {
-        torch.tensor(0.3).item()
-    }
-
-
-def test_in_the_first_round_both_models_are_one_and_alpha_stays(make_job, make_shards):
-    job = make_job("apfl", {}, LINEAR, rounds=1)
-    states, _ = played(job, make_shards(job))
-    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {0.5}
 
 
 def test_running_statistics_of_w_and_of_the_mixture_are_their_own(make_job, make_shards):

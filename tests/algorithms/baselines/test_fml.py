@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
+from support.refusals import refused
+from support.whole_jobs import check_states, check_tensors, trained
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.aggregation import MemoryArchive
-from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation, Snapshot, simulate
+from staddle.algorithms.engines.simulation import Snapshot, simulate
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.training.silo_round import local_round, to_modules
-from staddle.errors import LocalError
 
 OWN = ("personal_extractor", "personal_classifier")
 
@@ -68,21 +68,7 @@ def test_what_crosses_and_what_stays(make_job, make_data):
     assert outcome.contributions["meme"].weight == 20
     taken = method.deliver(state, {"meme": down}, None)
     assert torch.equal(taken.parts["classifier"]["bias"], state.parts["classifier"]["bias"] + 1)
-    assert all(
-        torch.equal(taken.parts[part][name], t)
-        for part in OWN
-        for name, t in state.parts[part].items()
-    )
-
-
-def trained(job, shards, begun=None):
-    """The states of all silos after the last round."""
-    simulation = Simulation(
-        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()}), begun=begun
-    )
-    while simulation.round < job.length:
-        simulation.step()
-    return simulation.states
+    check_tensors(taken.parts, {part: state.parts[part] for part in OWN})
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
@@ -96,20 +82,14 @@ def test_without_distillation_the_meme_is_fedavg_and_the_other_is_local_training
         make_job(name, options, {"norm": norm}, rounds=2)
         for name, options in (("fml", {"alpha": 1.0, "beta": 1.0}), ("fedavg", {}), ("local", {}))
     )
-    start = initial_state(job.method(), "a").parts
-    own = {part: start[f"personal_{part}"] for part in ("extractor", "classifier")}
-    begun = Snapshot(
-        0, {s: SiloState(own) for s in job.silos}, frozenset(), {}, MemoryArchive().shelved()
-    )
-    shards = make_shards(job)
-    ours, alone = trained(job, shards), trained(local, shards, begun)
-    for silo, state in trained(average, shards).items():
-        for part, tensors in state.parts.items():
-            for name, value in tensors.items():
-                assert torch.equal(ours[silo].parts[part][name], value)
-                assert torch.equal(
-                    ours[silo].parts[f"personal_{part}"][name], alone[silo].parts[part][name]
-                )
+    start, shards = initial_state(job.method(), "a").parts, make_shards(job)
+    own = SiloState({part.removeprefix("personal_"): start[part] for part in OWN})
+    begun = Snapshot(0, dict.fromkeys(job.silos, own), frozenset(), {}, MemoryArchive().shelved())
+    ours = trained(job, shards).states
+    check_states(ours, trained(average, shards).states)
+    for silo, alone in trained(local, shards, begun=begun).states.items():
+        personal = {part: ours[silo].parts[f"personal_{part}"] for part in alone.parts}
+        check_tensors(personal, alone.parts)
 
 
 def test_personalised_models_may_have_an_architecture_of_their_own(make_job, make_shards):
@@ -121,5 +101,5 @@ def test_personalised_models_may_have_an_architecture_of_their_own(make_job, mak
         build(ModelOptions(name="digits-cnn-b", classes=3), 7)["extractor"].state_dict()
     )
     for name, said in (("lenet6", "no such model"), ("lenet5", "needs at least 16 x 16 pixels")):
-        with pytest.raises(LocalError, match=rf"fml: personal = '{name}'.* {said}.*; choose one"):
+        with refused(rf"fml: personal = '{name}'.* {said}.*; choose one"):
             make_job("fml", {"personal": name}).document()

@@ -3,6 +3,7 @@ from math import exp, log
 
 import pytest
 import torch
+from support.refusals import refused
 from support.two_row_model import (
     HALF,
     LINEAR,
@@ -13,11 +14,11 @@ from support.two_row_model import (
     same_model,
     values_of,
 )
+from support.whole_jobs import check_tensors
 
 from staddle.algorithms.course import Change, Facts, SiloState, Survey
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.common.second_model import MODEL
-from staddle.errors import LocalError
 
 FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
 
@@ -78,20 +79,15 @@ def test_beta_mixes_parameters_with_those_that_came_down(make_job):
 
     Running statistics as they are.
     """
-    model = {"norm": "batch", "buffers": "global"}
-    method = make_job("pfedme", {"beta": 3.0}, model).method()
+    method = make_job("pfedme", {"beta": 3.0}, {"norm": "batch", "buffers": "global"}).method()
     state = initial_state(method, "a")
-    came = {
-        "model": {
-            name: torch.full_like(value, 2.0) for name, value in method.flat(state, *MODEL).items()
-        }
-    }
-    state = method.deliver(state, came, FACTS)
+    came = {name: torch.full_like(v, 2.0) for name, v in method.flat(state, *MODEL).items()}
+    state = method.deliver(state, {"model": came}, FACTS)
     become = {
         part: {k: torch.full_like(v, 5.0) for k, v in state.parts[part].items()} for part in MODEL
     }
     given = method.give(replace(state, parts={**state.parts, **become}), FACTS)["model"].tensors
-    assert given.keys() == came["model"].keys()
+    assert given.keys() == came.keys()
     for name, value in given.items():
         assert value.unique().tolist() == [5 if "running" in name else 3 * 5 - 2 * 2]
 
@@ -108,27 +104,17 @@ def test_beta_moves_the_shared_model_part_of_the_way(make_job, make_shards):
 
 def test_with_one_step_of_1_over_lambda_w_is_that_of_fedavg(make_job, make_shards):
     """Then λ (w - θ̃) = λ η_p ∇f(w) is the gradient at w itself."""
-    training = {"momentum": 0.9, "weight_decay": 1e-3}
+    training, options = {"momentum": 0.9, "weight_decay": 1e-3}, {"steps": 1, "lam": 8.0}
     averages = make_job("fedavg", {}, LINEAR, training, rounds=2)
-    job = make_job(
-        "pfedme",
-        {"steps": 1, "lam": 8.0, "personal_lr": 0.125},
-        LINEAR,
-        training,
-        rounds=2,
-    )
+    job = make_job("pfedme", {**options, "personal_lr": 0.125}, LINEAR, training, rounds=2)
     (_, one), (_, other) = played(averages, make_shards(averages)), played(job, make_shards(job))
     assert not same_model(one["a"], initial_state(job.method(), "a"))
-    for part in MODEL:
-        for name, value in one["a"].parts[part].items():
-            assert torch.allclose(other["a"].parts[part][name], value, atol=1e-5)
+    check_tensors(other["a"].parts, one["a"].parts, 1e-5)
 
 
 def test_steps_that_go_too_far_are_refused(make_job):
     make_job("pfedme", {"lam": 15, "personal_lr": 0.13}).method()
-    with pytest.raises(
-        LocalError, match=r"lam · personal_lr = 20 · 0.1 = 2, and from 2 on .*; lower one of them"
-    ):
+    with refused(r"lam · personal_lr = 20 · 0.1 = 2, and from 2 on .*; lower one of them"):
         make_job("pfedme", {"lam": 20, "personal_lr": 0.1}).method()
 
 

@@ -44,12 +44,9 @@ PLACES = {  # a file that is opened → the table whose reader opens it
     "train_32x32.mat": {"kind": "torchvision", "folder": ".", "name": "SVHN"},
     "usps.bz2": {"kind": "torchvision", "folder": ".", "name": "USPS"},
     "cifar-100-binary/train.bin": {"kind": "torchvision", "folder": ".", "name": "CIFAR100"},
-    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {
-        "kind": "natural",
-        "folder": ".",
-        "name": "har",
-    },
-}
+    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {"kind": "natural",
+        "folder": ".", "name": "har"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device"])
@@ -192,12 +189,8 @@ def test_a_picture_of_gigapixels_is_an_error_and_no_warning(tmp_path, make_job, 
     path = tmp_path / "scans" / "0" / "1.png"
     path.parent.mkdir(parents=True)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 0, 0, 0, 0))
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + chunk(b"IDAT", zlib.compress(bytes(9)))
-        + chunk(b"IEND", b"")
-    )
+    chunks = header + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
     for action in ("always", "error"):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter(action)
@@ -236,10 +229,8 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
 
 def machine(folder, monkeypatch, groups, **files):
     """A machine with 8 GB available and control groups as given."""
-    for name, text in {
-        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8000000 kB\n",
-        **files,
-    }.items():
+    files = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8000000 kB\n", **files}
+    for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "proc" / "self").mkdir()
@@ -250,13 +241,8 @@ def machine(folder, monkeypatch, groups, **files):
 
 
 def group(most, used, cache, names=("memory.max", "memory.current", "inactive_file")):
-    return dict(
-        zip(
-            (*names[:2], "memory.stat"),
-            (f"{most}\n", f"{used}\n", f"anon 1\n{names[2]} {cache}\n"),
-            strict=True,
-        )
-    )
+    texts = (f"{most}\n", f"{used}\n", f"anon 1\n{names[2]} {cache}\n")
+    return dict(zip((*names[:2], "memory.stat"), texts, strict=True))
 
 
 def test_available_is_what_the_machine_has(tmp_path, monkeypatch):

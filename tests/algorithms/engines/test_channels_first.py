@@ -71,21 +71,14 @@ def test_layers_take_what_unfolded_convolutions_leave(layer, train):
 def test_networks_of_all_silos_at_once(name, form):
     norm = "batch" if "batch" in NETWORKS[name].norms else NETWORKS[name].norms[0]
     shape = NETWORKS[name].default_input
-
-    def make():
-        network = nn.Sequential(
-            *build(ModelOptions(name=name, classes=3, norm=norm, input=shape), 0).values()
-        )
-        if form == "unfolded":
-            prepare([network], "unfolded", CPU, "float32")
-        return network
-
-    x = torch.randn(2, 3, *shape, dtype=torch.float64)
+    options = ModelOptions(name=name, classes=3, norm=norm, input=shape)
     torch.manual_seed(0)
-    modules = [make().double() for _ in range(2)]
+    x = torch.randn(2, 3, *shape, dtype=torch.float64)
+    modules = [nn.Sequential(*build(options, seed).values()).double() for seed in range(2)]
+    if form == "unfolded":
+        prepare(modules, "unfolded", CPU, "float32")
     parameters, buffers = stack_module_state(modules)
-    out = over_silos(lambda values, x: functional_call(modules[0], values, x))(
-        {**parameters, **buffers}, x
-    )
+    run = over_silos(lambda values, x: functional_call(modules[0], values, x))
+    out = run({**parameters, **buffers}, x)
     for silo, module in enumerate(modules):
         assert torch.allclose(out[silo], module(x[silo]), rtol=1e-9, atol=1e-9)

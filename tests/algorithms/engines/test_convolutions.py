@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.whole_jobs import check_states
 from torch import nn
 from torch.func import vmap
 
@@ -65,30 +66,21 @@ def test_other_convolutions_stay_as_they_are(kept):
     ],
 )
 def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
-    job = make_job(method, {}, model, {"epochs": 2, "lr": 0.05}, rounds=1)
+    job, calls = make_job(method, {}, model, {"epochs": 2, "lr": 0.05}, rounds=1), []
     records = {
         silo: Records(make_data(17 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
     }
-    calls = []
-    monkeypatch.setattr(
-        "staddle.algorithms.engines.convolutions.patches",
-        lambda *given: calls.append(None) or patches(*given),
-    )
-    ends = []
-    for engine in (
-        Serial(job, records),
-        Stacked(job, records),
-        Stacked(job, records, convolutions="unfolded"),
-    ):
+    watched = lambda *given: calls.append(None) or patches(*given)  # noqa: E731
+    monkeypatch.setattr("staddle.algorithms.engines.convolutions.patches", watched)
+    unfolded, ends = Stacked(job, records, convolutions="unfolded"), []
+    for engine in (Serial(job, records), Stacked(job, records), unfolded):
         assert not calls
         simulation = Simulation(job, engine)
         simulation.step()
         ends.append(simulation.states)
     assert calls
-    for silo in job.silos:
-        one, *others = (end[silo].flat for end in ends)
-        for other in others:
-            assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    for other in ends[1:]:
+        check_states(other, ends[0], 1e-5)
 
 
 @pytest.mark.parametrize(

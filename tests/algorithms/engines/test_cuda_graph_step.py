@@ -27,10 +27,8 @@ MOMENTUM = {"epochs": 3, "momentum": 0.9, "lr": 0.05}
 @pytest.fixture
 def make(make_job, make_data):
     def build(case, rounds=2, **training):
-        options, model = CASES[case]
-        job = make_job(
-            case.partition(",")[0], options, model, {**MOMENTUM, **training}, rounds=rounds
-        )
+        (options, model), training = CASES[case], {**MOMENTUM, **training}
+        job = make_job(case.partition(",")[0], options, model, training, rounds=rounds)
         return job, {
             silo: Records(make_data(21 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
         }
@@ -40,9 +38,8 @@ def make(make_job, make_data):
 
 def played(job, engine):
     """States after all rounds, and the reports of each."""
-    simulation, reports = Simulation(job, engine), []
-    while simulation.round < job.length:
-        reports.append(simulation.step().reports)
+    simulation = Simulation(job, engine)
+    reports = [simulation.step().reports for _ in range(job.length)]
     return simulation.states, reports
 
 
@@ -74,43 +71,38 @@ def test_large_models_are_not_recorded(make, monkeypatch):
     assert (recorder.warmed, recorder.recorded) == (0, 0)
 
 
+def check_nearly(job, records, engines, least):
+    """What a job ends in by other engines is close to what it ends in exactly, and not the same."""
+    exact = ended(job, Serial(job, records))
+    for engine in engines:
+        ends = ended(job, engine)
+        for silo in job.silos:
+            one, other = exact[silo].flat, ends[silo].flat
+            names = [name for name in one if "running" not in name]
+            far = max(float((one[name] - other[name]).abs().max()) for name in names)
+            assert least < far < 0.05, silo
+            assert all(other[name].dtype == one[name].dtype for name in one)
+            assert all(value.is_contiguous() for value in other.values())
+
+
 @pytest.mark.parametrize("case", ["fedavg", "fedaims", "per-fedavg, group norm"])
 def test_with_fewer_bits_it_is_nearly_the_same(make, case):
     """On the CPU, where products can be bfloat16 too: what stays is float32 and laid out as
     ever.
     """
     job, records = make(case, rounds=1, epochs=1)
-    exact = ended(job, Serial(job, records))
-    for engine in (
-        Serial(job, records, way=PlainStepper("bf16")),
-        Stacked(job, records, precision="bf16"),
-    ):
-        ends = ended(job, engine)
-        for silo in job.silos:
-            one, other = exact[silo].flat, ends[silo].flat
-            far = {
-                name: float((one[name] - other[name]).abs().max())
-                for name in one
-                if "running" not in name
-            }
-            assert 1e-4 < max(far.values()) < 0.05, silo
-            assert all(
-                other[name].dtype == one[name].dtype and other[name].is_contiguous() for name in one
-            )
+    alone = Serial(job, records, way=PlainStepper("bf16"))
+    check_nearly(job, records, (alone, Stacked(job, records, precision="bf16")), 1e-4)
 
 
-def test_with_fewer_bits_convolutions_lie_channels_last():
-    def lies(way):
-        modules = {"part": nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(3, 1))}
-        stage = type("Stage", (), {"trains": ("part",)})()
-        way.begin(modules, stage)
-        return modules["part"][0].weight.is_contiguous(memory_format=torch.channels_last)
-
-    assert [lies(PlainStepper(precision)) for precision in ("float32", "tf32", "bf16")] == [
-        False,
-        True,
-        True,
-    ]
+@pytest.mark.parametrize(
+    ("precision", "last"), [("float32", False), ("tf32", True), ("bf16", True)]
+)
+def test_with_fewer_bits_convolutions_lie_channels_last(precision, last):
+    modules = {"part": nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(3, 1))}
+    stage = type("Stage", (), {"trains": ("part",)})()
+    PlainStepper(precision).begin(modules, stage)
+    assert modules["part"][0].weight.is_contiguous(memory_format=torch.channels_last) == last
 
 
 def test_a_cpu_trains_plainly(monkeypatch):
@@ -139,18 +131,7 @@ def test_a_gpu_replays_what_it_launches(make, case):
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("case", ["fedavg", "fedaims", "per-fedavg, group norm"])
 def test_a_gpu_multiplies_with_fewer_bits(make, case, precision):
-    job, records = make(case, rounds=1, epochs=1)
-    exact, gpu = ended(job, Serial(job, records)), torch.device("cuda:0")
-    for engine in (
-        Serial(job, records, device=gpu, way=way_on(gpu, precision)),
-        Stacked(job, records, "cuda:0", recorder=Graphs("cuda:0"), precision=precision),
-    ):
-        ends = ended(job, engine)
-        for silo in job.silos:
-            one, other = exact[silo].flat, ends[silo].flat
-            far = {
-                name: float((one[name] - other[name]).abs().max())
-                for name in one
-                if "running" not in name
-            }
-            assert 1e-5 < max(far.values()) < 0.05, silo
+    (job, records), gpu = make(case, rounds=1, epochs=1), torch.device("cuda:0")
+    alone = Serial(job, records, device=gpu, way=way_on(gpu, precision))
+    graphs = {"recorder": Graphs("cuda:0"), "precision": precision}
+    check_nearly(job, records, (alone, Stacked(job, records, "cuda:0", **graphs)), 1e-5)

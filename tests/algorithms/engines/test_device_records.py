@@ -1,9 +1,9 @@
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.vmap_batches import Resident
-from staddle.errors import LocalError
 
 
 def test_each_record_lies_there_once(make_data):
@@ -25,7 +25,5 @@ def test_each_record_lies_there_once(make_data):
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_a_device_that_is_not_there_is_named(make_data, device):
-    with pytest.raises(
-        LocalError, match=rf"device '{device}' cannot hold the 8 records of all silos: .*; choose"
-    ):
+    with refused(rf"device '{device}' cannot hold the 8 records of all silos: .*; choose"):
         Resident({"a": Records(make_data(5), make_data(3))}, device)

@@ -11,12 +11,8 @@ from staddle.algorithms.engines.grouping import architecture, course
 
 
 def net(width=4, stride=1, act=nn.ReLU, **more):
-    layers = {
-        "conv": nn.Conv2d(1, width, 3, stride),
-        "act": act(),
-        "norm": nn.BatchNorm2d(width),
-        **more,
-    }
+    layers = {"conv": nn.Conv2d(1, width, 3, stride), "act": act(), "norm": nn.BatchNorm2d(width)}
+    layers |= more
     return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(width, 2)}
 
 
@@ -89,16 +85,8 @@ ONE, OTHER = Method(), Method()
 
 def stage(loss=None, **more):
     context = {"rows": torch.zeros(2, 3), "lam": torch.tensor(0.5)}
-    return Stage(
-        **{
-            "trains": ("a",),
-            "epochs": 2,
-            "loss": loss or ONE.loss,
-            "optimiser": Optimiser(0.1),
-            **more,
-        },
-        context=context,
-    )
+    fields = {"trains": ("a",), "epochs": 2, "loss": loss or ONE.loss, "optimiser": Optimiser(0.1)}
+    return Stage(**{**fields, **more}, context=context)
 
 
 def test_stages_of_one_course_are_equal_but_for_the_values_of_their_contexts():

@@ -45,13 +45,8 @@ def test_silos_go_together_as_far_as_they_can():
     pieces = [[np.arange(n) for n in own] for own in sizes]
     filled, exact = (together(pieces, one, CPU) for one in (False, True))
     assert [len(batch.places) for batch in filled] == [3, 3, 1]
-    assert [(batch.step, batch.places.shape) for batch in exact] == [
-        (0, (3, 4)),
-        (1, (1, 2)),
-        (1, (1, 3)),
-        (1, (1, 4)),
-        (2, (1, 2)),
-    ]
+    expected = [(0, (3, 4)), (1, (1, 2)), (1, (1, 3)), (1, (1, 4)), (2, (1, 2))]
+    assert [(batch.step, batch.places.shape) for batch in exact] == expected
     assert all(isinstance(batch.rows, slice) for batch in filled)  # the first ones: no copies
 
 

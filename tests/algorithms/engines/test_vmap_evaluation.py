@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import vmap_evaluation
@@ -18,11 +19,8 @@ class Counting:
         return parts["classifier"](parts["extractor"](x))
 
     def measure(self, parts, x, y):
-        return {
-            "sum": parts["extractor"](x).sum(0),
-            "labels": y.sum(),
-            "count": torch.tensor(len(y)),
-        }
+        total = parts["extractor"](x).sum(0)
+        return {"sum": total, "labels": y.sum(), "count": torch.tensor(len(y))}
 
     def rows(self, parts, x, y):
         return {"features": parts["extractor"](x), "labels": y}
@@ -49,43 +47,39 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     monkeypatch.setattr(vmap_evaluation, "EVALUATION_CHUNK", 12)
     monkeypatch.setattr("staddle.algorithms.training.loop.EVALUATION_CHUNK", 12)
     rng, sizes = np.random.default_rng(0), [5, 0, 31, 24, 12]
-    x, y = (
-        torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32)),
-        torch.from_numpy(rng.integers(0, 3, 72)),
-    )
+    x = torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32))
+    y = torch.from_numpy(rng.integers(0, 3, 72))
     ranges = [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(5)]
     models = [parts(seed, tracked) for seed in range(5)]
+    states = [{part: module.state_dict() for part, module in model.items()} for model in models]
     values = {
-        part: {
-            name: torch.stack([m[part].state_dict()[name] for m in models])
-            for name in models[0][part].state_dict()
-        }
-        for part in models[0]
+        part: {name: torch.stack([state[part][name] for state in states]) for name in named}
+        for part, named in states[0].items()
     }
     template = {part: module.to("meta") for part, module in parts(0, tracked).items()}
     silos, method = Silos(template, values, x, y), Counting()
-    correct, sums = evaluate(method, silos, ranges), measure(method.measure, silos, ranges)
+    found = zip(
+        ranges,
+        models,
+        evaluate(method, silos, ranges),
+        measure(method.measure, silos, ranges),
+        measure(method.rows, silos, ranges, rows=True),
+        strict=True,
+    )
     assert couples(template) is not tracked
-    for own, model, right, found in zip(ranges, models, correct, sums, strict=True):
+    for own, model, right, sums, rows in found:
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
         assert right == evaluate_one(method, model, data)
-        expected = measure_one(method.measure, model, data)
-        assert found["count"] == len(own)
-        assert found["labels"] == data.y.sum()
+        assert sums["count"] == len(own)
+        assert sums["labels"] == data.y.sum()
+        alone = measure_one(method.rows, model, data, rows=True)
+        assert rows.keys() == alone.keys() == ({"features", "labels"} if len(own) else set())
         if len(own):
-            assert found["sum"].dtype == torch.float64
-            assert torch.allclose(found["sum"], expected["sum"], rtol=1e-4, atol=1e-5)
-    for own, model, found in zip(
-        ranges, models, measure(method.rows, silos, ranges, rows=True), strict=True
-    ):
-        data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
-        expected = measure_one(method.rows, model, data, rows=True)
-        assert found.keys() == expected.keys() == ({"features", "labels"} if len(own) else set())
-        if len(own):
-            assert found["features"].dtype == torch.float64
-            assert found["features"].shape == (len(own), 5)
-            assert torch.allclose(found["features"], expected["features"], rtol=1e-4, atol=1e-5)
-            assert torch.equal(found["labels"], data.y.double())  # in the records' order
+            total = measure_one(method.measure, model, data)["sum"]
+            assert_close(sums["sum"], total.double(), rtol=1e-4, atol=1e-5)
+            assert rows["features"].shape == (len(own), 5)
+            assert_close(rows["features"], alone["features"].double(), rtol=1e-4, atol=1e-5)
+            assert torch.equal(rows["labels"], data.y.double())  # in the records' order
 
 
 def test_what_a_backward_pass_keeps():

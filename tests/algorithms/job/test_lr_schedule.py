@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.course import Change, Optimiser, Stage, Survey
 from staddle.algorithms.engines.engine import Records
@@ -11,7 +12,6 @@ from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.lr_schedule import Exponential, StepSchedule, paced
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
-from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 
 EXPONENTIAL = {"kind": "exponential", "factor": 0.5}
@@ -62,7 +62,7 @@ def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):
         ' "fedavg"\n[model]\nname = "cnn-digits"\nclasses = 3\n[training]\nlr = 0.1\nschedule = {'
         f" {inline} }}\n"
     )
-    with pytest.raises(LocalError, match=complaint) as error:
+    with refused(complaint) as error:
         Job.from_toml(path)
     assert "schedule" in str(error.value)
 

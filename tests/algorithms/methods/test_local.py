@@ -1,6 +1,4 @@
-import pytest
-
-from staddle.errors import LocalError
+from support.refusals import refused
 
 DIGITS = {"name": "digits-cnn-a", "input": [1, 8, 8]}
 
@@ -27,5 +25,5 @@ def test_silos_have_the_job_s_model_or_the_architecture_that_is_their_turn(make_
 
 
 def test_an_architecture_of_another_width_is_refused(make_job):
-    with pytest.raises(LocalError, match=r"local: extractor 'lenet5' .*; choose"):
+    with refused(r"local: extractor 'lenet5' .*; choose"):
         make_job("local", {"extractors": ["lenet5"]}, {**DIGITS, "input": [1, 28, 28]}).document()

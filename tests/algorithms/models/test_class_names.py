@@ -30,19 +30,13 @@ def test_names_that_can():
 @pytest.mark.parametrize(
     ("job", "data", "complaint"),
     [
-        (
-            ["a", "b", "c"],
-            ["a", "c", "b"],
-            "class 1 is 'b' in the job and 'c' here; reorder y and class_names as the",
-        ),
-        (
-            ["a", "b", "c"],
-            ["a", "x", "y"],
-            "class 1 is 'b' in the job and 'x' here; rename it, or have the job changed",
-        ),
+        (["a", "b", "c"], ["a", "c", "b"],
+            "class 1 is 'b' in the job and 'c' here; reorder y and class_names as the"),
+        (["a", "b", "c"], ["a", "x", "y"],
+            "class 1 is 'b' in the job and 'x' here; rename it, or have the job changed"),
         (["a", "b"], ["A", "b"], "class 0 is 'a' in the job and 'A' here; rename it"),
     ],
-)
+)  # fmt: skip
 def test_the_first_class_that_differs_is_named(job, data, complaint):
     assert names_differ(job, data).startswith(complaint)
 

@@ -28,19 +28,15 @@ def test_a_part_is_called_with_parameters_that_are_not_its_own(part):
     x = torch.tensor([[3.0]])
     assert part(x).item() == 7
     assert called_with(part, {"weight": torch.tensor([[10.0]])}, x).item() == 31
-    assert {name: value.item() for name, value in parameters_of(part).items()} == {
-        "weight": 2,
-        "bias": 1,
-    }
+    expected = {"weight": 2, "bias": 1}
+    assert {name: value.item() for name, value in parameters_of(part).items()} == expected
     assert part(x).item() == 7
 
 
 def test_values_that_are_missing_are_the_modules_own():
     part = BoundModule(line(2.0, 1.0), {"bias": torch.tensor([5.0])})
-    assert {name: value.item() for name, value in parameters_of(part).items()} == {
-        "weight": 2,
-        "bias": 5,
-    }
+    expected = {"weight": 2, "bias": 5}
+    assert {name: value.item() for name, value in parameters_of(part).items()} == expected
 
 
 def test_buffers_of_either_form_are_its_own_and_change():
@@ -51,10 +47,8 @@ def test_buffers_of_either_form_are_its_own_and_change():
     x = torch.tensor([[1.0], [3.0]])
     (module, _), (template, values) = fresh(), fresh()
     scaled = {"weight": torch.tensor([2.0])}
-    of_module, of_bound = (
-        called_with(module, scaled, x),
-        called_with(BoundModule(template, values), scaled, x),
-    )
+    of_module = called_with(module, scaled, x)
+    of_bound = called_with(BoundModule(template, values), scaled, x)
     assert torch.equal(of_module, of_bound)
     assert module.running_mean.item() == values["running_mean"].item() == 2
     assert template.running_mean.item() == 0

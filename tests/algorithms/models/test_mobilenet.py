@@ -7,11 +7,11 @@ import pytest
 import torch
 from opacus import GradSampleModule
 from opacus.validators import ModuleValidator
+from support.refusals import refused
 from torch import nn
 
 from staddle.algorithms.models.build import ModelOptions, build, input_shape, sketch
 from staddle.algorithms.models.torchvision_import import torchvision
-from staddle.errors import LocalError
 
 
 def options(norm="batch", classes=10, **fields):
@@ -139,12 +139,10 @@ def test_options_that_make_no_model_are_refused(fields, complaint):
 
 def test_methods_take_it_or_say_why_not(make_job):
     model = {"name": "mobilenet-v2", "norm": "batch"}
-    with pytest.raises(LocalError, match="method 'fedaims' supervises the blocks of a model"):
+    with refused("method 'fedaims' supervises the blocks of a model"):
         make_job("fedaims", model=model).document()
     method = make_job("fedssa", {"extractors": ["mobilenet-v2"]}, model=model).method()
     # dealt out by name alone, it has norm "group"
     assert not list(method.modules("a")["extractor"].buffers())
-    with pytest.raises(
-        LocalError, match="'mobilenet-v2' ends in 1280 units, the job's model in 84"
-    ):
+    with refused("'mobilenet-v2' ends in 1280 units, the job's model in 84"):
         make_job("fedssa", {"extractors": ["mobilenet-v2"]}, model={"name": "lenet5"}).document()

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.models import torchvision_import
 from staddle.algorithms.models.torchvision_import import OPERATORS, declare_operators, torchvision
-from staddle.errors import LocalError
 
 LATE = """
 import sys
@@ -78,7 +78,5 @@ def test_another_fault_of_the_import_is_told(monkeypatch, fault):
     monkeypatch.setattr(
         torchvision_import, "declare_operators", lambda: pytest.fail("nothing to declare")
     )
-    with pytest.raises(
-        LocalError, match=f"model 'm' is torchvision's.*{fault}; install the torchvision of this"
-    ):
+    with refused(f"model 'm' is torchvision's.*{fault}; install the torchvision of this"):
         torchvision("models", "model 'm'")

@@ -127,7 +127,7 @@ def shown(world, name="one"):
 
 def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     job, path = world.signed()
-    unheard = "; not heard of since the coordinator started: north, east, south"
+    unheard = "; not seen since the coordinator started: north, east, south"
     assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds{unheard}\n"
     state = shown(world)
     expected = {"job": "one", "method": "pfedsim", "digest": job.digest, "stage": "admitting"}
@@ -139,7 +139,7 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     state = shown(world)
     assert (state["stage"], state["cohort"], state["given"]) == ("round", list(SILOS), ["north"])
     assert state["answers"] == dict.fromkeys(SILOS, "accepted")
-    assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, 1 of 3 silos gave\n"
+    assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, 1 of 3 silos uploaded\n"
     world.give(east, 0)
     world.here.run(south.answer("FAILED", 0, CODE))
     world.until(lambda: world.here.daemon.runs[0].state.round == 1)

@@ -407,7 +407,7 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
     with opened("first", old) as budget:
         budget.rekey(new)  # as if killed before the second
     shown = run(*rekey(world, "silo-a", "keys-2"))
-    assert "the budget of data set 'second' goes on under the new key" in shown
+    assert "the budget of data set 'second' continues under the new key" in shown
     for dataset in ("first", "second"):
         with pytest.raises(LocalError, match="use the keys that it was signed with"):
             opened(dataset, old)

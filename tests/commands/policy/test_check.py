@@ -75,9 +75,9 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
     assert "  part 'extractor' (backbone), 52,232 bytes, read by coordinator" in lines
     shape = "[32, 16, 3, 3]  18,432"
     assert f"    extractor.conv2.weight  float32  {shape}  leaves by rule fedper-extractor" in lines
-    most = "the policy lets at most 67,108,864 leave, in 100 attempts"
-    assert f"  10 tensors, 52,256 bytes a round; {most}" in lines
-    assert lines[-2].startswith("At most 209,024 bytes in all its rounds. This silo would ACCEPT")
+    most = "the policy allows at most 67,108,864, in 100 attempts"
+    assert f"  10 tensors, 52,256 bytes per round; {most}" in lines
+    assert lines[-2].startswith("At most 209,024 bytes in all rounds. This silo would ACCEPT")
     assert "classifier" not in shown
     assert "blind" not in shown
 
@@ -120,7 +120,7 @@ def test_no_line_is_longer_than_100_columns(federation, check):
 
 def test_a_bound_on_the_norm_is_told_for_each_part_that_has_one(check):
     replace = [('name = "fedper-extractor"', 'name = "fedper-extractor"\nmax_norm = 12.5')]
-    said = "held back in a round in which its norm is over 12.5"
+    said = "held back in a round in which its norm exceeds 12.5"
     flowing = " ".join(check("one", replace=replace).split())
     assert f"part 'extractor' (backbone), 52,232 bytes, read by coordinator; {said}" in flowing
     assert flowing.count("held back in a round") == 1
@@ -146,11 +146,11 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     blind("blind", weights="public", counts=dict.fromkeys("abcd", 30))
     shown = check("blind", drafted=True)
     lines = shown.splitlines()
-    assert "its sums are blind: 1 colluder assumed, the silos' weights stand in it" in lines
-    assert "\nit declares of 'a', for all its silos to read: 30 records to train on" in shown
+    assert "its sums are blind: 1 colluder assumed; the silos' weights stand in the job" in lines
+    assert "\nit tells all its silos that 'a' trains on 30 records" in shown
     assert json.loads(check("blind", "--json", drafted=True))["declared"] == {"records": 30}
     part = "  part 'extractor' (backbone), 52,224 bytes"
-    assert f"{part}, masked, read as a sum over the round's silos alone" in lines
+    assert f"{part}, masked; readable only as a sum over the round's silos" in lines
     shape = "[32, 16, 3, 3]  18,432"
     assert f"    extractor.conv2.weight  uint32  {shape}  leaves by rule fedper-extractor" in lines
     assert "@weight" not in shown
@@ -173,22 +173,22 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     flowing = " ".join(shown.split())
     for said in (
         (
-            "hidden by a key that the job's silos share: the coordinator together with any one of"
-            " them reads it;"
+            "hidden by a key that the job's silos share: if any one of them colludes with the"
+            " coordinator, it can read it;"
         ),
-        "reads it; here trust = 'non-colluding-coordinator'",
+        "can read it; the policy has trust = 'non-colluding-coordinator'",
         (
-            "bytes, padded, read by the other silos in weighted means alone, by coordinator and a"
-            " silo together as it"
+            "bytes, padded; the other silos read only weighted means, the coordinator nothing,"
+            " unless a silo colludes with it: then all of it"
         ),
         (
-            "bytes, rotated, read by the coordinator as lengths and likeness alone, together with a"
-            " silo as it stands"
+            "bytes, rotated; the coordinator reads only lengths and similarity, unless a silo"
+            " colludes with it: then all of it"
         ),
-        "bytes, masked, read as a sum over the round's silos alone",
+        "bytes, masked; readable only as a sum over the round's silos",
         (
-            "it compares silos, and that tells the coordinator which silos have similar shares of"
-            " labels (rank correlation"
+            "it compares silos, which reveals to the coordinator which silos have similar"
+            " proportions of labels (rank correlation"
         ),
     ):
         assert said in flowing
@@ -199,7 +199,7 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     assert "a key that the job's silos share" not in check("one")
     assert "compares silos" not in check("one")
     declined = " ".join(check("keyed", code=1).split())
-    assert "here trust = 'none'" in declined
+    assert "the policy has trust = 'none'" in declined
 
 
 def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
@@ -208,16 +208,16 @@ def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
     flowing = " ".join(shown.split())
     for said in (
         (
-            "the sum of extractor is hidden by a key that the job's silos share: the coordinator"
-            " together with any one of"
+            "the sum of extractor is hidden by a key that the job's silos share: if any one of them"
+            " colludes with the coordinator"
         ),
         (
-            "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a"
-            " silo together "
+            "masked; readable only as a sum over the round's silos, by silos, or by the coordinator"
+            " if a silo colludes with it"
         ),
         (
-            "part 'metrics' (metric), 24 bytes, masked, read as a sum over the round's silos alone"
-            " metrics"
+            "part 'metrics' (metric), 24 bytes, masked; readable only as a sum over the round's"
+            " silos metrics"
         ),
     ):
         assert said.removesuffix(" metrics") in flowing
@@ -233,7 +233,7 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     stricter = [("required = true", "required = true\nmin_cohort = 5\nassumed_colluders = 2")]
     shown = check("private", replace=stricter, drafted=True, code=1)
     flowing = " ".join(shown.split())
-    assert "its sums are blind: 1 colluder assumed, the silos' weights are masked too" in flowing
+    assert "its sums are blind: 1 colluder assumed; the silos' weights are masked too" in flowing
     assert (
         "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
     )
@@ -317,12 +317,10 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     for said in (
         "private: noise of 2 times the clip of 1, ",
         " of 6 at delta = 1e-05 of each silo's data set",
-        "[dataset.data] lets all jobs together cost epsilon = 2.",
-        "at delta = 0.00001; jobs without [privacy] are",
-        (
-            "what it gives is meant to be differentially private; tensor by tensor the gate asks"
-            " what was paid for it"
-        ),
+        "[dataset.data] allows epsilon = 2.",
+        "at delta = 0.00001 for all jobs together; this silo declines jobs without [privacy]",
+        "its uploads are meant to be differentially private; in each round the gate checks for",
+        "checks for each tensor that the budget paid for it",
         "This silo would ACCEPT the job",
     ):
         assert said in flowing
@@ -369,7 +367,7 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     signed, roster = folder / "jobs" / "costly.json", ("--roster", folder / "roster.json")
     own = ("check", signed, "--policy", tmp_path / "policy.toml", *roster)
     named = ("--dataset", "cxr")
-    assert "[dataset.cxr] lets all jobs together" in policy_command(*own, *named).output
+    assert "[dataset.cxr] allows epsilon = " in policy_command(*own, *named).output
     refused = policy_command(*own)
     assert isinstance(refused.exception, LocalError)
     assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)

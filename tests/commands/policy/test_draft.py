@@ -110,7 +110,7 @@ def test_a_draft_says_of_each_rule_what_it_is(jobs):
     text = draft([jobs["fedssa"]])
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert (
-        "'rows': rows of the last layer, one a class; they tell which classes this silo has."
+        "'rows': rows of the last layer, one per class; they reveal which classes this silo has."
         in flowing
     )
     assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
@@ -177,8 +177,8 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     assert (rule.forms, rule.readers) == (("plain", "masked"), ("coordinator", "sum"))
     assert rule.dtypes == ("float32", "float64", "uint32")
     flowing = " ".join(draft(both).replace("\n# ", " ").split())
-    assert "bytes a round, as they stand; " in flowing
-    assert "masked, so that only their sum over a round's silos can be read." in flowing
+    assert "bytes per round, in the clear; " in flowing
+    assert "masked: only their sum over a round's silos can be read." in flowing
 
 
 def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, signed):
@@ -197,14 +197,13 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
         "rows": (("rotated",), ("gram",), ("float32",)),
     }
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "If the coordinator and any one of them put what" in flowing
+    assert "If any one of these silos colludes with the coordinator" in flowing
     assert (
-        "a round, padded, so that each silo can read its own weighted mean of the others' alone"
+        "per round, padded: each silo can read its own weighted mean of the others and nothing else"
         in flowing
     )
     assert (
-        "a round, rotated, so that the coordinator can read how like the silos' vectors are"
-        in flowing
+        "per round, rotated: the coordinator can read how similar the silos' vectors are" in flowing
     )
     assert "trust" not in draft([signed("summing", BLIND)])
 
@@ -220,7 +219,7 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
     said = " ".join(text.replace("#", " ").split())
     assert (
-        "as shares sealed from silo to silo, so that the coordinator can read how like the silos'"
+        "as secret shares sealed from silo to silo: the coordinator can read how similar the silos'"
         " vectors are" in said
     )
 
@@ -240,10 +239,7 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     silos = dict.fromkeys(("holders", "model", "coupling"), (masked, ("silos",)))
     assert readers == {**silos, "metrics": (masked, ("sum",))}
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert (
-        "masked and padded, so that the silos alone can read their sum over a round's silos."
-        in flowing
-    )
+    assert "masked and padded: only silos can read their sum over a round's silos." in flowing
     both = parsed(draft([job, other], trust=True))
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
@@ -262,10 +258,10 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     assert 'set it to "non-colluding-coordinator" if you trust' in why
     assert sum_objections(JobPlan(other), policy, roster) == ()
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert "What 'keyed-too' mixes or compares" in flowing
+    assert "what 'keyed-too' mixes or compares" in flowing
     assert (
-        "As it is, this silo declines such jobs; if you do, take the # from the line below."
-        in flowing
+        "As written, this policy declines such jobs; to accept them, remove the # from"
+        " the line below." in flowing
     )
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
@@ -281,9 +277,9 @@ def test_policy_new_says_that_trust_is_for_the_person_to_give(federation, signed
     file, roster = federation.folder / "jobs" / "asking.json", federation.folder / "roster.json"
     out = tmp_path / "policy.toml"
     said = run("new", file, "--roster", roster, "--out", out).output
-    assert f"{out}: declines 'asking' as it is." in said
+    assert f"{out}: as written, this policy declines 'asking'." in said
     assert (
-        'if you trust in that, take the # from its line trust = "non-colluding-coordinator"' in said
+        'if you trust that, remove the # from the line trust = "non-colluding-coordinator"' in said
     )
     declined = run("check", file, "--policy", out, "--roster", roster)
     assert declined.exit_code == 1
@@ -338,8 +334,8 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert (
-        "masked and padded once for each silo that gets its own weighted mean of the others', which"
-        " it alone" in flowing
+        "masked and padded once per recipient: each recipient can read its own weighted mean and"
+        " nothing else" in flowing
     )
 
 
@@ -379,11 +375,9 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert (
-        "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run"
-        in flowing
-    )
-    assert "What each may cost by itself: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
+    most = "The most privacy loss that all jobs together may ever cost data set 'cxr-2024'"
+    assert f"{most}: enough for these jobs and hardly any other" in flowing
+    assert "Limits of the single jobs: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -51,14 +51,14 @@ def job(mix, colluders):
         (
             "one-upload",
             1,
-            "nothing of what it mixes (but all of it as soon as one silo is in league with it), ",
+            "nothing of what it mixes (but all of it as soon as one silo colludes with it), ",
         ),
         (
             "directed",
             1,
             (
-                "nothing of what it mixes (nor, with 1 silo in league, more than the means that it"
-                " gets), "
+                "nothing of what it mixes (or, with 1 colluding silo, only the means that it"
+                " receives), "
             ),
         ),
         ("directed", 0, "nothing of what it mixes, "),
@@ -97,7 +97,7 @@ def test_who_is_summed_together_is_said(silos, participation, said):
     ("silos", "security", "said"),
     [
         (8, {}, "it has 2 batches: "),
-        (7, {}, "its silos are one batch: a round waits for all of them"),
+        (7, {}, "its silos form one batch: a round waits for all of them"),
         (8, {"dropouts": "any", "weights": "public", "counts": dict.fromkeys("abcdefgh", 30)}, ""),
         (8, {"secure_aggregation": "off"}, ""),
     ],
@@ -126,7 +126,7 @@ def test_the_batches_of_a_job_are_named(silos, security, said):
     ("method", "options", "said"),
     [
         ("pfedsim", {"similarity": "per_class"}, "which silo holds which class (AUC 0.97 to 1.00"),
-        ("pfedsim", {}, "similar shares of labels (rank correlation 0.5 to 0.87"),
+        ("pfedsim", {}, "similar proportions of labels (rank correlation 0.5 to 0.87"),
         ("cfl", {}, "which silos have similar records"),
         ("pfedsim", {"rho": 1}, ""),
         ("fedavg", {}, ""),
@@ -166,17 +166,17 @@ def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_
     }
     job = Job.from_file(JobFile.model_validate(document), "job.toml")
     assert (
-        "with 1 silo in league, more than the means that it gets, by the coordinator's weights)"
+        "with 1 colluding silo, only the means that it receives, with the coordinator's weights)"
         in seen(job)
     )
     assert (
-        "tells the coordinator, and the silos of a round, which check the weights of its rows,"
-        " which" in revealed_by_likeness(JobPlan(job))
+        "reveals to the coordinator, and to the silos of a round, which check the weights of its"
+        " rows, which" in revealed_by_likeness(JobPlan(job))
     )
 
 
-ONE_SILO = "to one silo, alone or in league with the coordinator: policies look for such models"
-EITHER = "to the coordinator or to one silo: policies look for such models"
+ONE_SILO = "one silo, alone or colluding with the coordinator, can learn of single records"
+EITHER = "the coordinator or one silo can learn of single records"
 
 
 @pytest.mark.parametrize(

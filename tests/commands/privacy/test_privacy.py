@@ -123,19 +123,20 @@ def test_each_purpose_and_all_together(planned, tmp_path):
 
 def test_the_same_in_words(planned):
     said = planned("--records", "500")
+    planned_ = "noise 0.983 clips per step, planned"
     often = "covers 20 rounds of the silo that is drawn most often"
-    mean = "of 500 records a step draws 25 on average; their mean gradient, of norm 1 at most"
+    mean = "from 500 records, a step draws 25 on average; their mean gradient, of norm 1 at most"
     for part in (
-        "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips a step, planned",
-        "by RDP, which is enforced",
-        "by PRV, a tighter bound, which is only reported",
+        f"epsilon 8.0 at delta = 0.00001 of each silo's data set; {planned_}",
+        "by RDP, the bound that is enforced",
+        "by PRV, a tighter bound, for information only",
         f"{often}, and 1 more that crashes may interrupt",
-        "noise of standard deviation 10.0: a class shows from 30.0 on",
+        "noise of standard deviation 10.0: a class counts as present from 30.0",
         f"{mean}, gets noise of 0.0393",
     ):
         assert part in said
     given = planned(old="sample_rate", new='sigma = "2"\nsample_rate')
-    assert "noise 2 clips a step, as it names it" in given
+    assert "noise 2 clips per step, as the job names it" in given
 
 
 def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):
@@ -148,7 +149,7 @@ def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):
 
 
 def test_records_that_do_not_suffice_or_are_too_many(planned):
-    why = r"would draw 0\.5 of them .* from 0\.05 to 0\.1 at least, better to 1, or leave"
+    why = r"would draw 0\.5 of them .* from 0\.05 to at least 0\.1, better 1, or leave"
     with pytest.raises(LocalError, match=why):
         planned("--records", "10")
     with pytest.raises(LocalError, match=r"delta = 1e-05 would allow .*; lower it below 5e-06"):
@@ -169,7 +170,7 @@ def test_a_signed_job_and_its_signature(federation, tmp_path):
     assert call("plan", signed).output.endswith("signature not checked (give --roster)\n")
     checked = call("plan", signed, "--roster", roster).output
     assert "signature" not in checked
-    assert "as it names it" in checked
+    assert "as the job names it" in checked
     altered = tmp_path / "altered.json"
     altered.write_text(signed.read_text().replace('"epsilon":"8.0"', '"epsilon":"80.0"'))
     with pytest.raises(PeerError, match="changed after it was signed"):
@@ -268,13 +269,14 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         " left" in said
     )
     assert (
-        "the policy says epsilon 6.0 at delta = 0.00001 now: from the agent's next start on" in said
+        "the policy now says epsilon 6.0 at delta = 0.00001, which takes effect when the"
+        " agent restarts" in said
     )
     assert (
-        f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (bound for a"
-        " group" in said
+        f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (group"
+        " privacy" in said
     )
-    assert "2 reservations open; open reservations count as spent" in said
+    assert "2 reservations open; open reservations, for a round" in said
 
 
 def test_an_unfinished_line_is_no_fault_and_a_data_set_without_policy_is_shown(silo):
@@ -288,7 +290,7 @@ def test_an_unfinished_line_is_no_fault_and_a_data_set_without_policy_is_shown(s
         assert data["spent"] == other["spent"]
         assert (other["dataset"], other["policy"]) == ("older", None)
         said = call("show", "--config", silo.config).output
-    assert "the policy has no table for it now" in said
+    assert "the policy has no table for this data set any more" in said
     assert "the policy says" not in said
 
 

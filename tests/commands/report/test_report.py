@@ -380,7 +380,7 @@ def test_one_sentence_a_job(path):
         == "Job lung-1: 1,332 bytes (1.301 KiB) left in 8 messages, 6 rounds between 0 and 7, for"
         " coordinator: model 1,238 bytes, metrics 64 bytes, (message) 30 bytes. Who can read it:"
         " coordinator. The policy's rules round-update, metrics let it pass. 184 of these bytes"
-        " are of messages cut short and are counted in full."
+        " belong to interrupted messages and are counted in full."
     )
     assert second == "Job lung-2: nothing left; this silo declined it."
     assert (
@@ -557,10 +557,10 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 head" in pictures
     first, second = (text(item) for item in page.all("li")[:2])
     told = (
-        "it is 4 tensors differentially private, 2 public and 0 computed from records without noise"
+        "4 tensors differentially private, 2 public, 0 computed from records without noise"
         " (section 8)."
     )
-    assert f"As the silo's software states, {told}" in first
+    assert f"The silo's software states: {told}" in first
     assert "states" not in second
     assert "No differential privacy is recorded" not in words(page)
 
@@ -623,10 +623,10 @@ def test_secure_sums_and_attempts_that_ended(path):
     check_says(
         first,
         "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum.",
-        "224 of these bytes are of messages cut short",
+        "224 of these bytes belong to interrupted messages",
     )
-    assert first.endswith(f"{took} 8 messages besides, 1,113 bytes (1.087 KiB).")
-    assert second == f"Job j2: no tensor left. {took} 1 message besides, 7 bytes."
+    assert first.endswith(f"{took} 8 messages more, 1,113 bytes (1.087 KiB).")
+    assert second == f"Job j2: no tensor left. {took} 1 message more, 7 bytes."
     plain = words(parsed(ledgers.full(path.parent / "plain")))
     nothing = "No message of this ledger left masked, padded or rotated"
     assert f"{nothing}: who can read it reads" in plain
@@ -642,7 +642,7 @@ def test_sums_that_silos_alone_read_are_told_from_others(path):
     check_says(
         text(page.all("li")[0]),
         "Who can read it: silos, sum.",
-        "Sums that silos alone read are kept from the coordinator while no silo colludes with it.",
+        "Sums that only silos read are hidden from the coordinator unless a silo colludes with it.",
     )
 
 
@@ -690,15 +690,15 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
             " left padded, and can"
         ),
         (
-            " be read only by other silos, mixed with what these and others gave. 2 messages of"
+            " be read only by other silos, mixed with what these and others uploaded. 2 messages of"
             " these left rotated,"
         ),
         (
-            " of which the coordinator reads only lengths and how alike they are to those of other"
+            " of which the coordinator reads only lengths and their similarity to those of other"
             " silos. For padded"
         ),
-        "For padded and rotated messages this holds while the coordinator and no silo collude.",
-        "The protocols of secure sums and mixes took 5 messages besides, 1,300 bytes (1.27 KiB).",
+        "For padded and rotated messages, this holds unless a silo colludes with the coordinator.",
+        "The protocols of secure sums and mixes took 5 messages more, 1,300 bytes (1.27 KiB).",
     ):
         assert said in first
     assert "1 message of these left padded, and can be read only by other silos" in second

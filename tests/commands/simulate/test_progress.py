@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(
     clock.now += 0.5
     watch.round(4, ())
     assert lines == [
-        "pfedsim, seed 2: goes on after round 3, of 4",
+        "pfedsim, seed 2: resumes after round 3, of 4",
         "pfedsim, seed 2: round 4 of 4, 2 rounds/s",
     ]
 

@@ -195,7 +195,7 @@ def test_where_it_is_stopped_what_is_finished_is_shown_and_it_goes_on(data, monk
     assert isinstance(stopped.exception, LocalError)
     assert (
         str(stopped.exception)
-        == "fedper, seed 3: stopped; the same command goes on after round 0 of 1"
+        == "fedper, seed 3: stopped; the same command resumes after round 0 of 1"
     )
     before = rows(stopped.output)
     assert (before["Local-Only"][2], before["FedPer [9]"][2]) == ("1", "–")
@@ -215,8 +215,8 @@ def test_a_run_that_fails_is_told_with_its_setting(data, monkeypatch):
     fault = refused(*SMALL, "--data", data, "--method", "local", "--out", data / "out")
     assert (
         fault
-        == "2 runs of 2 could not go on: easy, local, seed 3: it cannot; easy, fedrep, seed 3: it"
-        " cannot"
+        == "2 runs of 2 could not continue: easy, local, seed 3: it cannot; easy, fedrep, seed 3:"
+        " it cannot"
     )
     assert not (data / "out" / "table1.md").exists()
 

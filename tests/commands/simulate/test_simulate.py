@@ -204,7 +204,7 @@ def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     assert isinstance(result.exception, LocalError)
     lines = result.output.splitlines()
     fault = next(line for line in lines if line.startswith("fedavg, seed 1: round 0 at silo "))
-    assert str(result.exception) == f"1 run of 2 could not go on: {fault}"
+    assert str(result.exception) == f"1 run of 2 could not continue: {fault}"
     assert "│ local" in result.output
     assert (tmp_path / "toy" / "summary.md").exists()
 
@@ -223,8 +223,8 @@ def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch,
         train_all = Serial.train
         patch.setattr(Serial, "train", train)
         told = refused(file, *ONE)
-    assert told == "early, seed 2: stopped; the same command goes on after round 2 of 4"
-    assert "early, seed 2: goes on after round 2, of 4" in said(file, *ONE).output
+    assert told == "early, seed 2: stopped; the same command resumes after round 2 of 4"
+    assert "early, seed 2: resumes after round 2, of 4" in said(file, *ONE).output
     said(file, *ONE, "--out", str(tmp_path / "whole"))
     assert results(tmp_path / "toy") == results(tmp_path / "whole")
 
@@ -269,7 +269,7 @@ def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_pat
     kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
     for out in outs:
         assert not (out / RUN / "rounds.csv").exists()
-        assert "goes on after round" in said(file, *ONE, "--out", str(out)).output
+        assert "resumes after round" in said(file, *ONE, "--out", str(out)).output
     said(file, *ONE, "--out", str(tmp_path / "whole"))
     for out in outs:
         assert results(out) == results(tmp_path / "whole")

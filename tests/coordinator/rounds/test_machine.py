@@ -112,91 +112,78 @@ def reports(effects):
     return [(e.event, dict(e.fields)) for e in effects if isinstance(e, LogEvent)]
 
 
+def uploads(number, silos):
+    return tuple(UploadStored(silo, number, "x") for silo in silos)
+
+
+def tasks(state, silos=SILOS):
+    return [task_for(state, silo) for silo in silos]
+
+
+def ending(state):
+    return state.stage, state.outcome, state.reason
+
+
 # The happy path.
 
 
 def test_a_job_runs_through_all_its_rounds():
     state, effects = run(job(), Began())
-    assert (state.stage, without_reports(effects)) == (
-        "admitting",
-        (StartRoundTimer("admitting", 0),),
-    )
+    timer = StartRoundTimer("admitting", 0)
+    assert (state.stage, without_reports(effects)) == ("admitting", (timer,))
     assert reports(effects) == [("job.offered", {"silos": SILOS, "rounds": 2})]
-    assert [task_for(state, s) for s in ALL] == [OfferTask()] * 3 + [None]
+    assert tasks(state, ALL) == [OfferTask()] * 3 + [None]
 
     state, effects = run(state, Answered("c", None), Answered("a", None), Answered("b", None))
     assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(0),))
     assert state.admitted == SILOS
-    assert [task_for(state, s) for s in ALL] == [None] * 4
+    assert tasks(state, ALL) == [None] * 4
 
     for number in (0, 1):
+        task = RoundTask(number, SILOS, number)
         state, effects = run(state, Drawn(number, SILOS))
-        assert (state.stage, without_reports(effects)) == (
-            "round",
-            (StartRoundTimer("round", number),),
-        )
+        timer = StartRoundTimer("round", number)
+        assert (state.stage, without_reports(effects)) == ("round", (timer,))
         assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
-        assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS, number)] * 3 + [None]
+        assert tasks(state, ALL) == [task] * 3 + [None]
         state, effects = run(state, UploadStored("c", number, "x"), UploadStored("b", number, "y"))
         assert (state.stage, without_reports(effects)) == ("round", ())
         assert state.open == ("a",)
-        assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS, number), None]
+        assert tasks(state) == [None, task, None]
         state, effects = run(state, UploadStored("a", number, "z"))
         assert (state.stage, without_reports(effects)) == ("folding", (Fold(number, SILOS),))
         assert state.given == {"b": "y", "a": "z", "c": "x"}
-        assert [task_for(state, s) for s in ALL] == [None] * 4
+        assert tasks(state, ALL) == [None] * 4
         state, effects = run(state, Folded(number))
         assert reports(effects)[0] == ("round.closed", {"round": number, "members": SILOS})
 
-    assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
+    assert (*ending(state), state.round) == ("finishing", "completed", "", 2)
     assert without_reports(effects) == (StartRoundTimer("finishing", 2),)
-    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [
-        None
-    ]
+    assert tasks(state, ALL) == [FinishTask(2, completed=True, counted=2)] * 3 + [None]
     state, effects = run(state, Done("a"), Done("b"))
     assert (state.stage, effects) == ("finishing", ())
     state, effects = run(state, Done("c"))
     assert (state.stage, state.done) == ("ended", frozenset(SILOS))
     assert reports(effects) == [("job.ended", {"outcome": "completed", "reason": ""})]
-    assert [task_for(state, s) for s in ALL] == [None] * 4
+    assert tasks(state, ALL) == [None] * 4
 
 
 def test_uploads_of_the_last_round_do_not_count_in_the_next():
     state, _ = run(job(), *SECOND)
     assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
-    assert [task_for(state, s) for s in SILOS] == [
-        RoundTask(1, ("b", "c"), 1),
-        None,
-        RoundTask(1, ("b", "c"), 1),
-    ]
+    task = RoundTask(1, ("b", "c"), 1)
+    assert tasks(state) == [task, None, task]
 
 
 def test_only_rounds_that_were_folded_count_for_those_who_gave():
-    state, _ = run(
-        job(rounds=4),
-        *OPEN,
-        UploadStored("b", 0, "x"),
-        UploadStored("c", 0, "y"),
-        RoundDeadline("round", 0),
-    )
+    state, _ = run(job(rounds=4), *OPEN, *uploads(0, "bc"), RoundDeadline("round", 0))
     assert state.counted == {}  # the fold may fail yet
     state, _ = run(state, Folded(0), Drawn(1, ("a", "b")))
-    assert [task_for(state, s) for s in "ab"] == [
-        RoundTask(1, ("a", "b"), 0),
-        RoundTask(1, ("a", "b"), 1),
-    ]
-    state, _ = run(
-        state, UploadStored("a", 1, "x"), UploadStored("b", 1, "y"), Folded(1), Drawn(2, SILOS)
-    )
-    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
-    state, _ = run(
-        state,
-        UploadStored("a", 2, "x"),
-        UploadStored("b", 2, "y"),
-        UploadStored("c", 2, "z"),
-        FoldFailed(2, "disk"),
-    )
-    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
+    assert tasks(state, "ab") == [RoundTask(1, ("a", "b"), counted) for counted in (0, 1)]
+    state, _ = run(state, *uploads(1, "ab"), Folded(1), Drawn(2, SILOS))
+    assert [task.counted for task in tasks(state, "abc")] == [2, 2, 1]
+    state, _ = run(state, *uploads(2, "abc"), FoldFailed(2, "disk"))
+    assert [task.counted for task in tasks(state, "abc")] == [2, 2, 1]
 
 
 def test_a_finished_job_forgets_its_last_round():
@@ -221,24 +208,13 @@ def test_a_refusal_is_kept_with_its_code_and_is_no_admission():
     assert (state.stage, state.admitted) == ("drawing", ("b", "c"))
 
 
-def test_the_first_answer_holds():
-    state, _ = run(job(), Began(), Answered("a", "POLICY"))
-    assert run(state, Answered("a", None)) == (state, ())
-    state, _ = run(job(), Began(), Answered("a", None))
-    assert run(state, Answered("a", "POLICY")) == (state, ())
-
-
 def test_too_few_acceptances_end_the_job_and_say_who_refused():
     answers = (Answered("a", "DATA"), Answered("b", None))
     state, effects = run(job(), Began(), *answers, Answered("c", "POLICY"))
-    assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
+    why = "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
+    assert ending(state) == ("finishing", "failed", why)
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
-    assert [task_for(state, s) for s in SILOS] == [
-        FinishTask(0, completed=False, counted=0),
-        None,
-        None,
-    ]
+    assert tasks(state) == [FinishTask(0, completed=False, counted=0), None, None]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
 
@@ -262,20 +238,13 @@ def test_enough_acceptances_at_the_deadline_go_on():
 
 
 def test_a_silo_that_answers_late_is_drawn_from_then_on():
-    state, _ = run(
-        job(rounds=3), *ADMITTED[:3], RoundDeadline("admitting", 0), Drawn(0, ("b", "a"))
-    )
+    late = RoundDeadline("admitting", 0)
+    state, _ = run(job(rounds=3), *ADMITTED[:3], late, Drawn(0, ("b", "a")))
     state, effects = run(state, Answered("c", None))
-    assert (state.stage, state.admitted, state.cohort, effects[0].event) == (
-        "round",
-        SILOS,
-        ("b", "a"),
-        "job.accepted",
-    )
+    assert (state.stage, state.admitted, state.cohort) == ("round", SILOS, ("b", "a"))
+    assert effects[0].event == "job.accepted"
     assert task_for(state, "c") is None
-    state, _ = run(
-        state, UploadStored("a", 0, "x"), UploadStored("b", 0, "y"), Folded(0), Drawn(1, SILOS)
-    )
+    state, _ = run(state, *uploads(0, "ab"), Folded(0), Drawn(1, SILOS))
     assert task_for(state, "c") == RoundTask(1, SILOS, 0)
     assert run(state, Answered("c", "DATA")) == (state, ())
 
@@ -292,22 +261,35 @@ def test_a_keyed_job_begins_with_all_of_its_silos():
     assert (state.stage, state.admitted, effects[-1]) == ("drawing", SILOS, DrawCohort(0))
 
 
-def test_a_keyed_job_names_who_declined_or_said_nothing():
-    state, _ = run(keyed(), *ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
-    assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert (
-        state.reason
-        == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
-    )
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        (
+            (*ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None)),
+            "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)",
+        ),
+        (
+            (*ADMITTED[:3], RoundDeadline("admitting", 0)),
+            (
+                "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no"
+                " answer)"
+            ),
+        ),
+        (
+            (*ADMITTED[:2], RoundDeadline("admitting", 0)),
+            "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)",
+        ),
+    ],
+    ids=["one declined", "one said nothing", "too few for any job"],
+)
+def test_a_keyed_job_names_who_declined_or_said_nothing(events, reason):
+    state, _ = run(keyed(), *events)
+    assert ending(state) == ("finishing", "failed", reason)
+
+
+def test_a_silo_that_answers_when_a_keyed_job_has_failed_is_too_late():
     state, _ = run(keyed(), *ADMITTED[:3], RoundDeadline("admitting", 0))
-    assert (
-        state.reason
-        == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no"
-        " answer)"
-    )
-    assert task_for(state, "c") is None  # it is too late for it
-    state, _ = run(keyed(), *ADMITTED[:2], RoundDeadline("admitting", 0))
-    assert state.reason == "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"
+    assert task_for(state, "c") is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -334,25 +316,15 @@ def test_a_stopped_round_goes_on_with_what_was_given():
         job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped()
     )
     assert (state.stage, effects) == ("stopped", (LogEvent("job.stopped", {"round": 0}),))
-    assert [task_for(state, s) for s in ALL] == [None] * 4
-    for event in (
-        UploadStored("a", 0, "z"),
-        RoundDeadline("round", 0),
-        SiloLost("a"),
-        Began(),
-        OperatorStopped(),
-        Folded(0),
-    ):
+    assert tasks(state, ALL) == [None] * 4
+    late = (UploadStored("a", 0, "z"), RoundDeadline("round", 0), SiloLost("a"), Folded(0))
+    for event in (*late, Began(), OperatorStopped()):
         assert run(state, event) == (state, ())
     state, _ = run(state, Resumed())
     assert (state.stage, state.given) == ("queued", {"b": "x"})
     state, effects = run(state, Began())
     assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", 0),))
-    assert [task_for(state, s) for s in SILOS] == [
-        None,
-        RoundTask(0, SILOS, 0),
-        RoundTask(0, SILOS, 0),
-    ]  # c may try again
+    assert tasks(state) == [None, *[RoundTask(0, SILOS, 0)] * 2]  # c may try again
     state, effects = run(state, UploadStored("a", 0, "y"), UploadStored("c", 0, "z"))
     assert without_reports(effects) == (Fold(0, SILOS),)
 
@@ -365,25 +337,15 @@ def test_a_fold_is_finished_before_the_job_stops():
     assert [event for event, _ in reports(effects)] == ["round.closed", "job.stopped"]
     state, effects = run(state, Resumed(), Began())
     assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(1),))
-    assert (
-        run(job(rounds=1), *GAVE, OperatorStopped(), Folded(0))[0].stage == "finishing"
-    )  # there is nothing left to stop
+    # after the last fold there is nothing left to stop
+    assert run(job(rounds=1), *GAVE, OperatorStopped(), Folded(0))[0].stage == "finishing"
     assert run(job(), *GAVE, OperatorStopped(), Resumed(), Folded(0))[0].stage == "drawing"
 
 
 def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
     state, _ = run(job(), Began(), Answered("a", None), OperatorStopped(), Resumed(), Began())
-    assert (state.stage, [task_for(state, s) for s in SILOS]) == (
-        "admitting",
-        [OfferTask(), None, OfferTask()],
-    )
+    assert (state.stage, tasks(state)) == ("admitting", [OfferTask(), None, OfferTask()])
     assert run(state, Answered("b", None), Answered("c", None))[0].stage == "drawing"
-
-
-@pytest.mark.parametrize("stage", ["finishing", "ended"])
-def test_a_job_that_is_over_is_not_stopped(stage):
-    state, _ = run(job(), *REACHED[stage])
-    assert run(state, OperatorStopped()) == run(state, Resumed()) == (state, ())
 
 
 # A quorum.
@@ -433,7 +395,7 @@ def test_a_lost_silo_fails_its_round_and_no_other():
     assert state.failed == {"a": "lost"}
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "lost"})]
     assert run(state, SiloLost("a")) == (state, ())
-    state, effects = run(state, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"))
+    state, effects = run(state, *uploads(0, "bc"))
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
@@ -446,7 +408,7 @@ def test_a_round_opens_without_silos_that_are_known_to_be_lost_and_the_next_one_
         ("silo.dropped", {"silo": "a", "round": 0, "code": "lost"}),
     ]
     assert (reports(effects), without_reports(effects)) == (told, (StartRoundTimer("round", 0),))
-    state, effects = run(state, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"))
+    state, effects = run(state, *uploads(0, "bc"))
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
@@ -457,80 +419,62 @@ def test_a_round_for_which_too_few_are_known_to_be_there_asks_all():
     assert reports(effects) == [("round.opened", {"round": 0, "cohort": SILOS})]
 
 
-def test_a_silo_that_gave_cannot_be_lost():
-    state, _ = run(job(), *OPEN, UploadStored("a", 0, "x"))
-    for silo in ("a", "stranger"):
-        assert run(state, SiloLost(silo)) == (state, ())
-
-
-def test_a_failed_silo_may_not_give_and_a_giver_may_not_fail():
-    state, _ = run(job(), *OPEN, SiloFailed("a", 0, "lost"))
-    assert run(state, UploadStored("a", 0, "x")) == (state, ())
-    state, _ = run(job(), *OPEN, UploadStored("a", 0, "x"))
-    assert run(state, SiloFailed("a", 0, "lost")) == (state, ())
-    assert run(state, UploadStored("a", 0, "other")) == (state, ())
-
-
-def test_a_failed_silo_is_back_in_the_next_round():
-    events = (
-        *OPEN,
-        SiloFailed("a", 0, "lost"),
-        UploadStored("b", 0, "x"),
-        UploadStored("c", 0, "y"),
-        Folded(0),
-        Drawn(1, SILOS),
-    )
-    state, _ = run(job(), *events)
-    assert state.open == SILOS
-
-
 def test_too_few_uploads_end_the_job_and_say_why():
-    state, effects = run(
-        job(),
-        *OPEN,
-        UploadStored("b", 0, "x"),
-        SiloFailed("a", 0, "TRAINING"),
-        SiloFailed("c", 0, "lost"),
-    )
-    assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
+    failures = (SiloFailed("a", 0, "TRAINING"), SiloFailed("c", 0, "lost"))
+    state, effects = run(job(), *OPEN, UploadStored("b", 0, "x"), *failures)
+    why = "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
+    assert ending(state) == ("finishing", "failed", why)
     assert not any(isinstance(e, Fold) for e in effects)
-    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0)] * 3
+    assert tasks(state) == [FinishTask(0, completed=False, counted=0)] * 3
 
 
 def test_the_deadline_of_a_round_drops_who_is_late():
-    state, effects = run(
-        job(),
-        *OPEN,
-        UploadStored("c", 0, "x"),
-        UploadStored("b", 0, "y"),
-        RoundDeadline("round", 0),
-    )
+    state, effects = run(job(), *OPEN, *uploads(0, "cb"), RoundDeadline("round", 0))
     assert (state.stage, state.failed) == ("folding", {"a": "deadline"})
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "deadline"})]
     assert run(state, UploadStored("a", 0, "z")) == (state, ())
 
 
-def test_the_deadline_of_another_round_changes_nothing():
-    state, _ = run(job(), *SECOND)
-    for event in (
-        RoundDeadline("round", 0),
-        RoundDeadline("round", 2),
-        RoundDeadline("admitting", 1),
-        RoundDeadline("finishing", 1),
-    ):
+FOLDING_SECOND = (*SECOND, *uploads(1, "bc"))
+
+
+@pytest.mark.parametrize(
+    ("before", "stale"),
+    [
+        # The first answer holds.
+        ((Began(), Answered("a", "POLICY")), [Answered("a", None)]),
+        ((Began(), Answered("a", None)), [Answered("a", "POLICY")]),
+        # A job that is over is not stopped.
+        (REACHED["finishing"], [OperatorStopped(), Resumed()]),
+        (REACHED["ended"], [OperatorStopped(), Resumed()]),
+        # Who failed may not upload, and who uploaded can neither fail nor be lost.
+        ((*OPEN, SiloFailed("a", 0, "lost")), uploads(0, "a")),
+        (
+            (*OPEN, UploadStored("a", 0, "x")),
+            [SiloFailed("a", 0, "lost"), UploadStored("a", 0, "other"), SiloLost("a")],
+        ),
+        ((*OPEN, UploadStored("a", 0, "x")), [SiloLost("stranger")]),
+        # Only this round's deadline counts, and only its cohort may upload.
+        (SECOND, [RoundDeadline("round", 0), RoundDeadline("round", 2)]),
+        (SECOND, [RoundDeadline("admitting", 1), RoundDeadline("finishing", 1)]),
+        (SECOND, [*uploads(1, ("a", "stranger")), *uploads(0, "b"), *uploads(2, "b")]),
+        (SECOND, [Drawn(1, SILOS), Drawn(2, SILOS)]),
+        # What nobody uploaded is not asked for again.
+        (GAVE, [Damaged(1, ("a",), "x"), Damaged(0, ("stranger",), "x")]),
+        # A fold counts once, and only for its round.
+        ((*GAVE, Folded(0)), [Folded(0), Folded(1), FoldFailed(0, "x")]),
+        (FOLDING_SECOND, [Folded(0), Folded(2), FoldFailed(0, "x")]),
+        (FOLDING_SECOND, [Drawn(1, SILOS), RoundDeadline("round", 1)]),
+        # At the end a round's late failure is no loss, and a stranger cannot be lost.
+        (FINISHING, [SiloFailed("a", number, "TRAINING") for number in (0, 1, 2)]),
+        (FINISHING, [SiloLost("stranger")]),
+    ],
+)
+def test_what_comes_too_late_or_twice_or_from_a_stranger_changes_nothing(before, stale):
+    state, _ = run(job(), *before)
+    for event in stale:
         assert run(state, event) == (state, ())
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_only_the_cohort_of_this_round_may_give(number):
-    state, _ = run(job(), *SECOND)
-    assert run(state, UploadStored("a", 1, "x")) == (state, ())
-    assert run(state, UploadStored("stranger", 1, "x")) == (state, ())
-    assert run(state, UploadStored("b", 0, "x")) == (state, ())
-    assert run(state, UploadStored("b", 2, "x")) == (state, ())
-    assert run(state, Drawn(number, SILOS)) == (state, ())
 
 
 def test_a_failed_fold_ends_the_job():
@@ -541,15 +485,12 @@ def test_a_failed_fold_ends_the_job():
 
 def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
     state, effects = run(job(), *GAVE, Damaged(0, ("a",), "changed 0.a.upload"))
-    assert (state.stage, state.given, without_reports(effects)) == (
-        "round",
-        {"b": "db", "c": "dc"},
-        (StartRoundTimer("round", 0),),
-    )
+    assert (state.stage, state.given) == ("round", {"b": "db", "c": "dc"})
+    assert without_reports(effects) == (StartRoundTimer("round", 0),)
     assert reports(effects) == [
         ("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})
     ]
-    assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
+    assert tasks(state) == [None, RoundTask(0, SILOS, 0), None]
     assert resumed(state) == (StartRoundTimer("round", 0),)
     again, effects = run(state, UploadStored("a", 0, "da"))
     assert (again.stage, without_reports(effects)) == ("folding", (Fold(0, SILOS),))
@@ -559,13 +500,11 @@ def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
 
 
 def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
-    state, _ = run(
-        job(), *GAVE, Damaged(0, ("a",), "x"), UploadStored("a", 0, "da"), Damaged(0, ("b",), "y")
-    )
+    once = (Damaged(0, ("a",), "x"), UploadStored("a", 0, "da"))
+    state, _ = run(job(), *GAVE, *once, Damaged(0, ("b",), "y"))
     assert (state.stage, state.open) == ("round", ("b",))  # another one's is its first
-    state, effects = run(
-        state, UploadStored("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload")
-    )
+    twice = Damaged(0, ("a", "b"), "changed 0.a.upload")
+    state, effects = run(state, UploadStored("b", 0, "db"), twice)
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith("changed 0.a.upload a second time; have the job signed again")
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
@@ -573,39 +512,10 @@ def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
 
 def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
     state, effects = run(job(), *GAVE, OperatorStopped(), Damaged(0, ("a",), "x"))
-    assert (state.stage, state.stopping, state.open, without_reports(effects)) == (
-        "stopped",
-        False,
-        ("a",),
-        (),
-    )
+    assert (state.stage, state.stopping, state.open) == ("stopped", False, ("a",))
+    assert without_reports(effects) == ()
     state, effects = run(state, Resumed(), Began())
     assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", 0),))
-
-
-@pytest.mark.parametrize("event", [Damaged(1, ("a",), "x"), Damaged(0, ("stranger",), "x")])
-def test_what_nobody_gave_is_not_asked_for_again(event):
-    state, _ = run(job(), *GAVE)
-    assert run(state, event) == (state, ())
-
-
-def test_a_fold_counts_once():
-    state, _ = run(job(), *GAVE, Folded(0))
-    for event in (Folded(0), Folded(1), FoldFailed(0, "x")):
-        assert run(state, event) == (state, ())
-
-
-def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
-    state, _ = run(job(), *SECOND, UploadStored("b", 1, "x"), UploadStored("c", 1, "y"))
-    assert state.stage == "folding"
-    for event in (
-        Folded(0),
-        Folded(2),
-        FoldFailed(0, "x"),
-        Drawn(1, SILOS),
-        RoundDeadline("round", 1),
-    ):
-        assert run(state, event) == (state, ())
 
 
 # The end.
@@ -621,21 +531,9 @@ def test_a_late_confirmation_is_noted_after_the_end():
 
 
 def test_a_silo_that_declined_is_not_waited_for():
-    events = (
-        Began(),
-        Answered("a", "DATA"),
-        Answered("b", None),
-        Answered("c", None),
-        Drawn(0, ("b", "c")),
-    )
-    state, _ = run(
-        job(rounds=1),
-        *events,
-        UploadStored("b", 0, "x"),
-        UploadStored("c", 0, "y"),
-        Folded(0),
-        Done("b"),
-    )
+    answers = (Answered("a", "DATA"), Answered("b", None), Answered("c", None))
+    given = (Drawn(0, ("b", "c")), *uploads(0, "bc"), Folded(0))
+    state, _ = run(job(rounds=1), Began(), *answers, *given, Done("b"))
     assert task_for(state, "a") is None
     assert run(state, Done("c"))[0].stage == "ended"
 
@@ -655,21 +553,10 @@ def test_a_silo_lost_after_its_confirmation_changes_nothing_of_the_end():
     assert (state.stage, state.done, awaited(state)) == ("finishing", {"a"}, ("b", "c"))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_late_failure_of_a_round_is_no_loss_at_the_end(number):
-    state, _ = run(job(), *FINISHING)
-    assert run(state, SiloFailed("a", number, "TRAINING")) == (state, ())
-
-
 def test_the_last_silo_that_is_waited_for_may_be_lost():
     state, effects = run(job(), *FINISHING, Done("a"), Done("b"), SiloLost("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
     assert task_for(state, "c") == FinishTask(2, completed=True, counted=2)
-
-
-def test_a_stranger_cannot_be_lost_at_the_end():
-    state, _ = run(job(), *FINISHING)
-    assert run(state, SiloLost("stranger")) == (state, ())
 
 
 # Attempts at the sum of a blind round.
@@ -681,26 +568,20 @@ def blind_round():
 
 
 def attempts(state, codes):
-    """How many attempts there are if in each one silo drops out with one of these codes, in turn.
-
-    The end.
-    """
+    """Count the attempts where in each one silo drops out with one of the codes, in turn."""
     number = waited_for = 0
     while True:
         assert (state.stage, state.attempt, state.failed) == ("round", number, {})
         code = codes[number % len(codes)]
         waited_for += code != "STOPPED"
         state, effects = run(
-            state,
-            SiloFailed("a", 0, code),
-            SumFailed(0, number, "TOO_FEW: one is missing", final=False),
+            state, SiloFailed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing")
         )
         number += 1
         if state.stage == "finishing":
             return number, state
-        assert without_reports(effects) == (
-            Gather(0, SILOS, number, waited_for if code != "STOPPED" else 0),
-        )
+        waiting = waited_for if code != "STOPPED" else 0
+        assert without_reports(effects) == (Gather(0, SILOS, number, waiting),)
 
 
 @pytest.mark.parametrize(
@@ -718,11 +599,8 @@ def test_silos_that_are_away_are_waited_for_longer_than_silos_that_refuse(codes,
     state, effects = blind_round()
     assert without_reports(effects) == (Gather(0, SILOS, 0, 0),)
     number, state = attempts(state, codes)
-    assert (number, state.outcome, state.reason) == (
-        most,
-        "failed",
-        "round 0: TOO_FEW: one is missing",
-    )
+    assert number == most
+    assert ending(state) == ("finishing", "failed", "round 0: TOO_FEW: one is missing")
     assert (state.attempt, state.fruitless, state.refused) == (0, 0, 0)
 
 
@@ -730,29 +608,37 @@ def test_a_sum_that_fails_with_nobody_away_is_not_tried_for_long():
     state, _ = blind_round()
     for number in range(MOST_REFUSED):
         assert state.stage == "round"
-        state, _ = run(state, SumFailed(0, number, "SUM: canaries do not come out", final=False))
+        state, _ = run(state, SumFailed(0, number, "SUM: canaries do not come out"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
 
 
-def test_an_attempt_after_which_none_can_follow_ends_the_job():
-    state, _ = run(blind_round()[0], SumFailed(0, 0, "TOO_FEW: they signed", final=True))
-    assert (state.stage, state.reason) == ("finishing", "round 0: TOO_FEW: they signed")
-
-
 SIX = ("a", "b", "c", "d", "e", "f")
+EIGHT = (*SIX, "g", "h")
 BATCHES = (("a", "b"), ("c", "d"), ("e", "f"))
+
+
+def in_batches(*batches, drawn=None, lost=(), **fields):
+    """A blind job in its first round; a sum takes four silos unless the fields differ."""
+    silos = tuple(sorted(silo for batch in batches for silo in batch))
+    fields = {"rounds": 2, "min_cohort": 2, "fewest": 4, **fields}
+    state = JobState("job", silos, blind=True, batches=batches, **fields)
+    answers = (Answered(silo, None) for silo in silos)
+    return run(state, Began(), *answers, Drawn(0, drawn or silos, lost))
 
 
 def batched(*drawn, lost=()):
     """A blind job of three batches, two of which are enough, in its first round."""
-    state = JobState("job", SIX, 2, 2, blind=True, batches=BATCHES, fewest=4)
-    return run(
-        state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX, lost)
-    )
+    return in_batches(*BATCHES, drawn=drawn, lost=lost)
 
 
 def gathered(effects):
     return [effect.cohort for effect in effects if isinstance(effect, Gather)]
+
+
+def dropping(silo, attempt, code="lost"):
+    """An attempt at the first round's sum that fails since this silo drops out."""
+    why = "TOO_FEW" if code in ("lost", "deadline", "POLICY") else f"{code}: ..."
+    return SiloFailed(silo, 0, code), SumFailed(0, attempt, why)
 
 
 def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
@@ -763,24 +649,18 @@ def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
         "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and it"
         " takes 4"
     )
-    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+    assert ending(state) == ("finishing", "failed", why)
 
 
 def test_the_next_attempt_leaves_out_the_batches_of_lost_silos():
     state, effects = batched()
     assert gathered(effects) == [SIX]
-    state, effects = run(
-        state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False)
-    )
+    state, effects = run(state, *dropping("c", 0))
     assert gathered(effects) == [("a", "b", "e", "f")]
     assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
-    state, effects = run(
-        state, SiloFailed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False)
-    )
+    state, effects = run(state, *dropping("e", 1, "deadline"))
     assert gathered(effects) == [SIX]  # two silos are too few, so all are waited for
-    state, effects = run(
-        state, SiloFailed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False)
-    )
+    state, effects = run(state, *dropping("e", 2))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     _, effects = run(state, Drawn(1, SIX))
@@ -789,12 +669,9 @@ def test_the_next_attempt_leaves_out_the_batches_of_lost_silos():
 
 def test_the_first_attempt_leaves_out_the_batches_of_silos_known_to_be_lost():
     state, effects = batched(lost=("c",))
-    assert (state.cohort, state.failed, gathered(effects)) == (
-        SIX,
-        {"c": "lost"},
-        [("a", "b", "e", "f")],
-    )
-    state, effects = run(state, SumFailed(0, 0, "TOO_FEW: e", final=False))
+    assert (state.cohort, state.failed) == (SIX, {"c": "lost"})
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    state, effects = run(state, SumFailed(0, 0, "TOO_FEW: e"))
     assert gathered(effects) == [("a", "b", "e", "f")]
     assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
     state, effects = batched(lost=("c", "e"))
@@ -803,22 +680,13 @@ def test_the_first_attempt_leaves_out_the_batches_of_silos_known_to_be_lost():
 
 
 def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost():
-    state, effects = run(
-        JobState("job", SILOS, 2, 2, blind=True), *ADMITTED, Drawn(0, SILOS, ("a",))
-    )
+    state, effects = blind(*ADMITTED, Drawn(0, SILOS, ("a",)))
     # it is dropped once the attempt begins
     assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])
 
 
 def test_a_round_that_is_resumed_asks_all_batches_again():
-    state, _ = batched()
-    state, _ = run(
-        state,
-        SiloFailed("c", 0, "lost"),
-        SumFailed(0, 0, "TOO_FEW: c", final=False),
-        OperatorStopped(),
-        Resumed(),
-    )
+    state, _ = run(batched()[0], *dropping("c", 0), OperatorStopped(), Resumed())
     _, effects = run(state, Began())
     assert gathered(effects) == [SIX]
 
@@ -835,34 +703,28 @@ def test_a_spoiled_sum_is_repeated_without_each_batch_in_turn():
     assert gathered(effects) == [("c", "d", "e", "f")]
     state, effects = run(state, spoiled(1, *"cdef"))
     assert gathered(effects) == [("a", "b", "e", "f")]
+    # an attempt that shows which batch it may be is none that failed
+    assert (state.attempt, state.fruitless, state.refused) == (2, 0, 0)
     state, effects = run(state, Summed(0, ("a", "b", "e", "f")))
     assert state.excluded == {}  # whoever did it may have stopped
     state, _ = run(state, Folded(0))
     assert state.counted == dict.fromkeys(SIX, 1)  # all of them signed a sum of what they trained
     state, effects = run(state, Drawn(1, SIX))
     assert gathered(effects) == [SIX]
-    state, effects = run(state, spoiled(0, *SIX, round_=1))
-    assert gathered(effects) == [("a", "b", "e", "f")]
-    state, effects = run(state, spoiled(1, *"abef", round_=1))
-    assert gathered(effects) == [("a", "b", "c", "d")]
-    state, effects = run(state, spoiled(2, *"abcd", round_=1))
-    assert gathered(effects) == [("c", "d", "e", "f")]
+    for attempt, (without, left) in enumerate([(SIX, "abef"), ("abef", "abcd"), ("abcd", "cdef")]):
+        state, effects = run(state, spoiled(attempt, *without, round_=1))
+        assert gathered(effects) == [tuple(left)]
     state, _ = run(state, spoiled(3, *"cdef", round_=1))
     why = (
         "round 1: SUM: beyond; no batch of a, b, c, d, e, f could be found without which there is"
         " a sum"
     )
-    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+    assert ending(state) == ("finishing", "failed", why)
 
 
 def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
-    state = JobState(
-        "job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3
-    )
-    state, _ = run(
-        state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX)
-    )
-    state, effects = run(state, spoiled(1, *"def"))
+    state, _ = in_batches(tuple("abc"), tuple("def"), rounds=3, fewest=3)
+    state, effects = run(state, spoiled(0, *SIX), spoiled(1, *"def"))
     assert LogEvent("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
     assert gathered(effects) == [("a", "b", "c")]
     state, _ = run(state, Summed(0, ("a", "b", "c")), Folded(0))
@@ -892,40 +754,19 @@ def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
     assert state.signed == frozenset()
 
 
-def test_spoiled_sums_do_not_count_among_the_attempts_that_failed():
-    state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"))
-    assert (state.attempt, state.fruitless, state.refused) == (2, 0, 0)
-
-
 def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
-    eight = (*SIX, "g", "h")
-    state = JobState("job", eight, 2, 2, blind=True, batches=(*BATCHES, ("g", "h")), fewest=4)
-    state, _ = run(
-        state,
-        Began(),
-        *(Answered(silo, None) for silo in eight),
-        Drawn(0, eight),
-        spoiled(0, *eight),
-    )
-    state, effects = run(
-        state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False)
-    )
+    state, _ = run(in_batches(*BATCHES, ("g", "h"))[0], spoiled(0, *EIGHT))
+    state, effects = run(state, *dropping("c", 1))
     assert gathered(effects) == [("e", "f", "g", "h")]
     state, _ = run(state, Summed(0, ("e", "f", "g", "h")))
     assert (state.stage, state.excluded) == ("folding", {})  # whose doing it was is not known
     state, _ = run(state, Folded(0))
-    assert state.counted == dict.fromkeys(eight, 1)
+    assert state.counted == dict.fromkeys(EIGHT, 1)
 
 
 def test_a_spoiled_sum_ends_a_job_of_one_batch():
-    state = JobState("job", SIX, 2, 2, blind=True, batches=(SIX,), fewest=4)
-    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX))
-    state, _ = run(state, SumFailed(0, 0, "SUM: beyond", True, SIX))
-    assert (state.stage, state.outcome, state.reason) == (
-        "finishing",
-        "failed",
-        "round 0: SUM: beyond",
-    )
+    state, _ = run(in_batches(SIX)[0], SumFailed(0, 0, "SUM: beyond", True, SIX))
+    assert ending(state) == ("finishing", "failed", "round 0: SUM: beyond")
 
 
 def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
@@ -1258,12 +1099,9 @@ def test_an_upload_that_leaves_the_round_open_wakes_nobody():
 
 
 def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
-    state, _ = run(JobState("job", SILOS, 2, 2, blind=True), *OPEN)
+    state, _ = blind_round()
     assert concerned(state, run(state, OperatorStopped())[0]) == SILOS
-    assert (
-        concerned(state, run(state, SiloFailed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0])
-        == SILOS
-    )
+    assert concerned(state, run(state, *dropping("a", 0))[0]) == SILOS
     assert concerned(state, run(state, SiloFailed("a", 0, "lost"))[0]) == ()
 
 
@@ -1281,15 +1119,10 @@ SUMMED = (*OPEN, Summed(0, SUM))
 def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     state, effects = blind(*OPEN)
     assert (state.stage, without_reports(effects)) == ("round", (Gather(0, SILOS, 0, 0),))
-    assert [task_for(state, s) for s in ALL] == [RoundTask(0, SILOS, 0)] * 3 + [None]
+    assert tasks(state, ALL) == [RoundTask(0, SILOS, 0)] * 3 + [None]
     assert awaited(state) == SILOS
-    for event in (
-        UploadStored("b", 0, "db"),
-        RoundDeadline("round", 0),
-        Summed(1, SUM),
-        SumFailed(1, 0, "?"),
-        SumFailed(0, 1, "?"),
-    ):
+    stale = (Summed(1, SUM), SumFailed(1, 0, "?"), SumFailed(0, 1, "?"))
+    for event in (UploadStored("b", 0, "db"), RoundDeadline("round", 0), *stale):
         assert run(state, event) == (state, ())
     state, effects = run(state, Summed(0, ("c", "b")))
     assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))  # in job order
@@ -1321,20 +1154,13 @@ def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_a
     state, _ = blind(*OPEN, SiloFailed("a", 0, "BUDGET"))
     assert (task_for(state, "a"), state.stage) == (None, "round")
     for number in range(MOST_REFUSED + 1):  # another is away, and waited for
-        state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
-        assert (state.failed, without_reports(effects)) == (
-            {"a": "BUDGET"},
-            (Gather(0, SILOS, number + 1, number + 1),),
-        )
-        assert [task_for(state, silo) for silo in SILOS] == [
-            RoundTask(0, SILOS, 0),
-            None,
-            RoundTask(0, SILOS, 0),
-        ]
+        state, effects = run(state, *dropping("c", number))
+        gather = Gather(0, SILOS, number + 1, number + 1)
+        assert (state.failed, without_reports(effects)) == ({"a": "BUDGET"}, (gather,))
+        assert tasks(state) == [RoundTask(0, SILOS, 0), None, RoundTask(0, SILOS, 0)]
     state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
-    assert [task_for(state, silo) for silo in SILOS] == [
-        RoundTask(1, SILOS, counted) for counted in (1, 0, 1)
-    ]  # it goes on receiving
+    # it goes on receiving
+    assert tasks(state) == [RoundTask(1, SILOS, counted) for counted in (1, 0, 1)]
 
 
 def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
@@ -1347,12 +1173,8 @@ def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
 
 
 def test_a_round_that_fails_for_a_privacy_budget_says_so():
-    state, _ = run(
-        job(),
-        *OPEN,
-        *(SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b")),
-        UploadStored("c", 0, "dc"),
-    )
+    spent = (SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b"))
+    state, _ = run(job(), *OPEN, *spent, UploadStored("c", 0, "dc"))
     why = "BUDGET, its privacy budget is spent"
     assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
 
@@ -1363,20 +1185,14 @@ def test_three_attempts_fail_and_then_the_job():
     assert without_reports(effects) == (Gather(0, SILOS, 2, 2),)
     assert run(state, SumFailed(0, 1, "again")) == (state, ())
     state, effects = run(state, SumFailed(0, 2, "z"))
-    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: z")
+    assert ending(state) == ("finishing", "failed", "round 0: z")
     state, _ = blind(*OPEN, SumFailed(0, 0, "x", final=True))
-    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: x")
+    assert ending(state) == ("finishing", "failed", "round 0: x")
 
 
 def test_each_round_has_its_own_attempts():
-    state, _ = blind(
-        *OPEN,
-        SumFailed(0, 0, "x"),
-        SumFailed(0, 1, "y"),
-        Summed(0, SUM),
-        Folded(0),
-        Drawn(1, SILOS),
-    )
+    failed = (SumFailed(0, 0, "x"), SumFailed(0, 1, "y"))
+    state, _ = blind(*OPEN, *failed, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
     assert (state.attempt, state.fruitless) == (0, 0)
     assert run(state, SumFailed(1, 0, "x"), SumFailed(1, 1, "y"))[0].stage == "round"
 
@@ -1422,57 +1238,36 @@ GUILTY_CODES = ("MISDEALT", "COMPLAINT")
 
 @pytest.mark.parametrize("code", GUILTY_CODES)
 def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(code):
-    state, _ = blind(*OPEN, SiloFailed("a", 0, code))
-    state, effects = run(state, SumFailed(0, 0, "MISDEALT: ..."))
+    state, effects = blind(*OPEN, *dropping("a", 0, code))
     # at once: no pause for a fruitless one
     assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)
-    assert (state.fruitless, state.refused, state.failed, state.excluded) == (
-        0,
-        0,
-        {"a": code},
-        {"a": code},
-    )
+    assert (state.fruitless, state.refused) == (0, 0)
+    assert state.failed == state.excluded == {"a": code}
     state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
     assert (state.stage, state.open) == ("round", ("b", "c"))
-    assert [task_for(state, silo) for silo in SILOS] == [
-        RoundTask(1, SILOS, 1),
-        None,
-        RoundTask(1, SILOS, 1),
-    ]
+    assert tasks(state) == [RoundTask(1, SILOS, 1), None, RoundTask(1, SILOS, 1)]
     state, _ = run(state, Summed(1, SUM), Folded(1))
     assert isinstance(task_for(state, "a"), FinishTask)  # it is told the end
 
 
-EIGHT = tuple("abcdefgh")
-
-
-def in_batches(*batches, **fields):
-    """A blind job in its first round, whose batches may shrink to three silos; a sum takes four."""
-    silos = tuple(sorted(silo for batch in batches for silo in batch))
-    state = JobState("job", silos, 3, 3, blind=True, batches=batches, fewest=4, least=3, **fields)
-    return run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))[0]
+def shrinking(*batches):
+    """A blind job in its first round, whose batches may shrink to three silos."""
+    return in_batches(*batches, rounds=3, min_cohort=3, least=3)[0]
 
 
 def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
-    state, effects = run(
-        in_batches(SIX), SiloFailed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ...")
-    )
+    state, effects = run(shrinking(SIX), *dropping("f", 0, "MISDEALT"))
     assert gathered(effects) == [("a", "b", "c", "d", "e")]
-    assert (state.failed, state.excluded) == ({"f": "MISDEALT"}, {"f": "MISDEALT"})
-    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
+    assert state.failed == state.excluded == {"f": "MISDEALT"}
+    state, effects = run(state, *dropping("c", 1))
     assert gathered(effects) == [("a", "b", "c", "d", "e")]  # who is away is waited for
-    state, effects = run(state, SiloFailed("e", 0, "MISDEALT"), SumFailed(0, 2, "MISDEALT: ..."))
+    state, effects = run(state, *dropping("e", 2, "MISDEALT"))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     state, effects = run(state, Drawn(1, SIX))
     assert (state.cohort, gathered(effects)) == (("a", "b", "c", "d"), [("a", "b", "c", "d")])
-    state, _ = run(
-        state,
-        SiloFailed("d", 1, "MISDEALT"),
-        Summed(1, ("a", "b", "c", "d")),
-        Folded(1),
-        Drawn(2, SIX),
-    )
+    summed = (Summed(1, ("a", "b", "c", "d")), Folded(1))
+    state, _ = run(state, SiloFailed("d", 1, "MISDEALT"), *summed, Drawn(2, SIX))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith(
         "round 2: only 3 of the drawn silos are admitted, 3 of them in whole batches, and it"
@@ -1481,30 +1276,24 @@ def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_
 
 def test_who_complains_without_a_reason_takes_its_batch_along():
     """What it signed is no evidence for others."""
-    state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, effects = run(state, SiloFailed("a", 0, "COMPLAINT"), SumFailed(0, 0, "TOO_FEW"))
+    _, effects = run(shrinking(EIGHT[:4], EIGHT[4:]), *dropping("a", 0, "COMPLAINT"))
     assert gathered(effects) == [EIGHT[4:]]
 
 
 def test_a_batch_continues_without_a_proven_silo_while_large_enough():
-    state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, effects = run(state, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    first = run(shrinking(EIGHT[:4], EIGHT[4:]), *dropping("a", 0, "MISDEALT"))
+    state, effects = first
     assert gathered(effects) == [EIGHT[1:]]
-    state, effects = run(state, SiloFailed("h", 0, "MISDEALT"), SumFailed(0, 1, "MISDEALT: ..."))
+    state, effects = run(state, *dropping("h", 1, "MISDEALT"))
     assert gathered(effects) == [EIGHT[1:7]]
-    state, effects = run(state, SiloFailed("f", 0, "lost"), SumFailed(0, 2, "TOO_FEW"))
+    state, effects = run(state, *dropping("f", 2))
     assert gathered(effects) == [EIGHT[1:7]]  # three are too few for a sum, so all are waited for
-    four = in_batches(EIGHT[:4], EIGHT[4:])
-    for number, silo in enumerate("ab"):
-        four, effects = run(
-            four, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ...")
-        )
+    _, effects = run(first[0], *dropping("b", 1, "MISDEALT"))
     assert gathered(effects) == [EIGHT[4:]]  # two are no batch
 
 
 def test_a_batch_that_a_silo_left_is_left_out_and_excluded_like_any_other():
-    state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, _ = run(state, SiloFailed("h", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state, _ = run(shrinking(EIGHT[:4], EIGHT[4:]), *dropping("h", 0, "MISDEALT"))
     state = replace(state, fewest=3)
     state, effects = run(state, spoiled(1, *"abcdefg"))
     assert gathered(effects) == [("e", "f", "g")]
@@ -1519,46 +1308,38 @@ def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes(
     state = replace(job(silos, min_cohort=3), blind=True)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))
     for number, silo in enumerate(silos[:37]):
-        state, effects = run(
-            state, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ...")
-        )
+        state, effects = run(state, *dropping(silo, number, "MISDEALT"))
         assert without_reports(effects) == (Gather(0, silos, number + 1, 0),)
     assert state.open == silos[37:]
 
 
 @pytest.mark.parametrize("code", GUILTY_CODES)
 def test_an_attempt_without_anybody_new_at_fault_is_counted_as_ever(code):
-    state, _ = blind(*OPEN, SiloFailed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    at_fault, _ = blind(*OPEN, *dropping("a", 0, code))
+    state = at_fault
     for number in range(1, MOST_REFUSED + 1):
         assert state.stage == "round"
-        state, _ = run(state, SiloFailed("b", 0, "POLICY"), SumFailed(0, number, "TOO_FEW"))
+        state, _ = run(state, *dropping("b", number, "POLICY"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
-    state, _ = blind(*OPEN, SiloFailed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    state = at_fault
     for number in range(1, MOST_REFUSED + 2):  # who is away is waited for, beside one that is out
-        state, _ = run(state, SiloFailed("b", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+        state, _ = run(state, *dropping("b", number))
     assert (state.stage, state.refused) == ("round", 0)
 
 
 def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_left():
-    state, _ = blind(
-        *OPEN, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True)
-    )
+    guilty = (*OPEN, SiloFailed("a", 0, "MISDEALT"))
+    state, _ = blind(*guilty, SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
     assert (state.stage, state.reason) == ("finishing", "round 0: MISDEALT: a dealt …")
-    at_fault = (
-        SiloFailed("a", 0, "MISDEALT"),
-        SumFailed(0, 0, "x"),
-        SiloFailed("b", 0, "COMPLAINT"),
-    )
-    state, _ = blind(*OPEN, *at_fault, SumFailed(0, 1, "y"), Summed(0, ("c",)))
+    both = (SumFailed(0, 0, "x"), SiloFailed("b", 0, "COMPLAINT"), SumFailed(0, 1, "y"))
+    state, _ = blind(*guilty, *both, Summed(0, ("c",)))
     assert state.stage == "finishing"
-    state, _ = blind(
-        *OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c"))
-    )
-    assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert (
-        state.reason == "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
+    state, _ = blind(*guilty, Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
+    why = (
+        "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
         "a: MISDEALT, it dealt shares that do not open or do not join"
     )
+    assert ending(state) == ("finishing", "failed", why)
 
 
 def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_and_in_no_other():
@@ -1570,14 +1351,8 @@ def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_an
 def test_fault_is_noted_of_who_had_dropped_out_and_while_a_job_is_stopped():
     state, _ = blind(*OPEN, SiloFailed("a", 0, "lost"), SiloFailed("a", 0, "MISDEALT"))
     assert state.failed == {"a": "MISDEALT"}
-    state, _ = blind(
-        *OPEN,
-        OperatorStopped(),
-        SiloFailed("a", 0, "MISDEALT"),
-        SumFailed(0, 0, "stopped"),
-        Resumed(),
-        Began(),
-    )
+    fault = (SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"))
+    state, _ = blind(*OPEN, OperatorStopped(), *fault, Resumed(), Began())
     assert (state.failed, state.open) == ({"a": "MISDEALT"}, ("b", "c"))
     state, _ = run(state, SiloFailed("a", 1, "MISDEALT"), SiloFailed("stranger", 0, "MISDEALT"))
     assert "stranger" not in state.failed

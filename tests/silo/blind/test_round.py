@@ -4,6 +4,7 @@ it is told to.
 
 import asyncio
 import hashlib
+import inspect
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -134,10 +135,11 @@ class Notebook:
     """What a silo's ledger would have."""
 
     def __init__(self):
-        self.ends, self.sums = [], []
+        self.ends, self.sums, self.whys = [], [], []
 
     async def ended(self, attempt, ended):
         self.ends.append((attempt.attempt, ended.code, ended.blame))
+        self.whys.append(ended.why)
 
     async def summed(self, attempt, done):
         self.sums.append((attempt.attempt, done.survivors))
@@ -250,12 +252,19 @@ class Silos:
         self.doors = {silo: Door(hall, silo) for silo in SILOS}
         self.kept = {silo: Kept() for silo in SILOS}
         self.rounds = {silo: self.enter(silo) for silo in SILOS}
+        self.tasks = []
 
-    def enter(self, silo, terms=None, own=FRAME, training=None):
+    def enter(self, silo, own=FRAME, training=None, before=None):
         """A silo's round, as a process that has just begun makes it."""
-        party = Participant(silo, signers(SILOS), terms or Terms(), signer(silo), os.urandom)
+        party = Participant(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
         task = asyncio.create_task(training or trained(silo))
-        return BlindRound(self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task)
+        return BlindRound(
+            self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task, before
+        )
+
+    async def enter_again(self, silo, **changes):
+        await self.rounds[silo].close()
+        self.rounds[silo] = self.enter(silo, **changes)
 
     async def run(self, silo):
         """Until its sum is open; a lost connection is found again, and what became of an upload is
@@ -270,16 +279,47 @@ class Silos:
             else:
                 return
 
-    def gave(self, silo, kind):
+    def start(self, silos):
+        begun = [asyncio.create_task(self.run(silo)) for silo in silos]
+        self.tasks += begun
+        return asyncio.gather(*begun)
+
+    def start_but(self, odd):
+        return self.start(silo for silo in SILOS if silo != odd)
+
+    def gave(self, silo, kind=object):
         return [body for _, body in self.doors[silo].given if isinstance(body, kind)]
 
-    async def all(self, silos=SILOS):
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*(self.run(silo) for silo in silos))
+    def sent(self, silo):
+        return [type(body).__name__ for body in self.gave(silo)]
 
     async def close(self):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         for each in self.rounds.values():
             await each.close()
+
+
+def at_a_hall(scenario):
+    """Run a scenario with a hall and its four silos; who still runs in the end is cancelled."""
+
+    async def played(**values):
+        hall = Hall()
+        silos = Silos(hall)
+        try:
+            async with asyncio.timeout(SECONDS):
+                await scenario(hall, silos, **values)
+        finally:
+            await silos.close()
+
+    def test(**values):
+        asyncio.run(played(**values))
+
+    parameters = inspect.signature(scenario).parameters.values()
+    test.__signature__ = inspect.Signature(list(parameters)[2:])
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return test
 
 
 def check_sum(hall):
@@ -292,256 +332,175 @@ def check_sum(hall):
             assert torch.equal(hall.opened[part.name][name], value), (part.name, name)
 
 
-def test_four_silos_and_a_coordinator_sum():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        hall.begin()
-        await silos.all()
-        await silos.close()
-        check_sum(hall)
-        assert hall.ends == [("summed", SILOS)]
-        for silo, door in silos.doors.items():
-            assert door.sum_records.sums == [(0, SILOS)]
-            assert door.sum_records.ends == []
-            assert door.signed_sets.signed == [(0, SILOS)]
-            assert [type(body).__name__ for _, body in door.given][:3] == [
-                "SendKeys",
-                "SendShares",
-                "SendHeader",
-            ]
-            assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_four_silos_and_a_coordinator_sum(hall, silos):
+    hall.begin()
+    await silos.start(SILOS)
+    check_sum(hall)
+    assert hall.ends == [("summed", SILOS)]
+    for silo, door in silos.doors.items():
+        assert door.sum_records.sums == [(0, SILOS)]
+        assert door.sum_records.ends == []
+        assert door.signed_sets.signed == [(0, SILOS)]
+        assert silos.sent(silo)[:3] == ["SendKeys", "SendShares", "SendHeader"]
+        assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", range(1, 12))
-def test_a_connection_that_is_lost_at_any_call_changes_nothing(call, after):
+@at_a_hall
+async def test_a_connection_that_is_lost_at_any_call_changes_nothing(hall, silos, call, after):
     """Whether what was sent had arrived or not: each message is the same the second time."""
-
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        door = silos.doors[SILOS[1]]
-        door.fails_at, door.after = call, after
-        hall.begin()
-        await silos.all()
-        await silos.close()
-        check_sum(hall)
-        assert hall.ends == [("summed", SILOS)]
-        assert door.calls >= call
-        assert len({data for _, data in door.uploads}) == 1  # one payload under one mask
-        by_kind = {}
-        for _, body in door.given:
-            assert by_kind.setdefault(type(body), body) == body
-
-    asyncio.run(scenario())
+    door = silos.doors[SILOS[1]]
+    door.fails_at, door.after = call, after
+    hall.begin()
+    await silos.start(SILOS)
+    check_sum(hall)
+    assert hall.ends == [("summed", SILOS)]
+    assert door.calls >= call
+    assert len({data for _, data in door.uploads}) == 1  # one payload under one mask
+    by_kind = {}
+    for _, body in door.given:
+        assert by_kind.setdefault(type(body), body) == body
 
 
-def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        away = SILOS[2]
-        silos.doors[away].fails_at = 4  # it has given its keys and its shares
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != away]
-        with pytest.raises(UnreachableError):
-            await silos.rounds[away].run()
-        await silos.rounds[away].close()
-        silos.rounds[away] = silos.enter(away)  # nothing but its memory is left
-        last = asyncio.create_task(silos.run(away))
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: hall.ends)
-        # It says that it cannot go on in the attempt, and three of four are enough without
-        # Terms.whole.
-        assert ("dropped", away, Code.STOPPED) in hall.ends
-        assert silos.doors[away].sum_records.ends == [(0, Code.STOPPED, "")]
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*others)
-        assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
-        assert silos.doors[away].sum_records.sums == []
-        last.cancel()
-        await asyncio.wait({last})
-        await silos.close()
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt(hall, silos):
+    away = SILOS[2]
+    silos.doors[away].fails_at = 4  # it has given its keys and its shares
+    hall.begin()
+    others = silos.start_but(away)
+    with pytest.raises(UnreachableError):
+        await silos.rounds[away].run()
+    await silos.enter_again(away)  # nothing but its memory is left
+    silos.start([away])
+    await until(lambda: hall.ends)
+    # It says that it cannot go on in the attempt, and three of four are enough without
+    # Terms.whole.
+    assert ("dropped", away, Code.STOPPED) in hall.ends
+    assert silos.doors[away].sum_records.ends == [(0, Code.STOPPED, "")]
+    await others
+    assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
+    assert silos.doors[away].sum_records.sums == []
 
 
-def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        for silo in SILOS[:2]:
-            silos.doors[silo].refuses = lambda body: "no" if isinstance(body, SendHeader) else None
-        hall.begin()
-        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
-        async with asyncio.timeout(SECONDS):
-            await until(
-                lambda: (
-                    len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:])
-                )
-            )
-            hall.summing.deadline(0, "masked")
-            await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
-            for silo in SILOS:
-                silos.doors[silo].refuses = lambda _: None
-            hall.begin(1)
-            await asyncio.gather(*running)
-        check_sum(hall)
-        assert all(len(silos.gave(silo, SendAbandon)) == 1 for silo in SILOS)
-        first, second = silos.doors[SILOS[3]].uploads
-        assert first[0] != second[0]  # another context
-        assert first[1] != second[1]  # and other masks over the same values
-        assert silos.doors[SILOS[3]].sum_records.sums == [(1, SILOS)]
-        await silos.close()
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums(hall, silos):
+    for silo in SILOS[:2]:
+        silos.doors[silo].refuses = lambda body: "no" if isinstance(body, SendHeader) else None
+    hall.begin()
+    running = silos.start(SILOS)
+    await until(
+        lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:])
+    )
+    hall.summing.deadline(0, "masked")
+    await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
+    for silo in SILOS:
+        silos.doors[silo].refuses = lambda _: None
+    hall.begin(1)
+    await running
+    check_sum(hall)
+    assert all(len(silos.gave(silo, SendAbandon)) == 1 for silo in SILOS)
+    first, second = silos.doors[SILOS[3]].uploads
+    assert first[0] != second[0]  # another context
+    assert first[1] != second[1]  # and other masks over the same values
+    assert silos.doors[SILOS[3]].sum_records.sums == [(1, SILOS)]
 
 
-def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[0]
-        await silos.rounds[odd].close()
-        silos.rounds[odd] = silos.enter(odd, own=replace(FRAME, model_digest="ee" * 32))
-        hall.begin()
-        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: silos.doors[odd].given)
-        assert [body for _, body in silos.doors[odd].given] == [Over(Code.SPEC)]
-        assert silos.doors[odd].sum_records.ends == [(0, Code.SPEC, "coordinator")]
-        assert silos.kept[odd].memories == {}
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*running[1:])
-        running[0].cancel()
-        await asyncio.wait(running)
-        await silos.close()
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded(hall, silos):
+    odd = SILOS[0]
+    await silos.enter_again(odd, own=replace(FRAME, model_digest="ee" * 32))
+    hall.begin()
+    silos.start([odd])
+    others = silos.start_but(odd)
+    await until(lambda: silos.doors[odd].given)
+    assert silos.gave(odd) == [Over(Code.SPEC)]
+    assert silos.doors[odd].sum_records.ends == [(0, Code.SPEC, "coordinator")]
+    assert silos.kept[odd].memories == {}
+    await others
 
 
-def test_survivors_that_this_silo_has_something_against_are_not_signed():
+@at_a_hall
+async def test_survivors_that_this_silo_has_something_against_are_not_signed(hall, silos):
     """And no memory says that they were; the ledger has the sum in it before any does."""
-
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[1]
-        door, kept = silos.doors[odd], silos.kept[odd]
-        door.signed_sets.why = "would tell what one silo alone has"
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
-        last = asyncio.create_task(silos.run(odd))
-        async with asyncio.timeout(SECONDS):
-            await until(lambda: door.sum_records.ends)
-            # three of four open it: only what this silo signed is its own to know
-            await asyncio.gather(*others)
-        assert door.sum_records.ends == [(0, Code.POLICY, "")]
-        assert door.signed_sets.signed == []
-        assert [type(body).__name__ for _, body in door.given] == [
-            "SendKeys",
-            "SendShares",
-            "SendHeader",
-            "Over",
-        ]
-        assert kept.load(FRAME.instance()).signed_round < FRAME.round
-        last.cancel()
-        await asyncio.wait({last})
-        await silos.close()
-
-    asyncio.run(scenario())
+    odd = SILOS[1]
+    door = silos.doors[odd]
+    door.signed_sets.why = "would tell what one silo alone has"
+    hall.begin()
+    others = silos.start_but(odd)
+    silos.start([odd])
+    await until(lambda: door.sum_records.ends)
+    # three of four open it: only what this silo signed is its own to know
+    await others
+    assert door.sum_records.ends == [(0, Code.POLICY, "")]
+    assert door.signed_sets.signed == []
+    assert silos.sent(odd) == ["SendKeys", "SendShares", "SendHeader", "Over"]
+    assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
 
 
-def test_a_set_that_cannot_be_recorded_is_not_signed():
+@at_a_hall
+async def test_a_set_that_cannot_be_recorded_is_not_signed(hall, silos):
     async def full(*_):
         raise UnwritableError("ledger: no space left on device")
 
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[1]
-        silos.doors[odd].signed_sets.sign = full
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(UnwritableError, match="no space left"):
-                await silos.run(odd)
-        assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
-        assert "SendSurvival" not in [type(body).__name__ for _, body in silos.doors[odd].given]
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others)
-        await silos.close()
-
-    asyncio.run(scenario())
+    odd = SILOS[1]
+    silos.doors[odd].signed_sets.sign = full
+    hall.begin()
+    silos.start_but(odd)
+    with pytest.raises(UnwritableError, match="no space left"):
+        await silos.run(odd)
+    assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
+    assert "SendSurvival" not in silos.sent(odd)
 
 
-def test_a_training_that_fails_ends_the_round_here_and_nothing_is_uploaded():
-    async def fails():
-        raise LocalError("out of memory")
-
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[0]
-        await silos.rounds[odd].close()
-        silos.rounds[odd] = silos.enter(odd, training=fails())
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
-        with pytest.raises(LocalError, match="out of memory"):
-            async with asyncio.timeout(SECONDS):
-                await silos.run(odd)
-        assert silos.doors[odd].uploads == []
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others)
-        await silos.close()
-
-    asyncio.run(scenario())
+async def fails():
+    raise LocalError("out of memory")
 
 
-def test_a_memory_that_cannot_be_kept_lets_nothing_leave():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        silos.kept[SILOS[0]].full = True
-        hall.begin()
-        with pytest.raises(UnwritableError):
-            async with asyncio.timeout(SECONDS):
-                await silos.run(SILOS[0])
-        assert silos.doors[SILOS[0]].given == []
-        await silos.close()
-
-    asyncio.run(scenario())
+async def beyond_its_clip():
+    gives = payload(SILOS[0])
+    gives["model"]["w"][0, 0] = 8.5
+    return Contributions(gives)
 
 
-def test_values_beyond_the_declared_bounds_do_not_leave():
-    async def large():
-        gives = payload(SILOS[0])
-        gives["model"]["w"][0, 0] = 8.5
-        return Contributions(gives)
+class BeforeFails:
+    async def give(self, gives):
+        raise LocalError("a value of it is out of range")
 
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[0]
-        await silos.rounds[odd].close()
-        silos.rounds[odd] = silos.enter(odd, training=large())
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
-        with pytest.raises(LocalError, match=r"largest magnitude is 8\.5, above its clip 8"):
-            async with asyncio.timeout(SECONDS):
-                await silos.run(odd)
-        assert silos.doors[odd].uploads == []
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others)
-        await silos.close()
 
-    asyncio.run(scenario())
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (lambda: {"training": fails()}, "out of memory"),
+        (
+            lambda: {"training": beyond_its_clip()},
+            r"largest magnitude is 8\.5, above its clip 8",
+        ),
+        (lambda: {"before": BeforeFails()}, "a value of it is out of range"),
+    ],
+    ids=["training fails", "values beyond the declared bounds", "what leaves before fails"],
+)
+@at_a_hall
+async def test_what_fails_before_the_masked_words_ends_the_round_and_none_leave(
+    hall, silos, changes, why
+):
+    odd = SILOS[0]
+    await silos.enter_again(odd, **changes())
+    hall.begin()
+    silos.start_but(odd)
+    with pytest.raises(LocalError, match=why):
+        await silos.run(odd)
+    assert silos.doors[odd].uploads == []
+
+
+@at_a_hall
+async def test_a_memory_that_cannot_be_kept_lets_nothing_leave(hall, silos):
+    silos.kept[SILOS[0]].full = True
+    hall.begin()
+    with pytest.raises(UnwritableError):
+        await silos.run(SILOS[0])
+    assert silos.doors[SILOS[0]].given == []
 
 
 class First:
@@ -559,95 +518,48 @@ class First:
 
 
 @pytest.mark.parametrize("breaks", [0, 2])
-def test_masked_words_leave_after_the_parts_that_leave_one_by_one(breaks):
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        silo = SILOS[1]
-        first = First(silos.doors[silo], breaks)
-        await silos.rounds[silo].close()
-        party = Participant(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
-        training = asyncio.create_task(trained(silo))
-        own = (silos.doors[silo], party, FRAME, silos.kept[silo], JOB, DECLARED, training, first)
-        silos.rounds[silo] = BlindRound(*own)
-        hall.begin()
-        await silos.all()
-        await silos.close()
-        check_sum(hall)
-        assert first.given == 1
-        assert first.seen.tensors.keys() == payload(silo).keys()
-        assert len(silos.doors[silo].uploads) == 1
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_masked_words_leave_after_the_parts_that_leave_one_by_one(hall, silos, breaks):
+    silo = SILOS[1]
+    first = First(silos.doors[silo], breaks)
+    await silos.enter_again(silo, before=first)
+    hall.begin()
+    await silos.start(SILOS)
+    check_sum(hall)
+    assert first.given == 1
+    assert first.seen.tensors.keys() == payload(silo).keys()
+    assert len(silos.doors[silo].uploads) == 1
 
 
-def test_what_leaves_before_and_fails_ends_the_round_and_no_words_leave():
-    class Fails:
-        async def give(self, gives):
-            raise LocalError("a value is above its clip")
-
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[0]
-        silos.rounds[odd]._before = Fails()
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
-        with pytest.raises(LocalError, match="above its clip"):
-            async with asyncio.timeout(SECONDS):
-                await silos.run(odd)
-        assert silos.doors[odd].uploads == []
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others)
-        await silos.close()
-
-    asyncio.run(scenario())
+@at_a_hall
+async def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_this_one(
+    hall, silos
+):
+    silos.rounds[SILOS[0]].accepted(bytes(32))
+    hall.begin()
+    await silos.start(SILOS)
+    check_sum(hall)
+    assert len(silos.doors[SILOS[0]].uploads) == 1
 
 
-def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_this_one():
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        silos.rounds[SILOS[0]].accepted(bytes(32))
-        hall.begin()
-        await silos.all()
-        await silos.close()
-        check_sum(hall)
-        assert len(silos.doors[SILOS[0]].uploads) == 1
-
-    asyncio.run(scenario())
-
-
-def test_an_upload_that_the_policy_holds_back_ends_the_attempt():
+@at_a_hall
+async def test_an_upload_that_the_policy_holds_back_ends_the_attempt(hall, silos):
     reason = "the policy holds this round back: rule 1: norm 2 of part 'model' is over 0.5"
 
     async def denied(*_):
         raise DeniedError(reason)
 
-    async def scenario():
-        hall = Hall()
-        silos = Silos(hall)
-        odd = SILOS[1]
-        silos.doors[odd].upload_masked = denied
-        whys = []
-
-        async def ended(attempt, end):
-            whys.append((attempt.attempt, end.code, end.why))
-
-        silos.doors[odd].sum_records.ended = ended
-        hall.begin()
-        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
-        last = asyncio.create_task(silos.run(odd))
-        async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*others)
-        assert silos.gave(odd, Over) == [Over(Code.POLICY)]
-        assert whys == [(0, Code.POLICY, reason)]
-        assert ("dropped", odd, Code.POLICY) in hall.ends
-        # it goes on with the round, and is told of its next attempt if there is one
-        assert not last.done()
-        last.cancel()
-        await asyncio.wait({last})
-        await silos.close()
-
-    asyncio.run(scenario())
+    odd = SILOS[1]
+    silos.doors[odd].upload_masked = denied
+    hall.begin()
+    others = silos.start_but(odd)
+    last = silos.start([odd])
+    await others
+    assert silos.gave(odd, Over) == [Over(Code.POLICY)]
+    records = silos.doors[odd].sum_records
+    assert [(end[:2], why) for end, why in zip(records.ends, records.whys, strict=True)] == [
+        ((0, Code.POLICY), reason)
+    ]
+    assert ("dropped", odd, Code.POLICY) in hall.ends
+    # it goes on with the round, and is told of its next attempt if there is one
+    assert not last.done()

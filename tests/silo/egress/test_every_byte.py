@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.explained import UPLOAD, Call, entries, payload_bytes, unexplained
+from support.framed import framed
 from support.ledgers import write_start
 from support.recording_gate import AGENT, RECORDS, World
 
@@ -28,8 +29,7 @@ from staddle.algorithms.exchange.parts import (
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.stream import Digester
-from staddle.proto.wire import to_wire
+from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
@@ -230,19 +230,8 @@ def record(world):
 
 
 def delivery(job, items, values):
-    digester = Digester([item.spec.nbytes for item in items])
-    pieces = list(stream.chunks(values, 4096))
-    for piece in pieces:
-        digester.update(piece.payload)
-    digests = digester.digests()
-    size = sum(item.spec.nbytes for item in items)
-    about = {"job": job.name, "job_digest": bytes.fromhex(job.digest), "round": 1, "size": size}
-    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
-    return [
-        tensor.Frame(manifest=tensor.Manifest(**about, tensors=to_wire(items))),
-        *(tensor.Frame.FromString(piece.encoded) for piece in pieces),
-        tensor.Frame(end=end),
-    ]
+    pieces = [tensor_bytes(value) for value in values]
+    return framed(job, 1, pieces, items, 4096)
 
 
 def test_an_honest_recording_is_explained(made, recorded):

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from support.framed import framed
 from support.ledgers import failing, stored
 from support.recording_gate import SESSION, SILO, World, kinds
 
@@ -15,8 +16,7 @@ from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.stream import Digester
-from staddle.proto.wire import to_wire
+from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.silo.egress.session import (
@@ -185,24 +185,8 @@ def delivery(world, round_=1, values=None, **changes):
     items = delivered_items(world.job.down(round_))
     rng = torch.Generator().manual_seed(5)
     values = values or [torch.randn(item.spec.shape, generator=rng) for item in items]
-    digester = Digester([item.spec.nbytes for item in items])
-    cut = [bytes(chunk.payload) for chunk in stream.chunks(values, PIECE)]
-    for chunk in cut:
-        digester.update(chunk)
-    digests = digester.digests()
-    fields = {
-        "job": world.job.name,
-        "job_digest": bytes.fromhex(world.job.digest),
-        "round": round_,
-        "size": sum(item.spec.nbytes for item in items),
-        "tensors": to_wire(items),
-        **changes,
-    }
-    return [
-        tensor.Frame(manifest=tensor.Manifest(**fields)),
-        *(tensor.Frame(chunk=chunk) for chunk in cut),
-        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
-    ], values
+    pieces = [tensor_bytes(value) for value in values]
+    return framed(world.job, round_, pieces, items, PIECE, **changes), values
 
 
 def fetched(world, frames, round_=1):

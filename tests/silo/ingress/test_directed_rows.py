@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.framed import framed
 from support.keyed_jobs import (
     COUNTED,
     KEY,
@@ -30,10 +31,8 @@ from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT
 from staddle.errors import LocalError, RefusedError
 from staddle.files import checked_file
 from staddle.proto import secure_pb2 as pb
-from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.mix import Mixed, WireSummand, mixed_to_wire
 from staddle.proto.frames import decode
-from staddle.proto.stream import Digester, recut
 from staddle.security.blind import sum as blind_sum
 from staddle.security.blind.directed_mix import sender_pads
 from staddle.security.blind.open_sum import tag_of
@@ -141,43 +140,21 @@ class Sum:
         return mixed_to_wire(Mixed(**{**fields, **changes})), words
 
     def exact(self, name):
-        weights = {silo: self.job.security.counts[silo] for silo in self.survivors}
-        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(
-            weights.values()
-        )
+        """The row's values without ``keep``, by hand."""
+        weights = self.weights()
+        total = sum(weight * self.held[silo][name].double() for silo, weight in weights.items())
+        return total / sum(weights.values())
 
-
-def frames_of(job, round_, rows, chunk=1 << 20):
-    digester = Digester([len(words) for _, words in rows])
-    for _, words in rows:
-        digester.update(memoryview(words))
-    digests = digester.digests()
-    head = {
-        "job": job.name,
-        "job_digest": bytes.fromhex(job.digest),
-        "round": round_,
-        "size": sum(len(words) for _, words in rows),
-        "rows": [message for message, _ in rows],
-    }
-    return [
-        tensor.Frame(manifest=tensor.Manifest(**head)),
-        *(
-            tensor.Frame(chunk=bytes(each.payload))
-            for each in recut([memoryview(w) for _, w in rows], chunk)
-        ),
-        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
-    ]
+    def weights(self):
+        return {silo: self.job.security.counts[silo] for silo in self.survivors}
 
 
 class Recipient:
     """One silo with a ledger, whose memory is on the disk."""
 
     def __init__(self, keyed, job, silo, folder):
-        self.job, self.folder, self.sharing = (
-            job,
-            folder,
-            sharing_of(keyed, job, silo, folder / "job"),
-        )
+        self.job, self.folder = job, folder
+        self.sharing = sharing_of(keyed, job, silo, folder / "job")
         self.ledger = Ledger.open(
             folder / "ledger", silo, keyed.roster.federation, keys_of(keyed, silo).log
         )
@@ -187,7 +164,8 @@ class Recipient:
     def take(self, round_, rows, sharing=None, chunk=1 << 20, counted=0):
         async def scenario():
             async def coming():
-                for frame in frames_of(self.job, round_, rows, chunk):
+                messages, words = [message for message, _ in rows], [words for _, words in rows]
+                for frame in framed(self.job, round_, words, chunk=chunk, rows=messages):
                     yield decode(frame.SerializeToString())
 
             plan = JobPlan(self.job).round(round_)
@@ -242,9 +220,8 @@ def test_rows_come_down_and_are_put_together_in_order(recipient, twice, chunk, m
         assert torch.allclose(found[spec.name].double(), wanted, rtol=0, atol=1e-6)
         assert found[spec.name].dtype == torch.float32
     assert float(found[KEEP.name]) == pytest.approx(one * other)
-    again = recipient.take(
-        9, [first.down(), second.down()], chunk=chunk
-    )  # its answer was lost, or this silo dropped out
+    # its answer was lost, or this silo dropped out
+    again = recipient.take(9, [first.down(), second.down()], chunk=chunk)
     assert all(torch.equal(found[name], again[name]) for name in found)
 
 
@@ -264,7 +241,6 @@ def test_a_row_that_was_altered_or_is_not_what_its_round_gave_is_refused(recipie
         s for s in (Sum(keyed, first.job, n) for n in range(1, 9)) if s.reader != first.reader
     )
     twin = Sum(keyed, keyed.jobs["twin"], first.round)
-    shifted = lambda words: bytes([words[0] ^ 1]) + words[1:]  # noqa: E731
     payload = first.spec.payload()
     fewer = replace_counts(first.spec)
     for rows, why in (
@@ -295,6 +271,10 @@ def test_a_row_that_was_altered_or_is_not_what_its_round_gave_is_refused(recipie
         assert why in recipient.refused(9, rows), why
 
 
+def shifted(words):
+    return bytes([words[0] ^ 1]) + words[1:]
+
+
 def replace_counts(spec):
     """A document with other weights of the row, which still add up."""
     group = spec.groups[1]
@@ -314,10 +294,8 @@ def test_an_old_row_is_refused_once_a_newer_one_was_opened(recipient, twice):
     _, (first, second) = twice
     recipient.take(8, [second.down()])
     assert recipient.memory().newest == second.round
-    assert (
-        f"brings a row of round {first.round} after those up to {second.round}"
-        in recipient.refused(9, [first.down()])
-    )
+    why = f"brings a row of round {first.round} after those up to {second.round}"
+    assert why in recipient.refused(9, [first.down()])
     recipient.take(9, [second.down()])
 
 
@@ -325,7 +303,6 @@ def test_what_is_refused_is_remembered_only_once_its_words_come(recipient, twice
     first = twice[1][0]
     recipient.refused(8, [first.down(keep=0.9)])
     assert recipient.memory().newest == -1
-    shifted = lambda words: bytes([words[0] ^ 1]) + words[1:]  # noqa: E731
     recipient.refused(8, [first.down(words=shifted)])
     assert recipient.memory().newest == first.round
     recipient.take(8, [first.down()])  # and comes again
@@ -394,17 +371,14 @@ class MemberSum(Sum):
 
     def keep(self):
         """By hand."""
-        left = sum(LIKENESS[silo] for silo in self.survivors if silo != self.reader)
+        left = sum(self.weights().values())
         exact = CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + left)
         found = kept(self.spec, self.spec.groups[1], self.survivors)
         assert found == pytest.approx(exact, abs=1e-8)
         return found
 
-    def exact(self, name):
-        weights = {silo: LIKENESS[silo] for silo in self.survivors if silo != self.reader}
-        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(
-            weights.values()
-        )
+    def weights(self):
+        return {silo: LIKENESS[silo] for silo in self.survivors if silo != self.reader}
 
 
 @pytest.fixture

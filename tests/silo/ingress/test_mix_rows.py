@@ -74,17 +74,21 @@ class Recipient:
 
     def take(self, frames, round_=1):
         """One delivery, as a process that has just begun takes it."""
+        plan = JobPlan(self.coordinator.job).round(round_)
+        opener = mix_rows.IncomingRows(self.sharing, plan, self.terms, self.own)
+        return self.delivered(frames, plan, opener)
 
-        async def scenario():
-            async def coming():
-                for frame in frames:
-                    yield decode(frame.SerializeToString())
+    def delivered(self, frames, plan, *opener):
+        async def coming():
+            for frame in frames:
+                yield decode(frame.SerializeToString())
 
-            plan = JobPlan(self.coordinator.job).round(round_)
-            opener = mix_rows.IncomingRows(self.sharing, plan, self.terms, self.own)
-            return await delivery.take(self.ledger, self.peer, plan, coming(), opener)
+        return asyncio.run(delivery.take(self.ledger, self.peer, plan, coming(), *opener))
 
-        return asyncio.run(scenario())
+    def row(self, number=0, round_=1, own=0, **changes):
+        """Frames with a row over all others' uploads of this number, the same weight for each."""
+        made = self.coordinator
+        return made.delivery(round_, [usual(made, number, own, **changes)])
 
     def memory(self):
         """The bytes of all that it remembers of rows that it opened."""
@@ -110,6 +114,11 @@ def addressee(keyed, contributors, tmp_path):
 
 def versions(number, silos=OTHERS):
     return [(silo, number) for silo in silos]
+
+
+def usual(made, number=0, own=0, **changes):
+    """A row over all others' uploads of this number, the same weight for each."""
+    return made.row(ME, even(versions(number), own), own, **changes)
 
 
 def close(found, wanted):
@@ -187,7 +196,7 @@ def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_i
     """Also among chunks that wait for others, to go to the thread together."""
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
     made = recipient.coordinator
-    manifest, *chunks, _ = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    manifest, *chunks, _ = made.delivery(1, [usual(made)], chunk=4096)
     assert len(chunks) > 2 * stream.TOGETHER
     bad = type(chunks[1])(chunk=chunks[1].chunk[:-8])
     peer, code, why = refusal(recipient, [manifest, chunks[0], bad, *chunks[2 : 2 + behind]])
@@ -202,7 +211,7 @@ def test_chunks_go_to_the_thread_together_and_what_is_no_chunk_at_once(recipient
         delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames)
     )
     made = recipient.coordinator
-    frames = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    frames = made.delivery(1, [usual(made)], chunk=4096)
     recipient.take(frames)
     whole, rest = divmod(len(frames) - 2, stream.TOGETHER)
     # the manifest; the chunks; the end with the last ones
@@ -222,8 +231,9 @@ def test_rows_of_rounds_that_follow(recipient):
 
 def mailed(made, rows_and_keeps):
     """m and k, the obvious way, in float64."""
+    zeros = (torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors)
     total, kept = (
-        {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors},
+        {spec.name: zero for spec, zero in zip(made.part.tensors, zeros, strict=True)},
         1.0,
     )
     for weights, keep in rows_and_keeps:
@@ -231,10 +241,6 @@ def mailed(made, rows_and_keeps):
         total = {name: value * keep + row[name] * (1 - keep) for name, value in total.items()}
         kept *= keep
     return total, kept
-
-
-def mail_over(made, mixed):
-    return made.row(ME, even(mixed), keep=0.5)
 
 
 def mail_of_round_1(made):
@@ -252,8 +258,8 @@ def unlike():
     return {first: own + moved, second: other - moved, **dict(rest)}
 
 
-def mail(made, number):
-    return made.row(ME, even(versions(number)), keep=0.5)
+def mail(made, number=0, keep=0.5):
+    return usual(made, number, keep=keep)
 
 
 def test_mail_is_put_together_in_the_order_of_its_rounds(addressee, monkeypatch):
@@ -314,51 +320,39 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        (lambda made: [mail(made, 0), mail(made, 0)], "SPEC", "brings a row twice"),
+        (lambda m: [mail(m), mail(m)], "SPEC", "brings a row twice"),
         (
-            lambda made: [mail(made, 1), mail(made, 0)],
+            lambda m: [mail(m, 1), mail(m)],
             "POLICY",
             "older uploads of silo-b, silo-c, silo-d, silo-e",
         ),
+        (lambda m: [usual(m, own=OWN)], "SPEC", "mail that has a part of its recipient"),
         (
-            lambda made: [made.row(ME, even(versions(0), OWN), OWN)],
-            "SPEC",
-            "mail that has a part of its recipient",
-        ),
-        (
-            lambda made: [mail(made, number) for number in range(4)],
+            lambda m: [mail(m, number) for number in range(4)],
             "MANIFEST",
             "4 rows of a Mix, at most 3",
         ),
-        (lambda made: [mail(made, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
+        (lambda m: [mail(m, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
         (
-            lambda made: [
-                mail(made, 0),
-                mail_over(made, [*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])]),
+            lambda m: [
+                mail(m),
+                m.row(ME, even([*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])]), keep=0.5),
             ],
             "SPEC",
             "mail over uploads of rounds ",
         ),
         (
-            lambda made: [mail(made, 0), mail_of_round_1(made)],
+            lambda m: [mail(m), mail_of_round_1(m)],
             "SPEC",
             "mail of round 1 in 3, after that of 1",
         ),
         (
-            lambda made: [made.row(ME, unlike(), keep=0.5)],
+            lambda m: [m.row(ME, unlike(), keep=0.5)],
             "SPEC",
             "gives 'silo-b' a share of 0.300000, by the",
         ),
-        (
-            lambda made: [made.row(ME, even(versions(0)), keep=0.4)],
-            "SPEC",
-            "keep = 0.400000 of round 1, by the",
-        ),
-        (
-            lambda made: [made.row(ME, even(versions(0)), keep=0.6)],
-            "SPEC",
-            "counts it is 0.500000 to 0.500000",
-        ),
+        (lambda m: [mail(m, keep=0.4)], "SPEC", "keep = 0.400000 of round 1, by the"),
+        (lambda m: [mail(m, keep=0.6)], "SPEC", "counts it is 0.500000 to 0.500000"),
     ],
 )
 def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
@@ -377,26 +371,15 @@ def shifted(hidden):
     return bytes(changed)
 
 
-def with_tag(made, tag):
-    message, hidden = made.row(ME, even(versions(0)))
-    message.tag = tag
-    return message, hidden
-
-
-def kept(made, keep):
-    message, hidden = made.row(ME, even(versions(0)))
-    message.keep = keep
-    return message, hidden
-
-
-def renamed(made, part):
-    message, hidden = made.row(ME, even(versions(0)))
-    message.part = part
+def altered(made, **fields):
+    message, hidden = usual(made)
+    for field, value in fields.items():
+        setattr(message, field, value)
     return message, hidden
 
 
 def swapped_letters(made):
-    message, hidden = made.row(ME, even(versions(0)))
+    message, hidden = usual(made)
     first, second = message.summands[0].letter, message.summands[1].letter
     kept_ = type(first)()
     kept_.CopyFrom(first)
@@ -406,14 +389,14 @@ def swapped_letters(made):
 
 
 def unsigned(made):
-    message, hidden = made.row(ME, even(versions(0)))
+    message, hidden = usual(made)
     message.summands[0].upload.signature = bytes(64)
     return message, hidden
 
 
 def letters_for_another(made):
     """Each letter is the one for another recipient, where there is one."""
-    message, hidden = made.row(ME, even(versions(0)))
+    message, hidden = usual(made)
     for summand, silo in zip(message.summands, OTHERS, strict=True):
         other = next(each for each in OTHERS if each != silo)
         found, _ = made.row(other, even([(silo, 0)]), letters_of=other)
@@ -422,9 +405,9 @@ def letters_for_another(made):
 
 
 HOSTILE = {
-    "a shifted word": (lambda m: m.row(ME, even(versions(0)), words=shifted), "SUM", "was altered"),
-    "another key's tag": (lambda m: with_tag(m, bytes(8)), "SUM", "was altered"),
-    "a tag that is none": (lambda m: with_tag(m, b"\xff" * 8), "SUM", "are none"),
+    "a shifted word": (lambda m: usual(m, words=shifted), "SUM", "was altered"),
+    "another key's tag": (lambda m: altered(m, tag=bytes(8)), "SUM", "was altered"),
+    "a tag that is none": (lambda m: altered(m, tag=b"\xff" * 8), "SUM", "are none"),
     "weights too small": (
         lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)),
         "SPEC",
@@ -457,43 +440,27 @@ HOSTILE = {
         "SPEC",
         "not distinct other silos",
     ),
-    "signed by a silo": (
-        lambda m: m.row(ME, even(versions(0)), sign=m.silos[OTHERS[0]].sign),
-        "SPEC",
-        "signature",
-    ),
-    "in another spelling": (
-        lambda m: m.row(ME, even(versions(0)), document=lambda payload: b" " + payload),
-        "SPEC",
-        "canonical",
-    ),
+    "signed by a silo": (lambda m: usual(m, sign=m.silos[OTHERS[0]].sign), "SPEC", "signature"),
+    "in another spelling": (lambda m: usual(m, document=lambda d: b" " + d), "SPEC", "canonical"),
     "letters for another": (letters_for_another, "SHARES", "brings 'silo-a' a letter for"),
-    "uploads not named": (
-        lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[:-1]),
-        "SPEC",
-        "other uploads",
-    ),
+    "uploads not named": (lambda m: usual(m, summands=lambda s: s[:-1]), "SPEC", "other uploads"),
     "uploads in another order": (
-        lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[::-1]),
+        lambda m: usual(m, summands=lambda s: s[::-1]),
         "SPEC",
         "other uploads than its row names",
     ),
     "letters swapped": (swapped_letters, "SHARES", "is not what"),
     "a signature that does not hold": (unsigned, "UPLOAD", "passed on from 'silo-b'"),
-    "keep in a row that is not a mail": (
-        lambda m: m.row(ME, even(versions(0)), keep=0.5),
-        "SPEC",
-        "which is not mail",
-    ),
-    "keep above one": (lambda m: kept(m, 1.5), "SPEC", "keep = 1.5"),
-    "keep below zero": (lambda m: kept(m, -0.5), "SPEC", "keep = -0.5"),
-    "keep that is not a number": (lambda m: kept(m, float("nan")), "SPEC", "keep = nan"),
+    "keep in a row that is not a mail": (mail, "SPEC", "which is not mail"),
+    "keep above one": (lambda m: altered(m, keep=1.5), "SPEC", "keep = 1.5"),
+    "keep below zero": (lambda m: altered(m, keep=-0.5), "SPEC", "keep = -0.5"),
+    "keep that is not a number": (lambda m: altered(m, keep=float("nan")), "SPEC", "keep = nan"),
     "of another part": (
-        lambda m: renamed(m, "model"),
+        lambda m: altered(m, part="model"),
         "SPEC",
         "rows of part 'model', which has none",
     ),
-    "of no part": (lambda m: renamed(m, ""), "SPEC", "a row of no part"),
+    "of no part": (lambda m: altered(m, part=""), "SPEC", "a row of no part"),
 }
 
 
@@ -502,10 +469,8 @@ def test_a_row_that_breaks_a_rule_is_refused_and_who_can_have_done_it_is_named(r
     change, code, said = HOSTILE[name]
     made = recipient.coordinator
     peer, found, why = refusal(recipient, made.delivery(1, [change(made)]))
-    assert (peer, found) == (
-        COORDINATOR_OR_SILO if said == "was altered" else "coordinator",
-        code,
-    ), why
+    culprit = COORDINATOR_OR_SILO if said == "was altered" else "coordinator"
+    assert (peer, found) == (culprit, code), why
     assert said in why
 
 
@@ -519,54 +484,43 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, contributors, recipient, mon
     own.prekeys.save(known.model_copy(update={"newest": wrong}))
     made.give(OTHERS[1], 0)
     own.prekeys.save(known)
-    peer, code, why = refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)))]))
+    peer, code, why = refusal(recipient, recipient.row())
     assert (peer, code) == (OTHERS[1], "SHARES")
     assert "does not open" in why
 
 
 @pytest.mark.parametrize(
-    ("rows_", "manifest", "code", "said"),
+    ("rows_", "manifest", "said"),
     [
-        (2, {}, "MANIFEST", "2 rows of a Mix, at most 1"),
-        (1, {"size": 8}, "MANIFEST", "declared 8 bytes"),
-        (
-            1,
-            {"size": 1 << 60},
-            "MANIFEST",
-            "declared 1152921504606846976 bytes, the tensors and words have 104448",
-        ),
-        (
-            0,
-            {"size": 1 << 60},
-            "MANIFEST",
-            "declared 1152921504606846976 bytes, the tensors have 0",
-        ),
-        (1, {"job": "mail"}, "MANIFEST", "delivery is of 'mail'"),
-        (1, {"offset": 1 << 20}, "MANIFEST", "begins at byte"),
+        (2, {}, "2 rows of a Mix, at most 1"),
+        (1, {"size": 8}, "declared 8 bytes"),
+        (1, {"size": 1 << 60}, f"declared {1 << 60} bytes, the tensors and words have 104448"),
+        (0, {"size": 1 << 60}, f"declared {1 << 60} bytes, the tensors have 0"),
+        (1, {"job": "mail"}, "delivery is of 'mail'"),
+        (1, {"offset": 1 << 20}, "begins at byte"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused_before_anything_is_remembered(
-    recipient, rows_, manifest, code, said
+    recipient, rows_, manifest, said
 ):
     made = recipient.coordinator
-    many = [made.row(ME, even(versions(0)))] * rows_
+    many = [usual(made)] * rows_
     peer, found, why = refusal(recipient, made.delivery(1, many, **manifest))
-    assert (peer, found) == ("coordinator", code)
+    assert (peer, found) == ("coordinator", "MANIFEST")
     assert said in why
     assert recipient.memory() == {}
 
 
 def test_half_a_word_is_refused(recipient):
     made = recipient.coordinator
-    row = made.row(ME, even(versions(0)), words=lambda hidden: hidden[:-4])
+    row = usual(made, words=lambda hidden: hidden[:-4])
     assert refusal(recipient, made.delivery(1, [row]))[1] == "MANIFEST"
     frames = made.delivery(1, [row], size=made.line.nbytes)
     assert refusal(recipient, frames)[1] == "LENGTH"
 
 
 def test_there_are_no_rows_before_a_round_has_given_any(recipient):
-    made = recipient.coordinator
-    _, code, why = refusal(recipient, made.delivery(0, [made.row(ME, even(versions(0)))]), 0)
+    _, code, why = refusal(recipient, recipient.row(round_=0), 0)
     assert (code, "at most 0" in why) == ("MANIFEST", True)
 
 
@@ -580,23 +534,12 @@ def test_a_part_that_is_mixed_does_not_come_in_the_clear(recipient):
 def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
     """As in a job that is not keyed."""
     made = recipient.coordinator
-    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
-
-    async def coming():
-        for frame in frames:
-            yield frame
-
-    with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
-        asyncio.run(
-            delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming())
-        )
-    frames = made.delivery(
-        1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)])
-    )
-    with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
-        asyncio.run(
-            delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming())
-        )
+    words = words_to_wire([made.word(ME, *version) for version in versions(0)])
+    prekeys = made.delivery(1, [], prekeys=words)
+    for number, frames in ((1, recipient.row()), (4, prekeys)):
+        why = f"delivers {number} rows or prekeys where there are none"
+        with pytest.raises(RefusedError, match=why):
+            recipient.delivered(frames, JobPlan(made.job).round(1))
 
 
 # What was opened is not opened again with other weights.
@@ -615,7 +558,7 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
 )
 def test_another_row_over_the_same_uploads_is_refused(recipient, second, said):
     made = recipient.coordinator
-    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    recipient.take(recipient.row())
     before = recipient.memory()
     weights = second()
     row = made.row(ME, weights, WHOLE - sum(weights.values()))
@@ -627,7 +570,7 @@ def test_another_row_over_the_same_uploads_is_refused(recipient, second, said):
 
 def test_a_row_of_older_uploads_is_refused(recipient):
     made = recipient.coordinator
-    recipient.take(made.delivery(1, [made.row(ME, even(versions(2)))]))
+    recipient.take(recipient.row(2))
     row = made.row(ME, even([*versions(3, OTHERS[:3]), (OTHERS[3], 1)]))
     with pytest.raises(RefusedError, match="older uploads of silo-e"):
         recipient.take(made.delivery(2, [row]), 2)
@@ -635,22 +578,21 @@ def test_a_row_of_older_uploads_is_refused(recipient):
 
 def test_a_row_that_was_refused_half_way_counts_as_opened(recipient):
     """Its seeds were opened: another row over these uploads is one too many, the same is not."""
-    made = recipient.coordinator
-    refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)), words=shifted)]))
+    refusal(recipient, recipient.row(words=shifted))
     with pytest.raises(RefusedError, match="new uploads of 0 silos"):
-        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
-    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+        recipient.take(recipient.row(own=OWN))
+    recipient.take(recipient.row())
 
 
 def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
-    made, opened = recipient.coordinator, []
+    opened = []
     real = mix_rows.open_seed
     monkeypatch.setattr(mix_rows, "open_seed", lambda *given: opened.append(1) or real(*given))
 
     def full(path, data, mode=0o600):
         raise UnwritableError(f"{path}: no space left on device")
 
-    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
+    frames = recipient.row()
     with monkeypatch.context() as patched:
         patched.setattr(checked_file, "write_atomic", full)
         with pytest.raises(UnwritableError):
@@ -670,8 +612,7 @@ def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
 )
 def test_a_silo_with_a_stricter_policy_opens_less(keyed, contributors, tmp_path, terms, said):
     strict = Recipient(keyed, contributors["rows"], tmp_path, terms)
-    made = strict.coordinator
-    peer, code, why = refusal(strict, made.delivery(1, [made.row(ME, even(versions(0)))]))
+    peer, code, why = refusal(strict, strict.row())
     strict.ledger.close()
     assert (peer, code) == ("coordinator", "POLICY")
     assert said in why
@@ -679,17 +620,12 @@ def test_a_silo_with_a_stricter_policy_opens_less(keyed, contributors, tmp_path,
 
 def test_a_row_under_another_key_does_not_open(keyed, contributors, tmp_path):
     other = Recipient(keyed, contributors["rows"], tmp_path, key=b"another".ljust(32))
-    made = other.coordinator
-    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (
-        COORDINATOR_OR_SILO,
-        "SUM",
-    )
+    assert refusal(other, other.row())[:2] == (COORDINATOR_OR_SILO, "SUM")
     other.ledger.close()
 
 
 def test_memory_that_was_changed_is_told(recipient):
-    made = recipient.coordinator
-    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
+    frames = recipient.row()
     recipient.take(frames)
     path = recipient.folder / "job" / "mix-extractor.rows.json"
     path.write_bytes(path.read_bytes().replace(b":0", b":9"))
@@ -701,10 +637,10 @@ def test_memory_that_was_changed_is_told(recipient):
 def test_memory_that_is_gone_opens_no_row(recipient):
     """Else rows over the same uploads with other weights could be opened."""
     made = recipient.coordinator
-    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    recipient.take(recipient.row())
     (recipient.folder / "job" / "mix-extractor.rows.json").unlink()
     with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone, and with it"):
-        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
+        recipient.take(recipient.row(own=OWN))
     memory, job = recipient.sharing.memory, made.job
     memory.check_begun(job, contributed=False)
     with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone"):
@@ -715,7 +651,7 @@ def test_memory_that_is_gone_opens_no_row(recipient):
 
 def test_memory_of_rows_is_begun_once(recipient):
     made = recipient.coordinator
-    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    recipient.take(recipient.row())
     before = recipient.memory()
     recipient.sharing.memory.begin(made.job)
     assert recipient.memory() == before
@@ -723,7 +659,7 @@ def test_memory_of_rows_is_begun_once(recipient):
 
 def test_what_a_row_gives_is_what_the_part_has(recipient):
     made = recipient.coordinator
-    found = recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))])).tensors["extractor"]
+    found = recipient.take(recipient.row()).tensors["extractor"]
     for spec in made.part.tensors:
         assert found[spec.name].shape == spec.shape
         assert len(tensor_bytes(found[spec.name])) == spec.nbytes

@@ -8,14 +8,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from support.jobs import make_data, make_job
+from support.refusals import refused
 
-from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import LocalError
@@ -23,35 +22,17 @@ from staddle.simulator.engines.pool import Crew, usable_cores
 
 SILOS = ("a", "b", "c", "d")
 METHODS = ("fedavg", "fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
-OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 2}}
+OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_s": 1, "tau_theta": 2}}
 
 
 def job_of(method, **training):
-    document = {
-        "version": 1,
-        "name": "test",
-        "seed": 7,
-        "rounds": 2,
-        "silos": list(SILOS),
-        "participation": 0.75,
-        "method": {"name": method, "options": OPTIONS.get(method, {})},
-        "model": {
-            "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
-            "classes": 3,
-            "norm": "batch",
-        },
-        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **training},
-    }
-    return Job.from_file(JobFile.model_validate(document), "job.toml")
+    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": "batch"}
+    fields = {"silos": list(SILOS), "participation": 0.75, "rounds": 2, "training": training}
+    return make_job(method, OPTIONS.get(method), model, **fields)
 
 
 def data(n, seed):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, n)
-    x = rng.normal(size=(n, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
-    return Dataset(
-        torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), ids=tuple(map(str, range(n)))
-    )
+    return replace(make_data(n, seed), ids=tuple(map(str, range(n))))
 
 
 RECORDS = {
@@ -88,13 +69,8 @@ def run(job, engine):
         for silo, look in last.items()
     }
     states = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
-    return (
-        rounds,
-        seen,
-        states,
-        {k: v.tolist() for k, v in simulation.coordinator.items()},
-        len(told),
-    )
+    kept = {name: value.tolist() for name, value in simulation.coordinator.items()}
+    return rounds, seen, states, kept, len(told)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -145,10 +121,8 @@ def test_the_error_of_a_silo_is_its_own_ends_the_round_and_the_crew_goes_on(crew
     assert told == []
     assert len(given) == 2  # of three: none is begun after a fault
     job = job_of("fedavg")
-    assert (
-        Simulation(job, crew.engine(job)).step().reports
-        == Simulation(job, Serial(job, RECORDS)).step().reports
-    )
+    expected = Simulation(job, Serial(job, RECORDS)).step().reports
+    assert Simulation(job, crew.engine(job)).step().reports == expected
 
 
 def test_no_interrupt_reaches_a_worker(crew):
@@ -160,7 +134,7 @@ def test_no_interrupt_reaches_a_worker(crew):
 
 def test_a_private_job_is_refused(crew):
     job = replace(job_of("fedavg"), privacy=object())
-    with pytest.raises(LocalError, match="has a \\[privacy\\] table"):
+    with refused("has a \\[privacy\\] table"):
         crew.engine(job)
 
 
@@ -208,28 +182,20 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
             Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order)
         )
         largest = job.cohort(0)[-1]
-        with pytest.raises(
-            LocalError,
-            match=f"silo '{largest}': the worker process that had it was ended by SIGKILL",
-        ):
+        with refused(f"silo '{largest}': the worker process that had it was ended by SIGKILL"):
             Simulation(job, engine).step()
         assert ended([pid])
         assert crew.pids == ()
-        with pytest.raises(LocalError, match="the worker processes have ended"):
+        with refused("the worker processes have ended"):
             Simulation(job, engine).look()
 
 
 def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
     job = job_of("fedavg")
     with Crew(RECORDS, 1) as crew:
-        work = [
-            SiloWork(
-                "d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}}
-            )
-        ]
-        with pytest.raises(
-            LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"
-        ):
+        mistake = {"model": {"classifier.bias": "no tensor"}}
+        work = [SiloWork("d", initial_state(job.method(), "d"), mistake)]
+        with refused(r"silo 'd': the worker process .* ended with code 1; what it printed"):
             crew.engine(job).look(1, work, lambda: None)
 
 
@@ -258,11 +224,8 @@ LONG = """
 
 def test_an_interrupt_ends_the_workers_and_so_does_the_death_of_their_parent(tmp_path):
     program = tmp_path / "long.py"
-    program.write_text(
-        textwrap.dedent(
-            LONG.format(tests=[str(Path(__file__).parents[2]), str(Path(__file__).parent)])
-        )
-    )
+    tests = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+    program.write_text(textwrap.dedent(LONG.format(tests=tests)))
     command = [sys.executable, str(program)]
     with (
         (tmp_path / "errors").open("w") as errors,

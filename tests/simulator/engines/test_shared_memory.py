@@ -1,12 +1,11 @@
 import errno
 import os
 
-import pytest
 import torch
+from support.refusals import refused
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records
-from staddle.errors import LocalError
 from staddle.simulator.engines import shared_memory
 from staddle.simulator.engines.shared_memory import mapped, written
 
@@ -71,8 +70,5 @@ def test_memory_that_runs_out_is_said(monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shared_memory, "_memory", Full)
-    with pytest.raises(
-        LocalError,
-        match=r"records of 2 silos, 0 MB, cannot be held once more .* No space left .* one",
-    ):
+    with refused(r"records of 2 silos, 0 MB, cannot be held once more .* No space left .* one"):
         written(RECORDS)

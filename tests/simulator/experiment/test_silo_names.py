@@ -3,6 +3,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import refused
 
 from staddle.errors import LocalError
 from staddle.simulator.experiment.silo_names import numbered, silo_names
@@ -34,9 +35,7 @@ def test_what_comes_out_are_names_one_a_client_or_an_error(clients):
 
 def test_names_that_are_given_stand_for_clients_in_order():
     assert silo_names(["a b", "A-B"], ("first", "second")) == ("first", "second")
-    with pytest.raises(
-        LocalError, match="silos names 2, the partition has 3 clients; name each, or leave it out"
-    ):
+    with refused("silos names 2, the partition has 3 clients; name each, or leave it out"):
         silo_names(["1", "2", "3"], ("first", "second"))
 
 
@@ -50,5 +49,5 @@ def test_names_that_are_given_stand_for_clients_in_order():
     ],
 )
 def test_two_clients_of_one_name_or_one_of_none_are_refused(clients, text):
-    with pytest.raises(LocalError, match=text):
+    with refused(text):
         silo_names(clients)

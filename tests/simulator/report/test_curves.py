@@ -2,8 +2,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from support.pictures import has_colour, pixels, whole
+from support.refusals import refused
 
-from staddle.errors import LocalError
 from staddle.simulator.report.curves import curve, curves, last, spread
 from staddle.simulator.report.style import COLOURS, styles_of, within
 from staddle.simulator.run.history import Measured
@@ -79,7 +79,5 @@ def test_one_method_one_seed_one_look_is_a_picture_too():
 
 @pytest.mark.parametrize("draw", [curves, spread])
 def test_what_no_run_measured_is_not_drawn(draw):
-    with pytest.raises(
-        LocalError, match=r"selected/after: no run has measured that; measured: \['all/trained'\]"
-    ):
+    with refused(r"selected/after: no run has measured that; measured: \['all/trained'\]"):
         draw({"local": {1: OTHER}}, ["selected/after"])

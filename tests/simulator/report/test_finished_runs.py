@@ -1,9 +1,9 @@
 import pytest
 import torch
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, conduct, make_population, make_run
 
 from staddle.algorithms.training.silo_round import state_to_bytes
-from staddle.errors import LocalError
 from staddle.simulator.report.finished_runs import load_runs
 from staddle.simulator.run.folder import opened
 from staddle.simulator.run.scores import over_seeds, scores
@@ -45,10 +45,8 @@ def test_all_runs_are_found_by_label_and_seed(out):
 def test_a_history_is_read_as_far_as_it_is(out):
     begun, done, _, cut = load_runs(out)
     assert begun.history == ()
-    assert [(one.rounds, one.measure) for one in done.history if one.measure.startswith("all")] == [
-        (2, "all/aggregated"),
-        (2, "all/trained"),
-    ]
+    found = [(one.rounds, one.measure) for one in done.history if one.measure.startswith("all")]
+    assert found == [(2, "all/aggregated"), (2, "all/trained")]
     assert max(one.rounds for one in cut.history) == 3  # beyond its checkpoint
 
 
@@ -75,12 +73,9 @@ def test_models_and_coordinator_of_a_finished_run(out):
 
 def test_a_run_that_is_not_over_has_no_models(out):
     run = load_runs(out)[-1]
-    with pytest.raises(
-        LocalError,
-        match=r"models/a\.safetensors: cannot read it: No such file .*; run the same again",
-    ):
+    with refused(r"models/a\.safetensors: cannot read it: No such file .*; run the same again"):
         run.model("a")
-    with pytest.raises(LocalError, match=r"coordinator\.safetensors: cannot read it"):
+    with refused(r"coordinator\.safetensors: cannot read it"):
         run.coordinator()
 
 
@@ -90,7 +85,7 @@ def test_the_coordinators_tensors_come_back(tmp_path, quick):
     (phi,) = (tensor for tensor in run.coordinator().values() if tensor.shape == (4, 4))
     assert torch.equal(phi, phi.T)
     (run.folder / "coordinator.safetensors").write_bytes(b"broken")
-    with pytest.raises(LocalError, match=r"coordinator\.safetensors: not a file of tensors"):
+    with refused(r"coordinator\.safetensors: not a file of tensors"):
         run.coordinator()
 
 
@@ -118,7 +113,7 @@ def test_one_bit_of_what_a_run_left_is_found_where_it_is_read(tmp_path, quick):
             whole = (folder / name).read_bytes()
             for at in (len(whole) - 2, len(whole) // 2) if until is None else (5, len(whole) // 4):
                 one_bit(folder / name, at)
-                with pytest.raises(LocalError, match=name.replace(".", r"\.")):
+                with refused(name.replace(".", r"\.")):
                     reads[name]()
                 (folder / name).write_bytes(whole)
             reads[name]()
@@ -129,5 +124,5 @@ def test_one_bit_of_what_a_run_left_is_found_where_it_is_read(tmp_path, quick):
 def test_a_history_that_was_altered_is_refused(tmp_path, quick):
     path = conduct(tmp_path, make_run("local", rounds=2), POPULATION).path / "history.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"rounds":1', b'"rounds":2'))
-    with pytest.raises(LocalError, match=r"history\.jsonl: its first \d+ bytes are not those"):
+    with refused(r"history\.jsonl: its first \d+ bytes are not those"):
         load_runs(tmp_path)

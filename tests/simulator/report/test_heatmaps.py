@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from support.pictures import pixels, whole
+from support.refusals import refused
 from support.simulated_jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, method_options
 from staddle.algorithms.course import SiloState
-from staddle.errors import LocalError
 from staddle.simulator.report.heatmaps import HeatMap, by_class, by_likeness, heat_map, png
 
 LIKE = torch.tensor(
@@ -75,7 +75,7 @@ def test_ppfl_is_drawn_by_the_states_of_the_silos():
     assert np.allclose(drawn.values, torch.stack([rows[silo] for silo in job.silos]).numpy())
     assert not drawn.pairs
     assert by_likeness(drawn) == [0, 3, 1, 2]
-    with pytest.raises(LocalError, match="not memberships"):
+    with refused("not memberships"):
         heat_map(job, {}, lambda silo: SiloState({"membership": {"c": 2 * rows[silo]}}))
 
 
@@ -109,5 +109,5 @@ def test_a_picture_shows_both_orders_and_cuts_nothing_off():
     assert made != png(drawn, counts[[1, 0, 2, 3]], ["no disease", "disease"])
     shares = HeatMap("ppfl", "share", np.array([[1.0, 0], [0.5, 0.5]]), ("a", "b"), (0.0, 1.0))
     assert whole(pixels(png(shares)))
-    with pytest.raises(LocalError, match="a heat map of 4 silos, and class counts of 2"):
+    with refused("a heat map of 4 silos, and class counts of 2"):
         png(drawn, counts[:2])

@@ -7,11 +7,8 @@ def test_a_table_has_its_numbers_on_the_right():
         [["fedavg", "9.50"], ["x", "100.00"]],
     )
     assert made.splitlines() == [
-        "| method |  macro |",
-        "| ------ | -----: |",
-        "| fedavg |   9.50 |",
-        "| x      | 100.00 |",
-    ]
+        "| method |  macro |", "| ------ | -----: |", "| fedavg |   9.50 |", "| x      | 100.00 |",
+    ]  # fmt: skip
 
 
 def test_what_others_named_is_text():

@@ -1,8 +1,8 @@
 import pytest
 from support.pictures import pixels
+from support.refusals import refused
 from support.simulated_jobs import conduct, make_population, make_run
 
-from staddle.errors import LocalError
 from staddle.simulator.report import curves
 from staddle.simulator.report.report import write_report
 
@@ -34,13 +34,9 @@ def test_all_that_is_finished_is_compared(out):
     written = write_report(out, POPULATION, ["ppfl", "local"])
     names = [path.relative_to(out).as_posix() for path in written]
     assert names == [
-        "summary.md",
-        "curves.png",
-        "spread.png",
-        "partition.png",
-        "ppfl/seed-1/heatmap.png",
+        "summary.md", "curves.png", "spread.png", "partition.png", "ppfl/seed-1/heatmap.png",
         "ppfl/seed-2/heatmap.png",
-    ]
+    ]  # fmt: skip
     text = written[0].read_text()
     assert text.index("- **ppfl**") < text.index("- **local**")
     assert "fedavg" not in text
@@ -58,19 +54,16 @@ def test_the_same_runs_give_the_same_bytes(out, undrawn):
 def test_without_a_population_it_is_what_the_runs_say(out, undrawn):
     names = [path.relative_to(out).as_posix() for path in write_report(out)]
     assert names == [
-        "summary.md",
-        "curves.png",
-        "spread.png",
-        "ppfl/seed-1/heatmap.png",
+        "summary.md", "curves.png", "spread.png", "ppfl/seed-1/heatmap.png",
         "ppfl/seed-2/heatmap.png",
-    ]
+    ]  # fmt: skip
 
 
 def test_nothing_is_written_where_nothing_can_be_compared(tmp_path, out):
-    with pytest.raises(LocalError, match="no run in it is finished"):
+    with refused("no run in it is finished"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
     before = (out / "summary.md").read_bytes()
-    with pytest.raises(LocalError, match="its silos held other records than now"):
+    with refused("its silos held other records than now"):
         write_report(out, make_population("6a" * 32))
     assert (out / "summary.md").read_bytes() == before

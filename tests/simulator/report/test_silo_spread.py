@@ -25,10 +25,8 @@ def test_silos_against_themselves_under_another_method():
 
 def test_a_silo_that_never_trained_keeps_what_was_delivered():
     records = {"a": 10, "b": 10}
-    delivered, own = (
-        Measured(4, "all/aggregated", {"a": 5, "b": 6}, records),
-        Measured(4, "all/trained", {"a": 7, "b": 1}, records),
-    )
+    delivered = Measured(4, "all/aggregated", {"a": 5, "b": 6}, records)
+    own = Measured(4, "all/trained", {"a": 7, "b": 1}, records)
     history = [Measured(2, "all/trained", {"a": 9, "b": 9}, records), delivered, own]
     assert kept(history, "delivered", {"a"}).correct == {"a": 5, "b": 6}
     assert kept(history, "trained", {"a"}).correct == {"a": 7, "b": 6}

@@ -8,19 +8,15 @@ from staddle.simulator.reproduce.published import PaperSetting
 DEALT = {"kind": "dirichlet", "silos": 4, "alpha": 1.0}
 SETS = {
     "CIFAR10": ({"kind": "torchvision", "name": "CIFAR10"}, "cifar-10-batches-py/batches.meta"),
-    "EMNIST letters": (
-        {"kind": "torchvision", "name": "EMNIST", "split": "letters"},
-        "EMNIST/raw/emnist-letters-train-images-idx3-ubyte",
-    ),
-    "tiny-imagenet-200": (
-        {"kind": "tiny-imagenet", "folder": "tiny-imagenet-200"},
-        "tiny-imagenet-200/wnids.txt",
-    ),
+    "EMNIST letters": ({"kind": "torchvision", "name": "EMNIST", "split": "letters"},
+        "EMNIST/raw/emnist-letters-train-images-idx3-ubyte"),
+    "tiny-imagenet-200": ({"kind": "tiny-imagenet", "folder": "tiny-imagenet-200"},
+        "tiny-imagenet-200/wnids.txt"),
     "set": ({"kind": "images", "folder": "set", "domains": ["a", "b"]}, "set/b/class/1.png"),
     "flat": ({"kind": "images", "folder": "flat"}, "flat/class/1.png"),
     "har": ({"kind": "natural", "name": "har", "folder": "har"}, "har/har.npz"),
     "own.npz": ({"file": "own.npz"}, "own.npz"),
-}
+}  # fmt: skip
 
 
 def of(data, folder, **more):

@@ -75,33 +75,15 @@ SAME = [  # rows that the papers print twice
 ]
 # a row's method where that is not its title in small letters; none: we have it not, or not so
 OURS = {
-    "Standalone": "local",
-    "Clustered FL": "cfl",
-    "FedLG": "lg-fedavg",
-    "A (LG-FedAvg)": "lg-fedavg",
-    "PPFL1": "ppfl",
-    "PPFL2": "ppfl",
-    "τ_0": "ppfl",
-    "FedSimSup-TCL": "fedsimsup",
-    "FedAIMS-Full": "fedaims",
-    "B": "fedssa",
-    "C (FedSSA)": "fedssa",
-}
+    "Standalone": "local", "Clustered FL": "cfl", "FedLG": "lg-fedavg",
+    "A (LG-FedAvg)": "lg-fedavg", "PPFL1": "ppfl", "PPFL2": "ppfl", "τ_0": "ppfl",
+    "FedSimSup-TCL": "fedsimsup", "FedAIMS-Full": "fedaims", "B": "fedssa", "C (FedSSA)": "fedssa",
+}  # fmt: skip
 WITHOUT = {  # titles, or with their tables where we have them in others
-    "A",
-    "B (LG-FedAvg with M2)",
-    "Central",
-    "FD",
-    "FedEM",
-    "FedSimSup-C",
-    "FedSimSup-L",
-    "FedSimSup-T",
-    "the first multiple of τ_0",
-    "the second multiple of τ_0",
-    "the third multiple of τ_0",
-    ("fedssa/table2", "FML"),
-    ("fedssa/table2", "FedKD"),
-}
+    "A", "B (LG-FedAvg with M2)", "Central", "FD", "FedEM", "FedSimSup-C", "FedSimSup-L",
+    "FedSimSup-T", "the first multiple of τ_0", "the second multiple of τ_0",
+    "the third multiple of τ_0", ("fedssa/table2", "FML"), ("fedssa/table2", "FedKD"),
+}  # fmt: skip
 
 
 def row(path, title):

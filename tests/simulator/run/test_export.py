@@ -61,12 +61,9 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
     phi = torch.arange(4.0).reshape(2, 2)
     made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T})
     assert [path.relative_to(tmp_path).as_posix() for path in made] == [
-        "rounds.csv",
-        "silos.csv",
-        "coordinator.safetensors",
-        "models/b.safetensors",
+        "rounds.csv", "silos.csv", "coordinator.safetensors", "models/b.safetensors",
         "models/a.safetensors",
-    ]
+    ]  # fmt: skip
     assert all(path.exists() for path in made)
     assert {path.stat().st_mode & 0o777 for path in made} <= {0o644}
     assert load_file(model_file(tmp_path, "b")).keys() == {"part/classifier/w", "extra/n"}

@@ -12,12 +12,13 @@ import pytest
 import torch
 from faults import disk
 from faults.disk import Calls, failing, killed
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, conduct, make_population, make_run, results
 from support.snapshots import story, told
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.training.silo_round import state_to_bytes
-from staddle.errors import LocalError, UnwritableError
+from staddle.errors import UnwritableError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run.folder import folder_of, opened
 from staddle.simulator.run.history import Measured
@@ -95,10 +96,10 @@ def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
         f"{made}: holds another run: rounds is 4 there and 9 here; choose another --out, or"
         " remove it"
     )
-    with pytest.raises(LocalError, match=why), opened(tmp_path, other, POPULATION, SCHEDULE):
+    with refused(why), opened(tmp_path, other, POPULATION, SCHEDULE):
         pass
     with (
-        pytest.raises(LocalError, match="the records, or who holds which, are others"),
+        refused("the records, or who holds which, are others"),
         opened(tmp_path, RUN, make_population("6a" * 32), SCHEDULE),
     ):
         pass
@@ -108,7 +109,7 @@ def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
 def test_two_processes_cannot_have_one_folder(tmp_path):
     with (
         opened(tmp_path, RUN, POPULATION, SCHEDULE),
-        pytest.raises(LocalError, match="another process runs with this folder; stop it first"),
+        refused("another process runs with this folder; stop it first"),
         opened(tmp_path, RUN, POPULATION, SCHEDULE),
     ):
         pass
@@ -125,7 +126,7 @@ def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, m
         r"was begun on cpu with Staddle .*, here it would be on cpu with .* torch 9\.9\.9,"
         r" which may"
     )
-    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE):
+    with refused(why), opened(tmp_path, cut, POPULATION, SCHEDULE):
         pass
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
         assert folder.finished
@@ -137,10 +138,7 @@ def test_a_run_that_a_cpu_began_is_not_gone_on_with_on_a_gpu(tmp_path):
     cut = make_run(seed=8)
     conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
     why = r"was begun on cpu with .*, here it would be on cuda \(NVIDIA H200\) with"
-    with (
-        pytest.raises(LocalError, match=why),
-        opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda (NVIDIA H200)"),
-    ):
+    with refused(why), opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda (NVIDIA H200)"):
         pass
 
 
@@ -149,10 +147,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     path.mkdir(parents=True)
     (path / "thesis.tex").write_text("mine")
     with (
-        pytest.raises(
-            LocalError,
-            match=r"has no run\.json, but 'thesis\.tex'; choose another --out, or move that",
-        ),
+        refused(r"has no run\.json, but 'thesis\.tex'; choose another --out, or move that"),
         opened(tmp_path, RUN, POPULATION, SCHEDULE),
     ):
         pass
@@ -170,15 +165,13 @@ def test_a_file_where_the_folder_would_be_is_told(tmp_path):
 
 @pytest.mark.parametrize("label", ["", ".", "..", "a/b", ".hidden", "nul\0"])
 def test_a_label_that_is_no_folder_is_refused(tmp_path, label):
-    with pytest.raises(LocalError, match="cannot name a folder"):
+    with refused("cannot name a folder"):
         folder_of(tmp_path, replace(RUN, label=label))
 
 
 def test_a_label_is_the_folder(tmp_path):
-    assert (
-        folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3"))
-        == tmp_path / "pfedsim ρ=0.3" / "seed-7"
-    )
+    expected = tmp_path / "pfedsim ρ=0.3" / "seed-7"
+    assert folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3")) == expected
 
 
 def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):

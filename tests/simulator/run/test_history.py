@@ -21,10 +21,8 @@ def test_each_average_counts_what_it_says():
 
 
 def test_accuracies_stand_in_the_order_of_the_records():
-    assert Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist() == [
-        0,
-        1,
-    ]
+    found = Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist()
+    assert found == [0, 1]
 
 
 def test_one_silo_has_no_spread():

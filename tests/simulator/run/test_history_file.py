@@ -3,8 +3,9 @@ import hashlib
 
 import pytest
 from faults.disk import Calls, failing, short
+from support.refusals import refused
 
-from staddle.errors import LocalError, UnwritableError
+from staddle.errors import UnwritableError
 from staddle.simulator.run.history import NOTHING, HistoryFile, Measured, Prefix, read, to_line
 
 ONE = Measured(1, "selected/after", {"b": 3, "a": 0}, {"b": 4, "a": 2})
@@ -68,9 +69,7 @@ def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change)
     altered = change(to_line(ONE))
     path.write_bytes(altered)
     for ask in (HistoryFile, read):
-        with pytest.raises(
-            LocalError, match=r"history\.jsonl: its first \d+ bytes are not those .* restore it"
-        ):
+        with refused(r"history\.jsonl: its first \d+ bytes are not those .* restore it"):
             ask(path, kept)
     assert path.read_bytes() == altered
 
@@ -84,25 +83,19 @@ def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change)
         (b'{"rounds":1,"measure":"all/trained","silos":{}}', "length >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0,0]}}', "`int` >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[-1,2]}}', "`int` >= 0"),
-        (
-            b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
-            "silo 'a' are right than there are",
-        ),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
+            "silo 'a' are right than there are"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1.5,2]}}', "Expected `int`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1]}}', "length 2"),
-        (
-            b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
-            "unknown field `more`",
-        ),
+        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
+            "unknown field `more`"),
         (b'{"rounds":1,"measure":"all/trained"}', "required field `silos`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"\xff":[1,2]}}', "line 2"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_is_no_measure_is_named(path, line, why):
     path.write_bytes(to_line(ONE) + line + b"\n")
-    with pytest.raises(
-        LocalError, match=r"history\.jsonl, line 2: .*restore it from a backup, or remove"
-    ) as caught:
+    with refused(r"history\.jsonl, line 2: .*restore it from a backup, or remove") as caught:
         read(path)
     assert why in str(caught.value)
 
@@ -128,10 +121,8 @@ def test_what_was_torn_is_never_part_of_a_checkpoint(path, monkeypatch):
         with pytest.raises(UnwritableError):
             file.append([ONE])
     file.append([TWO])
-    with pytest.raises(
-        UnwritableError,
-        match=r"history\.jsonl: cannot write it: its length is not what was written",
-    ):
+    said = r"history\.jsonl: cannot write it: its length is not what was written"
+    with pytest.raises(UnwritableError, match=said):
         file.sync()
     file.close()
 
@@ -140,5 +131,5 @@ def test_a_folder_in_its_place_is_told(path):
     path.mkdir()
     with pytest.raises(UnwritableError, match="cannot write it"):
         HistoryFile(path, NOTHING)
-    with pytest.raises(LocalError, match="cannot read it"):
+    with refused("cannot read it"):
         read(path)

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run
 
-from staddle.errors import LocalError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run import manifest
 from staddle.simulator.run.manifest import RunManifest, differences
@@ -22,10 +22,8 @@ def test_it_says_what_run_this_is():
     here = made()
     assert (here.label, here.seed, here.population, here.look_every) == ("fedavg", 7, "5f" * 32, 2)
     assert here.job == make_run().job.document()
-    assert [(one.name, one.train, one.test, one.validation) for one in here.silos][:2] == [
-        ("d", 16, 9, 7),
-        ("b", 20, 9, 7),
-    ]
+    expected = [("d", 16, 9, 7), ("b", 20, 9, 7)]
+    assert [(one.name, one.train, one.test, one.validation) for one in here.silos][:2] == expected
     assert [one.validation for one in made(population=make_population(validation=False)).silos] == [
         None
     ] * 4
@@ -39,19 +37,13 @@ def test_it_is_read_as_it_was_written(tmp_path):
 def test_it_cannot_be_edited_unseen(tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(made().to_bytes().replace(b'"seed":7', b'"seed":8 '))
-    with pytest.raises(LocalError, match=r"run\.json: is not canonical JSON, so it was edited"):
+    with refused(r"run\.json: is not canonical JSON, so it was edited"):
         manifest.read(tmp_path)
     path.write_bytes(b"{}")
-    with pytest.raises(
-        LocalError,
-        match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove",
-    ):
+    with refused(r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove"):
         manifest.read(tmp_path)
     path.write_bytes(made().to_bytes()[:99])
-    with pytest.raises(
-        LocalError,
-        match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's",
-    ):
+    with refused(r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's"):
         manifest.read(tmp_path)
 
 
@@ -70,22 +62,16 @@ def test_the_same_run_differs_in_nothing():
     [
         ({"run": make_run(seed=8)}, ["seed is 7 there and 8 here"]),
         ({"run": make_run(rounds=5)}, ["rounds is 4 there and 5 here"]),
-        (
-            {"run": make_run(training={"epochs": 1, "batch_size": 8, "lr": 0.05})},
-            ["training.lr is 0.1 there and 0.05 here"],
-        ),
+        ({"run": make_run(training={"epochs": 1, "batch_size": 8, "lr": 0.05})},
+            ["training.lr is 0.1 there and 0.05 here"]),
         ({"run": Run("other", 7, make_run().job)}, ["label is fedavg there and other here"]),
         ({"schedule": Schedule(3, 2)}, ["look_every is 2 there and 3 here"]),
-        (
-            {"population": make_population("6a" * 32)},
-            ["the records, or who holds which, are others"],
-        ),
-        (
-            {"population": make_population("6a" * 32, validation=False)},
-            ["the silos have other numbers of records"],
-        ),
+        ({"population": make_population("6a" * 32)},
+            ["the records, or who holds which, are others"]),
+        ({"population": make_population("6a" * 32, validation=False)},
+            ["the silos have other numbers of records"]),
     ],
-)
+)  # fmt: skip
 def test_what_differs_is_named(changed, wanted):
     assert told(**changed) == wanted
 
@@ -97,10 +83,8 @@ def test_a_table_that_one_of_them_lacks_is_named():
 
 
 def test_other_silos_are_counted_or_named():
-    four, three = (
-        made(),
-        RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}}),
-    )
+    four = made()
+    three = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
     assert differences(four, three) == ["silos are 4 there and 3 here"]
     renamed = RunManifest(
         **made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}}
@@ -125,14 +109,10 @@ def test_another_release_of_the_method_is_told():
 @pytest.mark.parametrize(
     ("device", "fits"),
     [
-        ("cpu", True),
-        ("cuda (NVIDIA H200)", True),
-        ("cuda (NVIDIA H200), one by one, tf32", True),
-        ("cuda (NVIDIA H200), bf16, one by one", False),
-        ("cuda", False),
-        ("cpu, bf16", False),
+        ("cpu", True), ("cuda (NVIDIA H200)", True), ("cuda (NVIDIA H200), one by one, tf32", True),
+        ("cuda (NVIDIA H200), bf16, one by one", False), ("cuda", False), ("cpu, bf16", False),
     ],
-)
+)  # fmt: skip
 def test_what_trains(device, fits):
     said = {"device": device, "staddle": "1", "torch": "2"}
     if fits:

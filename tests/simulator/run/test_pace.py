@@ -31,8 +31,5 @@ def test_rate_and_time_left_are_of_the_rounds_seen(seconds, rounds, rate, left):
 
 def test_spans_are_rounded_to_seconds():
     assert [span(s) for s in (0, 59.6, 3599.4, 86400)] == [
-        "0:00:00",
-        "0:01:00",
-        "0:59:59",
-        "24:00:00",
-    ]
+        "0:00:00", "0:01:00", "0:59:59", "24:00:00",
+    ]  # fmt: skip

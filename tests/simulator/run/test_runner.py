@@ -1,4 +1,5 @@
 import pytest
+from support.refusals import refused
 from support.simulated_jobs import SCHEDULE, make_population, make_run, results
 
 from staddle.algorithms import catalog
@@ -78,14 +79,8 @@ def test_a_census_is_a_round_that_measures_nothing(tmp_path):
     assert run.job.length == 3
     run_it(tmp_path, run, watch)
     assert [told[0] for told in watch.told] == [
-        "begin",
-        "training",
-        "training",
-        1,
-        "training",
-        "looking",
-        2,
-    ]
+        "begin", "training", "training", 1, "training", "looking", 2,
+    ]  # fmt: skip
     assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
 
 
@@ -103,19 +98,11 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     watch, run = Asks(), make_run(rounds=2)
     whole = run_it(tmp_path / "whole", run, watch)
     assert [told[0] for told in watch.told] == [
-        "begin",
-        "training",
-        1,
-        "training",
-        "training",
-        "looking",
-        2,
-    ]
+        "begin", "training", 1, "training", "training", "looking", 2,
+    ]  # fmt: skip
     history = read(folder_of(tmp_path / "whole", run) / HISTORY)
-    assert [(one.rounds, one.measure) for one in history if one.measure == "selected/after"] == [
-        (1, "selected/after"),
-        (2, "selected/after"),
-    ]
+    found = [(one.rounds, one.measure) for one in history if one.measure == "selected/after"]
+    assert found == [(1, "selected/after"), (2, "selected/after")]
     last = {one.measure: one.correct for one in history if one.rounds == 2}
     assert last["all/trained"] != last["all/aggregated"]
     for at in (1, 3, 5, 7, 2):
@@ -131,10 +118,8 @@ def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, m
     whole = run_it(tmp_path / "whole", run)
     for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
         stop = StopSignal()
-        with pytest.raises(
-            CancelledError,
-            match=f"^{method}, seed 7: stopped; the same command goes on after round ",
-        ):
+        said = f"^{method}, seed 7: stopped; the same command resumes after round "
+        with pytest.raises(CancelledError, match=said):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
 
@@ -165,6 +150,6 @@ def test_the_engine_is_closed_whatever_happens(tmp_path):
         def close(self):
             closed.append(True)
 
-    with pytest.raises(LocalError, match="broken"):
+    with refused("broken"):
         run_it(tmp_path, make_run(), engine=Broken)
     assert closed == [True]

@@ -8,12 +8,13 @@ import pytest
 import torch
 from faults import disk
 from faults.disk import Calls, failing, killed, short
+from support.refusals import refused
 from support.snapshots import after, begun, story, told
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.simulation import Snapshot
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC
-from staddle.errors import LocalError, UnwritableError
+from staddle.errors import UnwritableError
 from staddle.simulator.run import snapshot as checkpoint_module
 from staddle.simulator.run.history import NOTHING, Prefix
 from staddle.simulator.run.snapshot import FinishedRun, Snapshots, read_index
@@ -114,15 +115,13 @@ def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
 
 def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     checkpoint = Snapshots(tmp_path, RUN)
-    with pytest.raises(LocalError, match="a run ends with a checkpoint after its last round"):
+    with refused("a run ends with a checkpoint after its last round"):
         checkpoint.finish(FinishedRun(history=KEPT, results=()))
     checkpoint.write(begun(), NOTHING)
     checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
     index = read_index(tmp_path)
-    assert (index.history, index.finished) == (
-        NOTHING,
-        FinishedRun(history=KEPT, results=("rounds.csv",)),
-    )
+    assert index.history == NOTHING
+    assert index.finished == FinishedRun(history=KEPT, results=("rounds.csv",))
     checkpoint.write(after(begun(), ["s0"], 1), KEPT)
     assert read_index(tmp_path).finished is None  # it goes on
 
@@ -165,10 +164,7 @@ def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
     for path in [*files(tmp_path), tmp_path / "checkpoint.json"]:
         data = path.read_bytes()
         path.write_bytes(change(data))
-        with pytest.raises(
-            LocalError,
-            match=rf"{path.name}: .*restore it from a backup, or remove the run's folder",
-        ):
+        with refused(rf"{path.name}: .*restore it from a backup, or remove the run's folder"):
             loaded(tmp_path)
         assert path.read_bytes() == change(data)  # for who can mend it
         path.write_bytes(data)
@@ -181,25 +177,20 @@ def test_every_byte_of_the_index_counts(tmp_path):
     data = path.read_bytes()
     for place in range(0, len(data) - 1, 7):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(LocalError, match=r"checkpoint\.json"):
+        with refused(r"checkpoint\.json"):
             read_index(tmp_path)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
     files(tmp_path)[0].unlink()
-    with pytest.raises(
-        LocalError,
-        match=r"00000000\.safetensors: cannot read it: No such file or directory; restore",
-    ):
+    with refused(r"00000000\.safetensors: cannot read it: No such file or directory; restore"):
         loaded(tmp_path)
 
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
-    with pytest.raises(
-        LocalError, match=r"checkpoint\.json: is of another run than run\.json beside it"
-    ):
+    with refused(r"checkpoint\.json: is of another run than run\.json beside it"):
         Snapshots(tmp_path, "c" * 64)
     assert len(files(tmp_path)) == 1
 

@@ -6,6 +6,7 @@ import pydantic
 import pytest
 import torch
 from PIL import Image
+from support.refusals import refused
 
 from staddle.algorithms.data.sources import images
 from staddle.algorithms.data.sources.images import Images
@@ -34,7 +35,7 @@ def read(tmp_path):
 
 
 @pytest.fixture
-def refused(read):
+def fault(read):
     def call(shape=GREY, **fields):
         with pytest.raises(LocalError) as caught:
             read(shape, **fields)
@@ -100,10 +101,10 @@ def test_jpeg_is_read_upright(tmp_path, read):
     assert np.abs(read().x[0, 0].numpy() * 255 - ramp[::-1].T).max() < 6
 
 
-def test_another_size_is_resized_only_if_asked(tmp_path, read, refused):
+def test_another_size_is_resized_only_if_asked(tmp_path, read, fault):
     write(tmp_path / "a" / "1.png", np.full((8, 9), 51, np.uint8))
     write(tmp_path / "a" / "2.png", np.full((8, 9), 13107, np.uint16))
-    why = refused()
+    why = fault()
     assert why.startswith(
         f"{tmp_path / 'a' / '1.png'}: 9 x 8 pixels, the job's model takes 5 x 4; resize it, or set"
     )
@@ -111,7 +112,7 @@ def test_another_size_is_resized_only_if_asked(tmp_path, read, refused):
         assert torch.allclose(read(shape, resize=True).x, torch.full((2, *shape), 0.2))
 
 
-def test_what_is_no_image_is_named(tmp_path, refused):
+def test_what_is_no_image_is_named(tmp_path, fault):
     good = tmp_path / "a" / "1.png"
     write(good, pixels(40, 50))
     whole = good.read_bytes()
@@ -121,7 +122,7 @@ def test_what_is_no_image_is_named(tmp_path, refused):
     Image.fromarray(pixels(4, 5)).save(gif, "GIF")
     for content in (b"", b"text", whole[:-200], whole[:40], gif.getvalue()):
         bad.write_bytes(content)
-        assert refused((1, 40, 50)).startswith(f"{bad}: cannot read it as PNG or JPEG: ")
+        assert fault((1, 40, 50)).startswith(f"{bad}: cannot read it as PNG or JPEG: ")
 
 
 def test_no_broken_image_raises_anything_else(tmp_path, read):
@@ -144,7 +145,7 @@ def test_no_broken_image_raises_anything_else(tmp_path, read):
 
 @pytest.mark.parametrize("most", ["ours", "Pillow's"])
 def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(
-    tmp_path, refused, monkeypatch, most
+    tmp_path, fault, monkeypatch, most
 ):
     path = tmp_path / "a" / "bomb.png"
     write(path, np.zeros((40, 50), np.uint8))
@@ -153,7 +154,7 @@ def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(
     else:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 999)
     monkeypatch.setattr(images.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
-    assert refused((1, 40, 50)).startswith(
+    assert fault((1, 40, 50)).startswith(
         f"{path}, holds {path.stat().st_size:,} bytes: claims more than "
     )
 
@@ -166,45 +167,45 @@ def test_the_limit_lies_below_pillows_warning(tmp_path, read):
         read()
 
 
-def test_transparency_and_printing_colours_are_refused(tmp_path, refused):
+def test_transparency_and_printing_colours_are_refused(tmp_path, fault):
     path = tmp_path / "a" / "1.png"
     for array, mode in [(pixels(4, 5, 4), "RGBA"), (pixels(4, 5, 2), "LA")]:
         write(path, array)
-        assert refused().startswith(
+        assert fault().startswith(
             f"{path}: mode {mode}, with transparency or unusual colours; store it"
         )
     write(path, pixels(4, 5), transparency=3)
-    assert "mode L, with transparency" in refused()
+    assert "mode L, with transparency" in fault()
     path.unlink()
     Image.fromarray(pixels(4, 5, 3)).convert("CMYK").save(tmp_path / "a" / "1.jpg")
-    assert "1.jpg: mode CMYK" in refused()
+    assert "1.jpg: mode CMYK" in fault()
 
 
-def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, refused):
+def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, fault):
     write(tmp_path / "a" / "1.png", pixels(4, 5))
     write(tmp_path / "b" / "1.png", pixels(4, 5))
-    assert f"{tmp_path / 'b'}: is not in data.classes (a, c); add it, or move it away" in refused(
+    assert f"{tmp_path / 'b'}: is not in data.classes (a, c); add it, or move it away" in fault(
         classes=["a", "c"]
     )
     (tmp_path / "a" / "notes.txt").write_text("x")
-    assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in refused()
+    assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in fault()
     (tmp_path / "a" / "notes.txt").unlink()
     write(tmp_path / "2.png", pixels(4, 5))
-    assert f"{tmp_path / '2.png'}: lies beside the classes' folders" in refused()
+    assert f"{tmp_path / '2.png'}: lies beside the classes' folders" in fault()
     (tmp_path / "2.png").unlink()
     assert len(read()) == 2
 
 
-def test_other_channels_and_folders_that_are_none(tmp_path, read, refused):
-    assert "images have 1 or 3 channels, the job's model takes 2" in refused((2, 4, 5))
+def test_other_channels_and_folders_that_are_none(tmp_path, read, fault):
+    assert "images have 1 or 3 channels, the job's model takes 2" in fault((2, 4, 5))
     assert len(read(classes=["a", "b"])) == 0
-    with pytest.raises(LocalError, match="none: cannot read it: No such file"):
+    with refused("none: cannot read it: No such file"):
         Images(kind="images", folder=tmp_path / "none").read_at(GREY)
     with pytest.raises(pydantic.ValidationError, match="a folder is there twice"):
         Images(kind="images", folder=tmp_path, classes=["a", "a"])
 
 
-def test_domains_hold_the_classes_folders_and_are_the_sources(tmp_path, read, refused):
+def test_domains_hold_the_classes_folders_and_are_the_sources(tmp_path, read, fault):
     for path in ("sketch/zebra/1.png", "photo/ant/2.png", "photo/zebra/3.png", "clipart/bee/4.png"):
         write(tmp_path / path, pixels(4, 5))
     (tmp_path / "sketch_train.txt").write_text("beside the domains, as DomainNet has it")
@@ -213,12 +214,10 @@ def test_domains_hold_the_classes_folders_and_are_the_sources(tmp_path, read, re
     assert (data.sources, data.y.tolist()) == (("sketch", "photo", "photo"), [1, 0, 1])
     assert data.class_names == ("ant", "zebra")
     assert read(domains=["clipart"], classes=["ant", "bee"]).y.tolist() == [1]
-    assert "photo/ant: is not in data.classes (zebra, bee)" in refused(
+    assert "photo/ant: is not in data.classes (zebra, bee)" in fault(
         domains=["photo"], classes=["zebra", "bee"]
     )
-    assert (
-        refused(domains=["real"]) == f"{tmp_path}/real: cannot read it: No such file or directory"
-    )
+    assert fault(domains=["real"]) == f"{tmp_path}/real: cannot read it: No such file or directory"
 
 
 def test_a_subset_of_the_classes(tmp_path, read):

@@ -1,23 +1,24 @@
 import math
-import statistics
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.jobs import make_job
+from support.refusals import refused
+from support.rounds_by_hand import closed, collected
+from support.whole_jobs import check_states
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.data import dataset
 from staddle.algorithms.delivery import Latest, Value
-from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Gram, Kind, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedaims.method import (
     ADAPTER_WIDTH,
@@ -30,10 +31,9 @@ from staddle.algorithms.methods.fedaims.method import (
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.models.resnet import Blocks
-from staddle.algorithms.partition import draw as partition
 from staddle.algorithms.training.loop import measure
-from staddle.algorithms.training.silo_round import facts_of, local_round, state_to_bytes, to_modules
-from staddle.errors import LocalError, PeerError
+from staddle.algorithms.training.silo_round import facts_of, local_round, to_modules
+from staddle.errors import PeerError
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 MIB = 2**20
@@ -142,41 +142,27 @@ def cosines(n, pairs):
     return matrix
 
 
-def test_algorithm_2_by_hand_for_five_silos_and_two_groups():
-    """0 → G1 (both empty, the earlier), 1 → G2 (the only smallest), 2: δ = .1 to G1, .9 to G2 → G1
-    = {0, 2}; 3 → G2 = {1, 3} (the only smallest); 4: δ = (.8 + .4)/2 = .6 to G1, (.2 + .6)/2 = .4
-    to G2 → G2 = {1, 3, 4}. Sorted by size, G1 supervises block 1 and G2 block 2.
-    """
-    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6})
-    assert supervision_sampling(s, 2) == [1, 2, 1, 2, 2]
+FIVE = {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6}
 
 
-def test_algorithm_2_by_hand_for_five_silos_and_three_groups():
-    """0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}.
-
-    4: G1 and G3 are smallest, δ = .7 and .6 → G3.
-    Sizes 1, 2, 2: G1 → block 1, G2 → block 2, G3 → block 3; δ = -.9 to the full G2 does not count.
-    """
-    s = cosines(
-        5,
-        {
-            (0, 3): 0.3,
-            (1, 3): -0.2,
-            (2, 3): 0.5,
-            (0, 4): 0.7,
-            (2, 4): 0.6,
-            (1, 4): -0.9,
-            (3, 4): -0.9,
-        },
-    )
-    assert supervision_sampling(s, 3) == [1, 2, 3, 2, 3]
-
-
-def test_larger_groups_supervise_deeper_blocks():
-    """Three silos, two groups: G1 = {0, 2} is opened first and larger, so it is sorted behind G2 =
-    {1}.
-    """
-    assert supervision_sampling(cosines(3, {(1, 2): 0.5}), 2) == [2, 1, 2]
+@pytest.mark.parametrize(
+    ("silos", "pairs", "blocks", "found"),
+    [
+        # 0 → G1 (both empty, the earlier), 1 → G2 (the only smallest), 2: δ = .1 to G1, .9 to G2
+        # → G1 = {0, 2}; 3 → G2 = {1, 3} (the only smallest); 4: δ = (.8 + .4)/2 = .6 to G1,
+        # (.2 + .6)/2 = .4 to G2 → G2 = {1, 3, 4}. Sorted by size, G1 supervises block 1, G2 block 2
+        (5, FIVE, 2, [1, 2, 1, 2, 2]),
+        # 0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}. 4: G1 and G3 are smallest,
+        # δ = .7 and .6 → G3; δ = -.9 to the full G2 does not count. Sizes 1, 2, 2
+        (5, {(0, 3): 0.3, (1, 3): -0.2, (2, 3): 0.5} |
+            {(0, 4): 0.7, (2, 4): 0.6, (1, 4): -0.9, (3, 4): -0.9}, 3, [1, 2, 3, 2, 3]),
+        # G1 = {0, 2} is opened first and larger, so it is sorted behind G2 = {1}
+        (3, {(1, 2): 0.5}, 2, [2, 1, 2]),
+    ],
+)  # fmt: skip
+def test_algorithm_2_by_hand(silos, pairs, blocks, found):
+    """Larger groups supervise deeper blocks."""
+    assert supervision_sampling(cosines(silos, pairs), blocks) == found
 
 
 @settings(max_examples=25, deadline=None)
@@ -209,7 +195,7 @@ def test_the_balanced_deal(make):
         assert sorted(deal.values()) == [(1,), (1,), (2,), (2,)]
         deals.append(deal)
         stranger = next(s for s in job.silos if s not in cohort)
-        with pytest.raises(LocalError, match="was not drawn"):
+        with refused("was not drawn"):
             method.supervised(
                 initial_state(method, stranger), replace(FACTS, silo=stranger, round=round_)
             )
@@ -387,14 +373,15 @@ def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_sha
     job = make({"main_weight": 1, "mu": 0, "aux_ce": "none"}, participation=0.7)
     other = make_job("fedper", model={"name": "convnet-digits", "norm": "group"}, participation=0.7)
     one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
-    strip = lambda h: {  # noqa: E731
-        s: [(r.correct_delivered, r.correct_trained) for r in rs] for s, rs in h.items()
-    }
-    assert strip(one.history) == strip(two.history)
-    for silo in job.silos:
-        for part in ("extractor", "classifier"):
-            ours, theirs = one.states[silo].parts[part], two.states[silo].parts[part]
-            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    right = [
+        {
+            s: [(r.correct_delivered, r.correct_trained) for r in rs]
+            for s, rs in each.history.items()
+        }
+        for each in (one, two)
+    ]
+    assert right[0] == right[1]
+    check_states(one.states, two.states)
 
 
 # What crosses.
@@ -422,34 +409,21 @@ def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     assert ("head1" in state.parts) == (aux_ce == "head")
 
 
-@pytest.mark.parametrize("weights", ["class_count", "paper_p"])
-def test_prototypes_by_hand_over_two_silos(make, weights):
+@pytest.mark.parametrize(("weights", "first"), [("class_count", 2.0), ("paper_p", 1.8)])
+def test_prototypes_by_hand_over_two_silos(make, weights, first):
     """a: 3 of class 0 (mean 1), 1 of class 1 (mean 7). b: 1 of class 0 (mean 5).
 
     Nobody holds class 2. class_count: (3·1 + 1·5)/4 = 2. paper_p: n = 4 and 1, (4·1 + 1·5)/5 = 1.8.
     Class 1: 7 both times.
     """
-    method = make({"prototype_weights": weights}).method()
-    state, part, wide = (
-        initial_state(method, "a"),
-        method.up(0)[1],
-        torch.ones(1, 32, dtype=torch.float64),
-    )
-    given_ = {}
-    for silo, sums, held in [
-        ("a", [3.0, 7.0, 0.0], [3.0, 1.0, 0.0]),
-        ("b", [5.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
-    ]:
-        counts = torch.tensor(held, dtype=torch.float64)
-        measured = {
-            "sums": torch.tensor(sums, dtype=torch.float64)[:, None] * wide,
-            "counts": counts,
-        }
+    method, given_ = make({"prototype_weights": weights}).method(), []
+    for silo, *own in (("a", [3, 7, 0], [3, 1, 0]), ("b", [5, 0, 0], [1, 0, 0])):
+        sums, counts = torch.tensor(own, dtype=torch.float64)
+        measured = {"sums": sums[:, None].expand(3, 32), "counts": counts}
         facts = Facts(silo, 1, int(counts.sum()), counts.long(), measured)
-        given_[silo] = PLAIN.give(part, method.give(state, facts)["prototypes"])
-    mean = PLAIN.collect(part, ("a", "b"), lambda silo, name: given_[silo][name])["mean"]
-    first = 2.0 if weights == "class_count" else 1.8
-    assert torch.allclose(mean, torch.tensor([[first], [7.0], [0.0]]) * wide.float())
+        given_.append(method.give(initial_state(method, "a"), facts)["prototypes"])
+    mean = collected(method.up(0)[1], given_)["mean"]
+    assert torch.allclose(mean, torch.tensor([first, 7.0, 0.0])[:, None].expand(3, 32))
 
 
 @settings(max_examples=25, deadline=None)
@@ -460,37 +434,24 @@ def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_
     """
     wide = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)[:, None].expand(3, 32)
     for method in method_by_weights:
-        state, part = initial_state(method, "a"), method.prototypes
-        given_ = []
+        state, part, given_ = initial_state(method, "a"), method.prototypes, []
         for counts in torch.tensor(cohort, dtype=torch.float64):
-            facts = Facts(
-                "a",
-                1,
-                int(counts.sum()),
-                counts.long(),
-                {"sums": counts[:, None] * wide, "counts": counts},
-            )
-            given_.append(PLAIN.give(part, method.give(state, facts)["prototypes"]))
-            assert not given_[-1]["mean"][counts == 0].any()
-        mean = PLAIN.collect(
-            part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name]
-        )["mean"]
+            sums = {"sums": counts[:, None] * wide, "counts": counts}
+            facts = Facts("a", 1, int(counts.sum()), counts.long(), sums)
+            given_.append(method.give(state, facts)["prototypes"])
+            assert not given_[-1].tensors["mean"][counts == 0].any()
         held = torch.tensor(cohort).sum(0) > 0
+        mean = collected(part, given_)["mean"]
         assert torch.allclose(mean, (wide * held[:, None]).float(), atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def method_by_weights():
-    def method(weights):
-        options = {"prototype_weights": weights}
-        return Job.from_file(JobFile.model_validate({
-            "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"],
-            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits",
-            "classes": 3},
-            "training": {"lr": 0.1},
-        }), "job.toml").method()  # fmt: skip
-
-    return [method("class_count"), method("paper_p")]
+    model = {"name": "convnet-digits"}
+    return [
+        make_job("fedaims", {"prototype_weights": weights}, model).method()
+        for weights in ("class_count", "paper_p")
+    ]
 
 
 def test_a_class_that_nobody_in_the_last_cohort_held_has_no_prototype_any_more(make):
@@ -506,16 +467,17 @@ def test_a_class_that_nobody_in_the_last_cohort_held_has_no_prototype_any_more(m
 
 def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(make):
     method = make({"sampling": "algorithm2"}, silos=list("abc")).method()
-    before = {"similarity": torch.full((3, 3), 0.25, dtype=torch.float64)}
-    direct = {name: {} for name in ("backbone", "prototypes")}
-    for part in (method.backbone, method.prototypes):
-        direct[part.name] = {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+    quarters = torch.full((3, 3), 0.25, dtype=torch.float64)
+    before = {"similarity": quarters.clone()}
+    results = {
+        part.name: {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+        for part in (method.backbone, method.prototypes)
+    }
     gram = torch.tensor([[[1.0, -50.0], [-50.0, 2500.0]]], dtype=torch.float64)
-    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state[
-        "similarity"
-    ]
+    results["direction"] = {"gram": gram}
+    after = method.combine(before, 1, ("a", "c"), results).state["similarity"]
     assert after.tolist() == [[1, 0.25, -1], [0.25, 0.25, 0.25], [-1, 0.25, 1]]
-    assert torch.equal(before["similarity"], torch.full((3, 3), 0.25, dtype=torch.float64))
+    assert torch.equal(before["similarity"], quarters)
 
 
 def run_rounds(job, shards, rounds):
@@ -525,18 +487,18 @@ def run_rounds(job, shards, rounds):
     method, archive, state = job.method(), MemoryArchive(), job.method().begin()
     silos = {silo: initial_state(method, silo) for silo in job.silos}
     for round_ in range(rounds):
-        cohort, before, outcomes, spool = job.cohort(round_), {}, {}, {}
+        cohort, before, given_ = job.cohort(round_), {}, {}
         for silo in cohort:
             down = deliver(method, PLAIN, state, round_, silo, archive)
-            outcomes[silo] = local_round(
-                method, job, silos[silo], round_, down, *shards[silo], silo
-            )
-            before[silo], silos[silo] = down, outcomes[silo].state
-            for part in job.up(round_):
-                spool[part.name, silo] = PLAIN.give(part, outcomes[silo].contributions[part.name])
-        read = lambda part, silo, name, spool=spool: spool[part, silo][name]  # noqa: E731
-        old = state
-        state, _ = close_round(method, PLAIN, state, round_, cohort, job.up(round_), read, archive)
+            outcome = local_round(method, job, silos[silo], round_, down, *shards[silo], silo)
+            before[silo], silos[silo] = down, outcome.state
+            given_[silo] = outcome.contributions
+        spool = {
+            (part.name, silo): PLAIN.give(part, given_[silo][part.name])
+            for part in method.up(round_)
+            for silo in cohort
+        }
+        old, state = state, closed(method, state, round_, given_, archive)
         yield round_, cohort, before, spool, archive, old, state
 
 
@@ -686,37 +648,25 @@ def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, ki
     rng = torch.Generator().manual_seed(seed)
     silos, spec = list("abcd"), make().method().backbone.tensors
     drawn = {kind: [torch.randn(s.shape, generator=rng) for s in spec] for kind in (*"xy", *silos)}
-    found = []
-    for sketch in (0, 256):
+    facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
+    for sketch, error in ((0, 0.01), (256, 0.2)):
         method = make({"sampling": "algorithm2", "sketch": sketch}, silos=silos, seed=seed).method()
-        gave = {}
+        given_ = []
         for silo, kind in zip(silos, kinds, strict=True):
             state = method.deliver(initial_state(method, silo), {}, FACTS)
-            moved = {
-                s.name.removeprefix("extractor."): (
-                    method.flat(state, "extractor")[s.name] + common + 0.5 * own
-                )
-                for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True)
-            }
-            after = SiloState(
-                {**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra
-            )
-            facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
-            gave[silo] = PLAIN.give(method.direction, method.give(after, facts)["direction"])
-        results = {
-            "direction": PLAIN.collect(
-                method.direction, silos, lambda silo, name, gave=gave: gave[silo][name]
-            )
-        }
-        results |= {"backbone": dict.fromkeys((s.name for s in spec), 0), "prototypes": {"mean": 0}}
+            extractor = dict(state.parts["extractor"])
+            for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True):
+                name = s.name.removeprefix("extractor.")
+                extractor[name] = extractor[name] + common + 0.5 * own
+            after = SiloState({**state.parts, "extractor": extractor}, state.extra)
+            given_.append(method.give(after, facts)["direction"])
+        results = {"direction": collected(method.direction, given_), "prototypes": {"mean": 0}}
+        results["backbone"] = dict.fromkeys((s.name for s in spec), 0)
         state = method.combine(method.begin(), 0, tuple(silos), results).state
-        i = kinds.rindex(kinds[0])
-        assert state["similarity"][0, i].item() == pytest.approx(
-            0.8, abs=0.01 if sketch == 0 else 0.2
-        )
+        alike = state["similarity"][0, kinds.rindex(kinds[0])].item()
+        assert alike == pytest.approx(0.8, abs=error)
         sent = [method.deliveries(state, 1, silo)[2].tensors["block"] for silo in silos]
-        found.append([int(block) for block in sent])
-    assert found == [blocks, blocks]
+        assert [int(block) for block in sent] == blocks
 
 
 @pytest.mark.parametrize("sampling", ["balanced", "algorithm2"])
@@ -737,13 +687,11 @@ def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(
 
 def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
     job = make({"sampling": "algorithm2"}, silos=list("abcde"))
-    method = job.method()
-    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6})
-    sent = [method.deliveries({"similarity": s}, 1, silo)[2] for silo in job.silos]
+    method, state = job.method(), {"similarity": cosines(5, FIVE)}
+    sent = [method.deliveries(state, 1, silo)[2] for silo in job.silos]
     assert all(isinstance(value, Value) for value in sent)
     assert [int(value.tensors["block"]) for value in sent] == [1, 2, 1, 2, 2]
-    # the final delivery trains nothing
-    assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2
+    assert len(method.deliveries(state, job.rounds, "a")) == 2  # the last one trains nothing
 
 
 def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
@@ -798,75 +746,6 @@ def test_a_block_that_the_model_lacks_is_refused(make, block):
         method.stages(method.deliver(stale, delivered, FACTS), FACTS)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"mu": -1}, "mu"),
-        ({"main_weight": 1.5}, "main_weight"),
-        ({"sampling": "random"}, "sampling"),
-        ({"aux_ce": "both"}, "aux_ce"),
-        ({"sketch": -1}, "sketch"),
-        ({"sketch": 70_000}, "sketch"),
-        ({"lambda": 0.5}, "lambda"),
-    ],
-)
-def test_options_out_of_range_are_refused(make, options, complaint):
-    with pytest.raises(LocalError, match=complaint):
-        make(options)
-
-
 def test_a_model_without_blocks_is_refused(make_job):
-    with pytest.raises(LocalError, match=r"choose model\.name = 'convnet-3x64'"):
+    with refused(r"choose model\.name = 'convnet-3x64'"):
         make_job("fedaims").document()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sampling": "algorithm2"},
-        {"sampling": "full", "aux_ce": "prototype", "reduction": "sum", "mu": 1e-4},
-    ],
-)
-def test_reruns_are_bit_identical_and_documents_come_back(make, make_shards, options):
-    job = make(options, norm="batch", silos=list("abcd"), participation=0.7)
-    torch.manual_seed(1)
-    one = simulate(job, make_shards(job))
-    torch.manual_seed(2)
-    other = simulate(job, make_shards(job))
-    assert one.history == other.history
-    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
-    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
-    assert type(job).from_document(job.document(), "here").digest == job.digest
-
-
-def test_it_beats_local_and_fedavg_on_very_uneven_digits(make_job):
-    """600 digits, Dirichlet 0.1 over six silos, 8 rounds of 2 epochs.
-
-    Seen as mean accuracy over the silos and the draws 7, 1 and 2 (the test runs draw 1): local
-    .732, FedAvg's one model .451 and .795 as trained on at each silo, FedPer .838; FedAIMS .788
-    with the paper's μ = 1, .876 with μ = 0.1 and .858 with μ = 0. So the heads at middle blocks
-    help, and μ = 1 costs more than it gives in so short a job: the first prototypes are those of an
-    untrained backbone, in which classes hardly differ, and R pulls towards them. Leaving R out in
-    rounds 1 to 4 gave .829 with μ = 1. The paper's jobs have 300 rounds.
-    """
-    digits, silos, mean = dataset.digits(), [f"silo-{i}" for i in range(6)], {}
-    digits = dataset.Dataset(digits.x[:600], digits.y[:600])
-    training = {"epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
-    model = {"name": "convnet-digits", "classes": 10, "norm": "group"}
-    parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.1, 1)
-    shards = {
-        s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)
-    }
-    for label, name, options in [
-        ("local", "local", {}),
-        ("fedavg", "fedavg", {}),
-        ("fedaims", "fedaims", {}),
-        ("light", "fedaims", {"mu": 0.1}),
-    ]:
-        job = make_job(name, options, model=model, silos=silos, rounds=8, seed=1, training=training)
-        accuracy = simulate(job, shards).accuracy(job.method().product)
-        mean[label] = statistics.mean(accuracy.values())
-    assert mean["fedaims"] > mean["local"] + 0.03, mean
-    assert mean["fedaims"] > mean["fedavg"] + 0.1, mean
-    assert mean["light"] > mean["fedaims"] + 0.04, mean
