@@ -220,7 +220,8 @@ def test_docstrings_of_inherited_options_come_before_a_methods_own():
     assert said["weights"] == "A silo's weight: its training records, or 1."
 
 
-BLIND = "for blind sums, add [privacy]: blind sums do not bound what a model made to leak reveals"
+LEAKS = "what a model made to leak reveals of single records"
+BESIDE = f"for blind sums, add [privacy]: blind sums do not bound {LEAKS}"
 DRAFTED = ["As --private drafts it, the job is private: noise of ", "of 8 at delta = 1e-05"]
 PRIVATE = ["as drafted, the job is private: noise of ", "441 steps at most, epsilon 7.9"]
 
@@ -228,7 +229,7 @@ PRIVATE = ["as drafted, the job is private: noise of ", "441 steps at most, epsi
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("fedavg", (), [BLIND, *DRAFTED]),
+        ("fedavg", (), [BESIDE, *DRAFTED]),
         ("ppfl", ("--private",), PRIVATE),
         ("fedfomo", (), ["the job is refused: job 'first'", "choose fedavg"]),
     ],

@@ -208,17 +208,16 @@ def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
     flowing = " ".join(shown.split())
     for said in (
         (
-            "the sum of extractor is hidden by a key that the job's silos share: if any one of"
-            " them colludes with the"
+            "the sum of extractor is hidden by a key that the job's silos share: if any one of them"
+            " colludes with the coordinator"
         ),
         (
-            "masked; readable only as a sum over the round's silos, by silos, or by the"
-            " coordinator if a silo colludes with it"
+            "masked; readable only as a sum over the round's silos, by silos, or by the coordinator"
+            " if a silo colludes with it"
         ),
         (
             "part 'metrics' (metric), 24 bytes, masked; readable only as a sum over the round's"
-            " silos"
-            " metrics"
+            " silos metrics"
         ),
     ):
         assert said.removesuffix(" metrics") in flowing
@@ -319,8 +318,9 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
         "private: noise of 2 times the clip of 1, ",
         " of 6 at delta = 1e-05 of each silo's data set",
         "[dataset.data] allows epsilon = 2.",
-        "for all jobs together; this silo declines jobs without [privacy]; staddle privacy",
-        ("in each round the gate checks for each tensor that the budget paid for it"),
+        "at delta = 0.00001 for all jobs together; this silo declines jobs without [privacy]",
+        "its uploads are meant to be differentially private; in each round the gate checks for",
+        "checks for each tensor that the budget paid for it",
         "This silo would ACCEPT the job",
     ):
         assert said in flowing
@@ -367,7 +367,7 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     signed, roster = folder / "jobs" / "costly.json", ("--roster", folder / "roster.json")
     own = ("check", signed, "--policy", tmp_path / "policy.toml", *roster)
     named = ("--dataset", "cxr")
-    assert "[dataset.cxr] allows epsilon" in policy_command(*own, *named).output
+    assert "[dataset.cxr] allows epsilon = " in policy_command(*own, *named).output
     refused = policy_command(*own)
     assert isinstance(refused.exception, LocalError)
     assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)

@@ -260,8 +260,8 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "what 'keyed-too' mixes or compares" in flowing
     assert (
-        "As written, this policy declines such jobs; to accept them, remove the # from the line"
-        " below." in flowing
+        "As written, this policy declines such jobs; to accept them, remove the # from"
+        " the line below." in flowing
     )
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
@@ -375,10 +375,8 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert (
-        "The most privacy loss that all jobs together may ever cost data set 'cxr-2024': enough for"
-        in flowing
-    )
+    most = "The most privacy loss that all jobs together may ever cost data set 'cxr-2024'"
+    assert f"{most}: enough for these jobs and hardly any other" in flowing
     assert "Limits of the single jobs: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 

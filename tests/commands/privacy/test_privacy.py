@@ -123,13 +123,11 @@ def test_each_purpose_and_all_together(planned, tmp_path):
 
 def test_the_same_in_words(planned):
     said = planned("--records", "500")
+    planned_ = "noise 0.983 clips per step, planned"
     often = "covers 20 rounds of the silo that is drawn most often"
     mean = "from 500 records, a step draws 25 on average; their mean gradient, of norm 1 at most"
     for part in (
-        (
-            "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips per step,"
-            " planned"
-        ),
+        f"epsilon 8.0 at delta = 0.00001 of each silo's data set; {planned_}",
         "by RDP, the bound that is enforced",
         "by PRV, a tighter bound, for information only",
         f"{often}, and 1 more that crashes may interrupt",
@@ -271,12 +269,12 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         " left" in said
     )
     assert (
-        "the policy now says epsilon 6.0 at delta = 0.00001, which takes effect when the agent"
-        " restarts" in said
+        "the policy now says epsilon 6.0 at delta = 0.00001, which takes effect when the"
+        " agent restarts" in said
     )
     assert (
         f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (group"
-        f" privacy" in said
+        " privacy" in said
     )
     assert "2 reservations open; open reservations, for a round" in said
 
