@@ -340,6 +340,7 @@ class JobPlan:
 
     def newest_sum(self, name: str, round_: int) -> tuple[SumDown, ...]:
         """The last sum of a part before a round, none or one."""
+        # From the job alone, so the coordinator cannot pass off an older sum as the newest.
         starts = (*self.job.phase_starts, self.job.length)
         for start, end in reversed([pair for pair in pairwise(starts) if pair[0] < round_]):
             sums = summed(self.job.up(start))

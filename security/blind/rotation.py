@@ -135,6 +135,9 @@ def check_vectors(part: str, vectors: Reals) -> None:
         bool(np.isfinite(vectors).all()),
         f"part {part!r} holds NaN or infinity; training has diverged, lower the lr",
     )
+
+    # From the Gram of histograms they came back up to the order of classes, with a median error of
+    # 0.0005 at 50 silos (SECURITY.md rule 2).
     one_sided = (vectors >= 0).all(axis=1) ^ (vectors <= 0).all(axis=1)
     if one_sided.any():
         raise LocalError(
@@ -212,6 +215,7 @@ def folded(values: Reals) -> Reals:
 
     Overwrites ``values``.
     """
+    # A library's reduction may add in another order on another processor.
     while len(values) > 1:
         half = (len(values) + 1) // 2
         values[: len(values) - half] += values[half:]

@@ -58,6 +58,7 @@ def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
 
     Empty if it costs at most ε = ``most`` at δ.
     """
+    # A job's own figures are never believed: what it costs is computed here.
     found = cost(spends(sigma), delta)
     if covers(most, found):
         return ""

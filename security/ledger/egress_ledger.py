@@ -97,6 +97,7 @@ class Ledger:
 
         LocalError for one that may not come next (rules.py).
         """
+        # Checked by the verifier's own rules: nothing is written that an audit would refuse.
         stored = record.model_dump(mode="json")
         with self._mutex:
             self._check(stored)
@@ -125,6 +126,8 @@ class Ledger:
 
         Recorded where no record says so of this job and set yet.
         """
+        # Round after round sums the same silos, and what that tells does not grow: one record per
+        # job and set is enough.
         if not any(_same_set(record, known) for known in self.signed):
             self.append(record)
 
@@ -230,6 +233,7 @@ class Ledger:
 
     def rekey(self, key: Ed25519PrivateKey) -> Appended:
         """From now on this log key signs; the old one signs a checkpoint that says so."""
+        # The record is under the old key still: whoever trusts that key reads which one follows.
         old = self._log.signer
         new = Signer(old.origin, key)
         appended = self.append(KeyRotate(old=str(old.public), new=str(new.public)))

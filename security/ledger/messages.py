@@ -254,6 +254,7 @@ def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:
 
 def lines(folder: Path) -> Iterator[VerifiedLine]:
     """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not."""
+    # Totals of a ledger that breaks its rules would be believed, so no line of it is handed on.
     rules = Rules()
     for line in Reading(folder, well_formed):
         record = checked(line)

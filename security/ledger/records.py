@@ -80,6 +80,7 @@ class Tensor(Strict):
 
         LocalError for a dtype that cannot cross.
         """
+        # Readers that are the message's stand there once, not with each of its tensors.
         own_readers = () if set(release.readers) == set(readers) else release.readers
         return cls(
             part=release.part,

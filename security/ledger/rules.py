@@ -398,6 +398,7 @@ class Rules:
 
     def _read(self, tensors: Sequence[Mapping[str, Any]]) -> "_Read":
         """What one list says, kept, since it is read at least twice (fast_decoder.py)."""
+        # By identity: the decoder hands out one list for the equal tensors of round after round.
         if tensors is not self._tensors[0]:
             names = _named(tensors)
             twice = _listed(names) if len(set(names)) != len(names) else ""
@@ -414,6 +415,8 @@ class Rules:
         intent = self.intents.get(ref)
         if intent is None:
             return f"digest refers to seq {ref}, which is not an open intent"
+
+        # Two digests would let the silo show either of two payloads later.
         if intent.digested:
             return f"second digest for intent {ref}"
 
@@ -438,6 +441,8 @@ class Rules:
         # No outcome takes back what the intent declared, and none claims more (rule 27).
         if sent > intent.bytes:
             return f"outcome of intent {ref} sent {sent} bytes, the intent has {intent.bytes}"
+
+        # The digest is durable before the frame that makes the message count (rule 27).
         if status == "sent" and not intent.digested:
             return f"outcome of intent {ref} is 'sent' without a digest"
         if status == "sent" and sent != intent.bytes:

@@ -23,6 +23,7 @@ def matches(glob: str, name: str) -> bool:
 
     Time grows at most with the product of their lengths.
     """
+    # All that the glob so far can stand for, at once: no backtracking over "**" either.
     segments = name.split(".")
     end = len(segments)
     eaten = {0}  # how many segments of the name the glob so far can stand for

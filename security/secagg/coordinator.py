@@ -280,6 +280,7 @@ def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
 
 def _check_sealed(state: CoordinatorState, dealer: str, portions: Sequence[Portion]) -> None:
     """RefusedError unless a dealer says that it sealed to the keys that were delivered to it."""
+    # Silos check the same: found here, the dealer is named, and no silo blames the coordinator.
     place = state.spec.cohort.index(dealer)
     for portion in portions:
         holder = portion.holder
@@ -331,6 +332,7 @@ def _without(state: CoordinatorState, silo: str, code: str) -> CoordinatorState:
 
 def _blamed(state: CoordinatorState, dealer: str, fault: Fault) -> CoordinatorState:
     """Without a dealer that broke the rules, and with what proves it to anyone."""
+    # What the dealer signed itself proves it, so silos need not take the coordinator's word.
     proof = Misdealing(
         state.spec.payload(),
         state.bundles[dealer],
@@ -456,6 +458,8 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
         return DeliverShares(silo, tuple(dealt[number] for dealt in by_dealer))
 
     deliveries: list[Effect] = [delivery(silo) for silo in members]
+
+    # From here on masked bytes may be on their way, so another attempt takes abandon notes.
     state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
     return _opened_stage(state, (*deliveries, StartTimer("masked")))
 
@@ -608,6 +612,7 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 
     ``terms`` are the masks that are still on them.
     """
+    # Tags are under the masks of the sum, so they come off with the very terms that open it.
     if not state.spec.tagged:
         return b""
     tags = {silo: state.headers[silo].tags for silo in state.u3}
@@ -616,6 +621,7 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
     """Keep a note that holds; its signer drops out of an attempt that still goes on."""
+    # Only members of U1 can sign survivors, so nobody else's word rules that out.
     if note.silo not in state.u1 or not note.holds(state.ctx, state.signers):
         return state, ()
     state = replace(state, notes={**state.notes, note.silo: note})

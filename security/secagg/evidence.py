@@ -278,6 +278,7 @@ def proven(
     the job's silos. Who signed the specification does not count: an honest dealer deals only in an
     attempt that it was asked into.
     """
+    # Each is checked whole: by one that proves nothing, an honest silo would be left out of sums.
     for proof in proofs:
         try:
             spec = proof.spec

@@ -142,6 +142,8 @@ class Memory(Strict):
         open next to it. ``silo`` is this one; ``start`` says whether its values are in that sum.
         """
 
+        # The attempt that was opened is settled if this silo's values are not in it. The others of
+        # its round are settled where no second sum of that round is ever opened.
         def stays(attempt: Pending) -> bool:
             if attempt.round != round_:
                 return True
@@ -171,6 +173,8 @@ class Memory(Strict):
         """
         if spec.round != self.signed_round:
             return ()
+
+        # Sums over whole batches tell at most the sums of single batches, however often.
         if terms.regroups(spec):
             return spec.cohort
         why = f"asks for {_named(spec)} after its survivors were signed"

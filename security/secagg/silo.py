@@ -230,6 +230,8 @@ def _advance(state: SiloAttempt, event: Event) -> Step:
 
 
 def _again(state: SiloAttempt, first: tuple[object, ...], now: tuple[object, ...]) -> Step:
+    # A message is delivered again after a lost connection; another one in its place is no such
+    # repeat.
     check(
         bool(first),
         COORDINATOR,
@@ -364,6 +366,7 @@ def _opened_portion(state: SiloAttempt, delivery: PortionDelivery) -> HeldShares
 
 def _complain(state: SiloAttempt, h_u2: bytes, dealer: str, error: RefusedError) -> Step:
     """End the attempt, and show the key that was for this dealer alone: it proves the fault."""
+    # The key opens this one portion: whoever sees it learns no other dealer's share.
     key = receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer)
     complaint = make_complaint(state.ctx, state.silo, h_u2, dealer, key, state.party.sign)
     state, ended = _end(state, Code(error.code), error.peer, error.why)
@@ -372,6 +375,7 @@ def _complain(state: SiloAttempt, h_u2: bytes, dealer: str, error: RefusedError)
 
 def _masks(state: SiloAttempt, h_u2: bytes, others: Sequence[str]) -> tuple[Term, ...]:
     """Our mask to ourselves, and those that we share with the others of U2."""
+    # H(U2) is in every key: silos that were shown different sets have masks that do not cancel.
     silo, ctx, prg, seeds = state.silo, state.ctx, state.spec.prg, _seeds(state)
     terms = [Term(self_key(seeds.own, ctx, silo, prg, h_u2))]
     public = {bundle.silo: bundle.mask for bundle in state.bundles}
