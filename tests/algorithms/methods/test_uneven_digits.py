@@ -78,9 +78,9 @@ def test_fedaims_beats_local_and_fedavg(reach):
 
 def test_fedsimsup_beats_training_alone_and_the_model_of_fedavg(reach):
     """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local
-    epochs, draw 7. Draw 1 has local 0.700, FedAvg 0.891, FedSimSup 0.859.
+    epochs, mean of the draws 7, 1 and 2: on draw 1 alone FedAvg leads.
 
-    Seen over the draws 7, 1 and 2: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814 (0.745
+    Seen: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814 (0.745
     with the exchange turned off by C = 1e-6, 0.832 with supervisors of three architectures). Not
     asserted, because it does not hold: what FedAvg's silos have right after local training is
     better (0.872). They start each round from the mean of a whole cohort, while a silo here moves
@@ -88,12 +88,16 @@ def test_fedsimsup_beats_training_alone_and_the_model_of_fedavg(reach):
     robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637
     to 0.674.
     """
-    silos, fields = [f"s{i}" for i in range(8)], {"seed": 7, "rounds": 8, "participation": 0.5}
-    local, fedavg, fedsimsup = (
-        reach(name, {}, silos, 600, **fields, training={"epochs": 6})
-        for name in ("local", "fedavg", "fedsimsup")
-    )
-    assert fedsimsup > max(local + 0.05, fedavg + 0.03), (local, fedavg, fedsimsup)
+    fields = {"rounds": 8, "participation": 0.5, "training": {"epochs": 6}}
+
+    def mean(method):
+        silos = [f"s{i}" for i in range(8)]
+        return statistics.mean(
+            reach(method, {}, silos, 600, seed=seed, **fields) for seed in (7, 1, 2)
+        )
+
+    local, fedavg, fedsimsup = map(mean, ("local", "fedavg", "fedsimsup"))
+    assert fedsimsup > max(local + 0.03, fedavg), (local, fedavg, fedsimsup)
 
 
 def test_fedssa_beats_training_alone(reach):

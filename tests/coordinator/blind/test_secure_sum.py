@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import random
+from typing import get_args
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from staddle.proto.convert.secagg_received import (
 from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
-from staddle.security.secagg import masked_sum
+from staddle.security.secagg import coordinator_events, masked_sum
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import seed_commitment
@@ -355,6 +356,12 @@ def world(tmp_path):
     made = World(tmp_path)
     yield made
     made.database.close()
+
+
+def test_each_effect_is_in_a_table_or_refuses(world):
+    summing = world().summing
+    acted_on = {*summing._replayed, *summing._done_once}
+    assert set(get_args(coordinator_events.Effect)) == acted_on | {coordinator_events.Refuse}
 
 
 @pytest.mark.parametrize("seed", range(3))
