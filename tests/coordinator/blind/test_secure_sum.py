@@ -359,7 +359,7 @@ def world(tmp_path):
 
 
 def test_each_effect_is_in_a_table_or_refuses(world):
-    summing = world().summing
+    summing = world.summing
     acted_on = {*summing._replayed, *summing._done_once}
     assert set(get_args(coordinator_events.Effect)) == acted_on | {coordinator_events.Refuse}
 
