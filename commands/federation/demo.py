@@ -81,6 +81,8 @@ def demo(
     made = Demo(
         screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None
     )
+
+    # whatever ended it, Ctrl-C included: the logs that say why lie in the folder
     try:
         sound = made.run()
     except BaseException:
@@ -238,6 +240,8 @@ class Demo:
                 if tested:  # zero in private jobs: the silos keep it to themselves
                     note += f", {right / tested:.1%} after local training"
                 progress.update(bar, advance=1, note=note)
+
+                # without a terminal there is no bar, so each round has a line of its own
                 if not self._screen.is_terminal:
                     done = event["round"] + 1
                     self._screen.show(

@@ -72,6 +72,9 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
         raise LocalError(
             f"{folder}: not empty; choose another folder, so that no key is overwritten"
         )
+
+    # a silo's and the coordinator's keys lie in a folder within their own: next to them come a
+    # configuration and state
     members = [
         ("founder", Role.FOUNDER),
         ("operator", Role.OPERATOR),

@@ -31,6 +31,9 @@ def results(
         raise LocalError(
             "give --operator (rounds only), or --config of the coordinator on its own machine"
         )
+
+    # The operator may see rounds only: models lie on the coordinator's machine, and no call gives
+    # them away.
     if config is not None:
         kept = files.read(configs.load(config).directory, job)
         if kept.relayed:

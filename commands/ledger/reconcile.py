@@ -55,6 +55,8 @@ def reconcile(
         printer.show_json({"ok": not found.differences, **asdict(found)})
     else:
         _print(found, rosters)
+
+    # scripts and cron see a contradiction by the exit code
     if found.differences:
         raise typer.Exit(1)
 

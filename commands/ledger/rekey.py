@@ -23,9 +23,9 @@ def rekey(
     old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
     new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
 ) -> None:
-    """Go on under a new log key, after the silo's keys were rotated; the agent must not run.
+    """Continue the ledger under a new log key, after the silo's keys were rotated.
 
-    So do privacy budgets.
+    Privacy budgets continue too. The agent must not run.
     """
     folder = audit.ledger_folder(path)
     before, after = load_keys(old), load_keys(new)
@@ -39,6 +39,8 @@ def rekey(
             f" {after.entry.id!r}; name the old and the new keys of that silo"
         )
 
+    # Budgets first: after a crash in between, the same command finds the ledger under the old key
+    # and does the rest.
     with Ledger.open(folder, silo, federation, before.log) as ledger:
         datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
         appended = ledger.rekey(after.log)

@@ -287,6 +287,7 @@ def _part(
     read = _read_by(release, outflow)
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
 
+    # columns, so that a person can run an eye down shapes and sizes
     cells = list(map(_cells, verdicts))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for verdict, (name, dtype, shape, count, rule) in zip(verdicts, cells, strict=True):

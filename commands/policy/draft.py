@@ -208,6 +208,8 @@ def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
 
 
 def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
+    # A person reads this file before a first job and years after it, so each bound says in place
+    # what it is against.
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(

@@ -24,6 +24,8 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
     own = [job for job in jobs if job.privacy]
     if not own:
         return []
+
+    # the largest delta: no job of these may promise its epsilon at a larger one than the budget's
     private = [(job.name, job.private) for job in own]
     delta = max(one.delta for _, one in private)
     named = ", ".join(
@@ -47,6 +49,8 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
         f"epsilon = {min(_together(own, delta), MOST):f}",
         f"delta = {decimal(delta)}",
     ]
+
+    # strict where these jobs allow it; where some are plain, the draft must not decline them
     if len(private) == len(jobs):
         why = (
             "Nothing that is computed from the records without noise leaves: this silo declines"

@@ -37,16 +37,14 @@ BATCH = 64  # records a step that are advised where there are too few
 def plan(
     job_file: Annotated[
         Path,
-        typer.Argument(
-            metavar="JOB.toml|JOB.json", help="A job as a person wrote it, or a signed one."
-        ),
+        typer.Argument(metavar="JOB.toml|JOB.json", help="A job file, as written or signed."),
     ],
     roster: Annotated[
         Path | None,
         typer.Option(help="The roster that the signature of a signed job is checked against."),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Reckon at this delta instead of the job's.")
+        float | None, typer.Option(help="Compute at this delta instead of the job's.")
     ] = None,
     records: Annotated[
         int | None,
@@ -59,9 +57,10 @@ def plan(
     The noise of a job that names none is planned, as it is where the job is signed. Nothing is
     written.
     """
+    # at 1 and above the promise is empty, at 0 no Gaussian noise keeps it
     if delta is not None and not 0 < delta < 1:
         raise LocalError(
-            f"--delta {delta:g}: give a number between 0 and 1, below one by the number of records"
+            f"--delta {delta:g}: give a number between 0 and 1, below 1 / the number of records"
         )
     document, lines = explained(job_file, roster, delta, records)
     if as_json:
@@ -77,6 +76,8 @@ def explained(
     job, given = _read(path, roster)
     sigma, at = signed_sigma(job), job.private.delta if delta is None else delta
     batch = {} if records is None else {"batch": _batch(job, sigma, records, at)}
+
+    # the silo that is drawn most often pays most, and budgets must cover it
     spends = job_spends(job, sigma)
     rounds = most_rounds(job)
     document = {
@@ -119,6 +120,8 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     )
     rows = [[str(value) for value in release.values()] for release in document["releases"]]
     printer.show(printer.PrintedTable(columns, rows))
+
+    # costs compose: a sum of the column above would overstate what the job takes from a budget
     printer.show(f"together: epsilon {document['epsilon']} by RDP, the bound that is enforced")
     printer.show(
         f"          epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, for"

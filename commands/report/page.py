@@ -136,6 +136,8 @@ def page(
     shown = view
     if only:
         shown = view.of(only)
+
+    # names and verification are of the whole ledger, also where one job is shown
     members = sources.named(view)
     verified = view.verified
     head = ""

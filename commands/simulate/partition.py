@@ -90,6 +90,7 @@ def show(
     ] = False,
 ) -> None:
     """Show how many records each silo holds, of which side and of which class."""
+    # a partition's file is shown without its data set, which may not be on this machine
     if file.suffix == ".json":
         held = _of_file(partition_file.read(file))
     else:

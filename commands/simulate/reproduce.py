@@ -109,6 +109,8 @@ def reproduce(
         )
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
+
+    # no event files: a published table has one row per method, and its curves are not compared
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(
         out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False
@@ -204,6 +206,8 @@ def _report(
     }
     for path, text in files.items():
         write_atomic(path, text.encode(), 0o644)
+
+    # the files are written whatever is printed, so that a script's run leaves them too
     if as_json:
         shown = {
             "table": table.path,

@@ -102,11 +102,16 @@ def simulate(
     asked = RunOptions(
         out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard
     )
+
+    # before records are read and dealt out, which can take minutes
     if tensorboard:
         check_installed()
+
     screen = Screen(err=as_json)
     experiment = read(file)
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
+
+    # a run that failed does not hide the results of the others: the report comes first
     faults = train(screen, prepared, asked)
     _report(screen, prepared, as_json=as_json)
     raise_faults(faults, len(prepared.runs))

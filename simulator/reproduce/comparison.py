@@ -198,6 +198,8 @@ def _csv_row(table: PaperTable, cell: Cell) -> dict[str, object]:
         "published_deviation": cell.value.deviation,
         "difference": cell.difference,
     }
+
+    # a method that has not run yet still shows what the paper published
     if cell.ours is not None:
         row |= {
             "ours": cell.ours.score.mean,
