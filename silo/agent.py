@@ -109,7 +109,8 @@ class Agent:
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
 
-        # Each notice goes into the log once: a coordinator that polls on would fill the disk.
+        # Each notice goes into the log once: a coordinator that tells a round
+        # again and again would fill the disk.
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
 

@@ -263,12 +263,10 @@ class _Step:
         """Move the values of some rows; rows that are not ``alive`` [m] stay as they are."""
         in_place = isinstance(rows, slice) and alive is None
         values = rows_of(self._values, rows)
-        velocity = [tensor[rows] for tensor in self._velocity]
         changing = [*self._moved, *self._buffers]
         if not in_place:
             for part, name in changing:
                 values[part][name] = values[part][name].clone()
-            velocity = [tensor.clone() for tensor in velocity]
 
         leaves = [tensor.detach().requires_grad_() for tensor in _of(values, self._moved)]
         for (part, name), leaf in zip(self._moved, leaves, strict=True):
@@ -278,6 +276,10 @@ class _Step:
         # Gradients of linear layers come transposed; without this, each tensor would be updated by
         # a kernel of its own instead of all by one.
         updates = [gradient.contiguous() for gradient in gradients]
+        # Momentum is copied only now: next to the activations it would raise the peak.
+        velocity = [tensor[rows] for tensor in self._velocity]
+        if not in_place:
+            velocity = [tensor.clone() for tensor in velocity]
         _apply(leaves, updates, velocity, self._stage.optimiser, self._rate)
         if not in_place:
             _put(_of(self._values, changing), _of(values, changing), rows, alive)

@@ -72,7 +72,7 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
-    """Noisy counts of training records by class: those released before, or in round 0 new ones."""
+    """Noisy counts of training records by class: those released before, or new ones."""
     account, sigma = private.account, job.private.histogram_sigma
 
     # A second draw for the same counts would be a second release, and the mean of many is exact.

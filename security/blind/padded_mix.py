@@ -202,8 +202,8 @@ def check_sent(
     with passed_on():
         upload.check(line, signers)
 
-    # (2) It signed this letter too, and for us: with a seed of its own choice the coordinator would
-    # make a row of noise, and the other silo would be blamed for it.
+    # (2) It signed this letter too, and for us: another letter would not open, and the other silo
+    # would be blamed for it.
     sender = upload.version.silo
     check_letter(upload.sealing.root, letter, sender, silo, _among(sender, signers))
 

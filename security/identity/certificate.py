@@ -119,7 +119,7 @@ def check_certificate(member: str, pem: str) -> None:
     if names is None or list(names.value) != [x509.DNSName(wanted)]:
         raise ValueError(f"certificate is not for the one name {wanted!r}")
 
-    # (6) Nothing else that would widen it, such as a key usage or a further name.
+    # (6) And nothing else: an extension that is not there needs no check.
     if len(extensions) != 2:
         raise ValueError("certificate has extensions beyond basic constraints and the name")
 

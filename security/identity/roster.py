@@ -71,7 +71,7 @@ class Roster(Strict):
                         f"{times} entries have the same {name} {value!r}; each member has its own"
                     )
 
-        # Nobody could ever sign such a roster, nor the one that would replace it.
+        # Nobody could ever sign such a roster.
         founders = len(self.having(Role.FOUNDER))
         if founders < self.threshold:
             raise ValueError(

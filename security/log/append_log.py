@@ -258,7 +258,8 @@ class AppendLog:
         return line
 
     def _write(self, line: bytes, *, durable: bool) -> None:
-        # A process that ignores the lock must not get its bytes chained under our signature.
+        # A line written behind the bytes of a process that ignores the lock would break the chain
+        # for good.
         if os.fstat(self._file).st_size != self._size:
             raise OSError(errno.EIO, "somebody else changed its length")
         if os.write(self._file, line) != len(line):

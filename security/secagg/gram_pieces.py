@@ -115,13 +115,13 @@ def deal_sealed(
             kept = dumped(share)
             continue
 
-        # Zeros for a silo that was lost before it dealt: every upload has one length.
-        sealed = bytes(sealed_bytes(spec))
         key = hiding.keys.get(holder)
         if key:
             aad = _associated(ctx, dealer, holder)
-            sealed = ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad)
-        pieces.append(sealed)
+            pieces.append(ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad))
+        else:
+            # Zeros for a silo that was lost before it dealt: every upload has one length.
+            pieces.append(bytes(sealed_bytes(spec)))
     return pieces, kept
 
 

@@ -61,6 +61,7 @@ def test_global_buffers_cross_with_the_parameters_of_their_part(make, method):
             ):
                 assert replace(other, tensors=one.tensors) == one
                 assert not STATISTICS & set(names_in([one]))
+                assert not any("tracked" in name for name in names_in([one, other]))
                 added = STATISTICS if "extractor.norm1.weight" in names_in([one]) else set()
                 assert set(names_in([other])) == set(names_in([one])) | added
     state = initial_state(shared, "a")

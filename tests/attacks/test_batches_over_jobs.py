@@ -104,4 +104,4 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
     assert None not in (whole.opened, half.opened)
     assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "DECLINE"]
     (declined,) = records(tmp_path, "job.decline")
-    assert "would tell what ninth alone has" in declined["reasons"][0]
+    assert "of which classes, ninth alone has" in declined["reasons"][0]

@@ -112,10 +112,10 @@ def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
     (declined,) = records(tmp_path, "job.decline")
     (why,) = declined["reasons"]
     assert (
-        "beside those of job 'first' over centre, east, north, south, west on data set 'data'"
-        in why
+        "together with those of job 'first' over centre, east, north, south, west on data set"
+        " 'data'" in why
     )
-    assert "would tell what centre alone has" in why
+    assert "of which classes, centre alone has" in why
     assert "have its founders sign a roster without" in why
 
 

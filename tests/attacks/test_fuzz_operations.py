@@ -47,7 +47,7 @@ PATIENCE = 30  # seconds, for reading so much on a busy machine
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder, document = tmp_path_factory.mktemp("operated"), job_document(SILOS)
-    made = signed_federation(folder, SILOS, document, beat_seconds=60)
+    made = signed_federation(folder, SILOS, document, admission_seconds=3600, beat_seconds=60)
     made.operator = load_keys(made.folder / "operator")
     made.signed = lambda document: canonical_json(
         sign_document(document, made.roster, made.operator, JOB)

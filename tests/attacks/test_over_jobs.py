@@ -109,7 +109,7 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
     for silo in four:
         declined = running.daemons[silo].wait_for("job.declined", 30)
         assert (declined["job"], declined["code"]) == ("a2", "POLICY")
-        assert f"would tell what {GONE} alone has" in declined["why"]
+        assert f"of which classes, {GONE} alone has" in declined["why"]
     running.stop()
     # The founders sign a roster without it, and the job is signed again under a new name.
     left(running, GONE)

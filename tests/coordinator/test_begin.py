@@ -173,12 +173,12 @@ def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
 
 def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     few = JobLimits(max_job_bytes=286_000)
-    said = r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"
+    said = r"job 'one' with 2 silos may need .*max_job_bytes is 279.3 KiB"
     with pytest.raises(LocalError, match=said):
         begin(names, limits=few)
     code, why, listed = begin(submitting(world.signed["two"]), limits=few, jobs=())
     assert (code, listed) == ("STORAGE", [])
-    assert "job 'two' with 2 silos may take 280.2 KiB (107.1 KiB uploads, " in why
+    assert "job 'two' with 2 silos may need 280.2 KiB (107.1 KiB uploads, " in why
     assert not (begin.jobs / "two").exists()
     assert begin(names) == ["one"]
     assert begin(names, limits=few) == ["one"]  # one that has begun goes on

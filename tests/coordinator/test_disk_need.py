@@ -183,6 +183,6 @@ def test_a_job_over_the_limit_is_refused_with_numbers():
     job = made("fedavg")
     total = room(job).total
     assert check_room(job, None) == check_room(job, total) == room(job)
-    why = r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it"
+    why = r"'job' with 4 silos may need .* KiB uploads.*max_job_bytes is .*; raise it"
     with pytest.raises(LocalError, match=why):
         check_room(job, total - 1)

@@ -172,7 +172,9 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     _, out = tool("ledger", folder, "--key", PUBLIC)
-    assert out.startswith("1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12")
+    assert out.startswith(
+        "1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records"
+    )
     assert (
         "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8"
         " bytes, 8 assumed" in out

@@ -386,7 +386,7 @@ class FedSimSup(Method):
         sane = census["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
-            # A census comes from outside: negative shares would make negative weights of Eq. 7.
+            # A census comes from outside: only proportions have the cosines of Eq. 7.
             shares = census["proportions"]
             sane &= ((shares >= 0) & shares.isfinite()).all(1)
             sane &= (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE

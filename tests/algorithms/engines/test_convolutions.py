@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.whole_jobs import check_states
 from torch import nn
 from torch.func import vmap
 
@@ -80,7 +79,9 @@ def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
         ends.append(simulation.states)
     assert calls
     for other in ends[1:]:
-        check_states(other, ends[0], 1e-5)
+        for silo in job.silos:
+            one, found = ends[0][silo].flat, other[silo].flat
+            assert all(torch.allclose(one[name], found[name], atol=1e-5) for name in one)
 
 
 @pytest.mark.parametrize(

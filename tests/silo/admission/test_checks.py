@@ -775,7 +775,10 @@ def test_2_a_private_job_must_have_its_noise_and_cost_what_it_says(refused, made
         ({"sigma": None}, r"privacy\.sigma is missing"),
         (
             {"sigma": "0.5"},
-            r"sigma = '0.5' costs epsilon = \d+\.\d+ at delta = 1e-05, and the job may cost 6",
+            (
+                r"privacy\.sigma = '0.5' costs epsilon = \d+\.\d+ at delta = 1e-05, and the job may"
+                " cost 6"
+            ),
         ),
         ({"epsilon": "1.0"}, "the job may cost 1"),
     ):

@@ -150,7 +150,7 @@ def test_a_private_round_waits_for_another_silos_word_and_says_so(made, world, m
 def test_a_private_round_that_no_silo_can_ever_answer_for_fails(made, world, monkeypatch):
     monkeypatch.setattr(Witness, "independent", frozenset())
     run(world.gate.session.hello())
-    with pytest.raises(LocalError, match="have one added that another organisation runs"):
+    with pytest.raises(LocalError, match="have a silo added that another organisation runs"):
         private_round(made, world)
 
 

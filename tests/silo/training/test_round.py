@@ -89,7 +89,7 @@ def test_the_end_evaluates_what_counted(work, counted):
     one.train(1, min(counted, 1), delivery(one, 1))
     states[2] = one.folder.state(2)
     if counted:
-        with pytest.raises(LocalError, match="a round that counted is not taken back"):
+        with pytest.raises(LocalError, match="which it cannot take back"):
             one.finish(0, delivery(one, 2))
     one.finish(counted, delivery(one, 2))
     kept = (one.folder.path / "model.safetensors").read_bytes()
@@ -118,7 +118,7 @@ def test_a_report_that_cannot_be_kept_leaves_the_round_to_be_trained_again(work)
 def test_a_count_that_the_silo_knows_nothing_of_trains_nothing(work):
     one = work("one")
     one.train(0, 0, {})
-    with pytest.raises(LocalError, match="an old state was put back"):
+    with pytest.raises(LocalError, match="an old state was restored"):
         one.train(1, 2, {})
     assert one.folder.rounds_done == 1
 
