@@ -388,6 +388,17 @@ def test_a_message_of_another_session_is_found(tmp_path):
     check_one_problem(made, "the message names another session")
 
 
+@pytest.mark.parametrize(("messages", "explained"), [(1, True), (2, False)])
+def test_a_greeting_may_be_lost_in_a_handshake_and_nothing_may_follow_it(
+    tmp_path, messages, explained
+):
+    recording = Recording(tmp_path)
+    lost = write_control_open(recording.ledger, "s0", PEER, 100, 10_000)
+    write_control_close(recording.ledger, lost.seq, messages, 79)
+    recording.begin()
+    assert (unexplained(*recording.close(), Roster()) == []) == explained
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_upload_with_a_digest_may_be_missing_where_a_kill_dropped_it(tmp_path, killed):
     """A silo writes DIGEST before END leaves: killed in between, it has said of more than crossed,

@@ -114,7 +114,7 @@ def unexplained(calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) 
 class _Session:
     """Control messages that crossed between one greeting and the next."""
 
-    place: int
+    challenge: bytes
     messages: int = 0
     bytes: int = 0
     # tasks that came down; a heartbeat runs beside each, and answers what other silos ask
@@ -182,7 +182,7 @@ class _Reader:
         elif call.method in (SECURE, CONTRIBUTE, PADDED):
             yield from self._protocol(call, sends)
         else:
-            yield from self._control(place, call, sends)
+            yield from self._control(call, sends)
         for data in call.received:
             found = yield from _message(gets, data, "came down: ")
             if found is not None:
@@ -192,9 +192,10 @@ class _Reader:
 
     # Control messages.
 
-    def _control(self, place: int, call: Call, sends) -> Iterator[str]:
+    def _control(self, call: Call, sends) -> Iterator[str]:
         if call.method.endswith("/Hello"):
-            self.sessions.append(_Session(place))
+            greeting = pb.HelloRequest.FromString(b"".join(call.sent[:1]))
+            self.sessions.append(_Session(greeting.challenge))
         if not self.sessions:
             yield "before any greeting"
             return
@@ -276,12 +277,17 @@ class _Reader:
     def _totals(self) -> Iterator[str]:
         opened = [e for e in self.ledger if isinstance(e.record, ControlOpen)]
         closed = {e.record.ref: e.record for e in self.ledger if isinstance(e.record, ControlClose)}
-        if len(opened) != len(self.sessions):
+        greeted = {session.challenge: session for session in self.sessions}
+        strangers = greeted.keys() - {bytes.fromhex(entry.leaf) for entry in opened}
+        if strangers or len(greeted) != len(self.sessions):
             yield (
                 f"{len(opened)} control sessions are recorded, {len(self.sessions)} greetings"
                 " crossed"
             )
-        for entry, session in zip(opened, self.sessions, strict=False):
+        for entry in opened:
+            # a greeting is counted before it leaves, also one whose handshake then failed
+            session = greeted.get(bytes.fromhex(entry.leaf), _Session(b""))
+            ahead = 2 * session.work if session.messages else 1
             seen, close = (session.messages, session.bytes), closed.get(entry.seq)
             if close is None:  # the process was killed: its cap stands
                 after = [
@@ -296,7 +302,7 @@ class _Reader:
             # a message is counted before it leaves: work that ends may cancel a heartbeat, and an
             # answer
             elif not (
-                0 <= close.messages - seen[0] <= 2 * session.work
+                0 <= close.messages - seen[0] <= ahead
                 and 0 <= close.bytes - seen[1] <= (close.messages - seen[0]) * MAX_CONTROL_BYTES
             ):
                 said = (close.messages, close.bytes)
