@@ -24,6 +24,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     # torch.manual_seed also notes for each GPU, with a stack trace, what to do
     torch.default_generator.manual_seed(0)
+    # steps this small take several times as long on two threads where others have a core's time
+    torch.set_num_threads(1)
     # commands that ran in this process had them written where nobody reads now
     events = logging.getLogger("staddle")
     events.handlers[:] = [

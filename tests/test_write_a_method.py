@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from staddle.algorithms import catalog
@@ -43,7 +42,7 @@ def afternoon(tmp_path, monkeypatch):
 
     ``run`` gives it a command of the page.
     """
-    site, threads = tmp_path / "site", torch.get_num_threads()
+    site = tmp_path / "site"
     monkeypatch.chdir(tmp_path)
     # where pip installs to here, and where an editable installation points to
     for path in (site, tmp_path):
@@ -72,7 +71,6 @@ def afternoon(tmp_path, monkeypatch):
                 raise AssertionError(program)
 
     yield run
-    torch.set_num_threads(threads)
     sys.modules.pop("softper", None)
 
 

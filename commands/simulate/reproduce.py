@@ -100,6 +100,7 @@ def reproduce(
     It runs setting by setting, always with Local and FedRep. After a stop or a kill, the same
     command resumes. What is finished is not run again.
     """
+    # before the checks: listing the tables needs no data sets
     if listed:
         published.show(table, data, as_json=as_json)
         return
@@ -109,8 +110,6 @@ def reproduce(
         )
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
-
-    # no event files: a published table has one row per method, and its curves are not compared
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(
         out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False

@@ -31,4 +31,6 @@ def silo_pads(spec: RoundSpec, silo: str, group_key: bytes) -> dict[int, Term]:
     """The pads of a silo over the groups of a sum that silos alone read, by group."""
     # One key serves all groups: the stream of each has the number of its group.
     hidden = [index for index, group in enumerate(spec.groups) if group.reader == SILOS_READ]
+    if not hidden:
+        return {}
     return dict.fromkeys(hidden, silo_pad(group_key, spec.context(), silo, spec.prg))

@@ -243,7 +243,6 @@ class Quantised:
 
         The metrics are the last part of each round, and so tell which round it is.
         """
-        # The metrics are summed in every round, and are the last part of it.
         match part.exchange:
             case Sum():
                 spec, opened = self.opened(part, members, read)

@@ -21,7 +21,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ...errors import PeerError
+from ...errors import LocalError, PeerError
 from ...files.documents import (
     Strict,
     canonical_json,
@@ -244,7 +244,8 @@ def verify(roster: Roster, pins: Pins) -> None:
     founders = roster.having(Role.FOUNDER)
     pinned = [entry.id for entry in founders if entry.protocol_fingerprint in pins.founders]
     signed = [founder for founder in pinned if founder in roster.signatures]
-    check_local(len(signed) >= pins.threshold, _too_few_signed(roster, pins, pinned, signed))
+    if len(signed) < pins.threshold:
+        raise LocalError(_too_few_signed(roster, pins, pinned, signed))
 
 
 def _check_signatures(roster: Roster) -> None:

@@ -235,8 +235,9 @@ def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifiedKey, ...]:
         if signer:
             found.setdefault(signer, VerifiedKey(signer, _check(signer, note.text, signature.data)))
 
-    names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
-    require(bool(found), f"note is signed by none of the keys that are trusted here ({names})")
+    if not found:
+        names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
+        raise ProofError(f"note is signed by none of the keys that are trusted here ({names})")
     return tuple(found.values())
 
 

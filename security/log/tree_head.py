@@ -160,11 +160,11 @@ def verify(
 
     # (4) Enough witnesses saw it.
     cosigned = tuple(each for each in verified if each.key != log)
-    names = ", ".join(each.key.name for each in cosigned) or "nobody"
-    require(
-        len(cosigned) >= required,
-        f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must",
-    )
+    if len(cosigned) < required:
+        names = ", ".join(each.key.name for each in cosigned) or "nobody"
+        raise ProofError(
+            f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must"
+        )
     return WitnessedHead(checkpoint, cosigned)
 
 

@@ -61,17 +61,6 @@ def lower_bound(right):
     return next(claim for claim in np.arange(0, 20, 0.01) if p_value(right, claim) >= 0.05)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Steps this small take several times as long on two threads where others have a core's
-    time.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @dataclass(frozen=True)
 class Canaries:
     """The records that are trained on, the canaries' coins, and their labels."""

@@ -26,14 +26,6 @@ def benchmark():
         sys.path.remove(str(BENCHMARKS))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def population(benchmark):
     return benchmark.Population(3, 40, 5)

@@ -5,7 +5,6 @@ keep.
 import json
 from unittest.mock import patch
 
-import torch
 from support.key_watch import keys_watched
 
 from staddle.algorithms.data.dataset import digits
@@ -59,7 +58,6 @@ def check_result(running, job, silos):
 
     Which silos these are is what the coordinator says; it is returned, round by round.
     """
-    torch.set_num_threads(1)
     running.watch.__exit__(None, None, None)
     key = group_key(running, job, silos)
     closed = running.rows(f"SELECT round, members FROM rounds WHERE job = '{job.name}'")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from federation.test_blind import check_ledger, check_reports
 from federation.test_blind_methods_recorded import MODES, beginnings
 from federation.test_blind_recorded import LIKELY, related, tapped, windows
@@ -195,7 +194,6 @@ def check_key(down, sums, key):
 
 @pytest.mark.timeout(300)
 def test_sums_that_silos_alone_read(start, document, tmp_path):
-    torch.set_num_threads(1)
     running = start(*SILOS)
     for seed, (name, (method, options, how, _)) in enumerate(JOBS.items()):
         changes = {"seed": seed, "rounds": 2, "min_cohort": 3, "security": {**SECURITY, **how}}

@@ -5,7 +5,6 @@ the pure core.
 import json
 
 import pytest
-import torch
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.security.blind.plan import JobPlan
@@ -58,7 +57,6 @@ def check_withheld(running, job, silo, train, _):
 
 @pytest.mark.timeout(300)
 def test_blind_jobs_give_the_sums_of_the_quantised_simulation(start, document):
-    torch.set_num_threads(1)
     running = start(*SILOS)
     for method, model, options in JOBS:
         running.job(blind(document, f"blind-{method}", method, model=model, options=options))

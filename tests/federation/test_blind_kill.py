@@ -6,7 +6,6 @@ import signal
 from collections import Counter
 
 import pytest
-import torch
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job
@@ -46,7 +45,6 @@ class Announced(Quantised):
 
 
 def check_result(running, silos=SILOS, exchanges=Quantised):
-    torch.set_num_threads(1)
     (job,) = running.jobs
     summed = exchanges(JobPlan(job).bounds, job.security.counts)
     running.check_models(job, simulate(job, running.shards(), exchanges=summed), silos)

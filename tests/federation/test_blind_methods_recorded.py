@@ -101,7 +101,6 @@ class World:
             self._simulate(job)
 
     def _simulate(self, job):
-        torch.set_num_threads(1)
         plan, key = JobPlan(job), self.keys.get(job.name, bytes(32))
         kept = Kept(plan.bounds, job.security.counts, plan.terms, key, job.digest)
         simulate(job, self.running.shards(), exchanges=kept)

@@ -68,7 +68,6 @@ def opened_rows(running, job):
 
 @pytest.mark.timeout(300)
 def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, document):
-    torch.set_num_threads(1)
     running = start(*SILOS)
     # none outweighs the others
     parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)

@@ -181,7 +181,6 @@ async def check_mail(world, oracle, each, round_):
 
 
 def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
-    torch.set_num_threads(1)
     world = world()
     oracle = Oracle(world)
 
@@ -300,7 +299,6 @@ PUBLIC = {
 
 
 def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(world):
-    torch.set_num_threads(1)
     options = {"supervisor": "cnn", "similarity": "samples"}
     world = world("fedsimsup", options, SIX, rounds=7, participation=0.67, security=PUBLIC)
     oracle, piled, rounds = Oracle(world), [], iter(range(world.job.length + 1))

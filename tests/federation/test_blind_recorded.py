@@ -138,7 +138,6 @@ def contributions(running):
     """What each silo gave, before masks: (job, round), silo → [(part, its tensors in the
     clear)].
     """
-    torch.set_num_threads(1)
     shards = running.shards(SILOS)
     found = defaultdict(list)
     for job in running.jobs:

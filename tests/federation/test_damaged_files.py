@@ -6,7 +6,6 @@ bit changes meanwhile.
 """
 
 import pytest
-import torch
 from federation.keyed import TIMING
 
 from staddle.algorithms.engines.simulation import simulate
@@ -48,7 +47,6 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
     assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
     (asked,) = running.events("coordinator", "upload.damaged")
     assert (asked["silos"], "the disk changed 0.north.upload" in asked["why"]) == (["north"], True)
-    torch.set_num_threads(1)
     running.check_models(job, simulate(job, running.shards()))
     running.check_ledgers()
 

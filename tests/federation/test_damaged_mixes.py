@@ -4,7 +4,6 @@ compared.
 
 import grpc
 import pytest
-import torch
 from federation.test_blind_mixes import FOUR, world  # noqa: F401 a fixture
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import in_turn
@@ -22,7 +21,6 @@ def test_an_upload_that_the_disk_changed_ends_the_job_by_its_name(world, kind): 
 
     What was compared came out otherwise.
     """
-    torch.set_num_threads(1)
     made = world()
 
     async def scenario():

@@ -23,7 +23,6 @@ features = [{features}]
 
 
 def test_a_csv_file_and_an_npz_file_train_together(start, document):
-    torch.set_num_threads(1)
     running = start(*SILOS)
     running.data = {
         silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 2)).read()

@@ -5,7 +5,6 @@ what is computed.
 import json
 
 import pytest
-import torch
 from federation.keyed import check_ledgers, check_result, even
 
 SILOS = ("north", "east", "south", "west", "middle")
@@ -36,7 +35,6 @@ def opened(running, job, silo):
 
 @pytest.mark.timeout(240)
 def test_members_get_what_the_oracle_computes(start, document):
-    torch.set_num_threads(1)
     running = start(*SILOS)
     even(running, SILOS)
     for each in documents(document, running):

@@ -5,7 +5,6 @@ same result.
 import signal
 
 import pytest
-import torch
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.errors import AbortedError
@@ -29,7 +28,6 @@ def begin(running, document, plans, rounds):
 
 def same_as_undisturbed(running):
     """Both ledgers hold, whoever died when, and no record of one contradicts the other."""
-    torch.set_num_threads(1)
     for job in running.jobs:
         running.check_models(job, simulate(job, running.shards()))
     running.check_ledgers()

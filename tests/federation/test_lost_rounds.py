@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
-import torch
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job
@@ -43,7 +42,6 @@ async def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
 
     The models are those of a simulation without them.
     """
-    torch.set_num_threads(1)
     running = start(*SILOS)
     for method, options in METHODS.items():
         fields = {"rounds": 6, "participation": 0.8, "min_cohort": 2, "options": dict(options)}

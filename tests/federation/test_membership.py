@@ -22,7 +22,6 @@ def cells(row):
 
 def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, tmp_path):
     """One job releases at its end, the other never."""
-    torch.set_num_threads(1)
     running = start(*SILOS)
     for release in ("last", "never"):
         options = {"models": 2, "membership_lr": 2.0, "release_membership": release}

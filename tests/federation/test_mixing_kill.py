@@ -3,7 +3,6 @@ what they open.
 """
 
 import pytest
-import torch
 from federation.test_blind_kill import SILOS, begin
 from support.key_watch import keys_watched
 
@@ -39,7 +38,6 @@ def play(start, document, plans, rounds):
         begin(running, document, plans, method="pfedsim", options={"rho": 0}, rounds=rounds)
         running.finished("blind")
     running.stop()
-    torch.set_num_threads(1)
     (job,) = running.jobs
     (key,) = {kept[32:64] for silo in SILOS for kept in seen[job.name, silo]}
     running.check_models(job, simulate(job, running.shards(), exchanges=simulated(job, key)))

@@ -117,7 +117,6 @@ class Network:
             assert found.open_intents == ()
 
     def same_as_simulated(self):
-        torch.set_num_threads(1)
         expected = simulate(self.job, self.running.shards(self.silos))
         self.running.check_models(self.job, expected, self.silos)
 
@@ -132,7 +131,6 @@ class Network:
 
 def impatient(monkeypatch):
     """Pauses of moments only; what everybody logs from now on."""
-    torch.set_num_threads(1)
     events = []
 
     def note(event, **fields):

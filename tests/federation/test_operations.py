@@ -8,7 +8,6 @@ import json
 
 import pytest
 import safetensors.torch
-import torch
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
@@ -52,7 +51,6 @@ def signed(running, name):
 
 
 def same_as_simulated(running, name):
-    torch.set_num_threads(1)
     (job,) = (job for job in running.jobs if job.name == name)
     expected = simulate(job, running.shards())
     running.check_models(job, expected)

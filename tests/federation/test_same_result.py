@@ -43,7 +43,6 @@ def test_every_method_gives_one_result(start, document):
     """Over the network and in the simulator: what each silo keeps, and what the coordinator knows
     in the end.
     """
-    torch.set_num_threads(1)
     running = start(*SILOS)
     for number, (method, model, options, participation) in enumerate(JOBS):
         fields = {"rounds": 4, "min_cohort": 3, "participation": participation}

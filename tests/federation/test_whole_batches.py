@@ -3,7 +3,6 @@ killed.
 """
 
 import pytest
-import torch
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.security.blind.plan import simulated
@@ -16,7 +15,6 @@ ROUNDS = 4
 @pytest.fixture
 def world(start, document):
     """Nine silos in three batches, two of which are in a round; the coordinator is there."""
-    torch.set_num_threads(1)
 
     def begin(**security):
         running = start(*SILOS)

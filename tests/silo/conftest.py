@@ -11,14 +11,6 @@ from staddle.commands.federation import local_federation
 SILOS = ("silo-a", "silo-b", "silo-c")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def records(n=40, classes=3, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 1, 8, 8)).astype(np.float32)

@@ -1,7 +1,6 @@
 import os
 
 import pytest
-import torch
 
 from staddle.simulator.experiment.experiment import read
 
@@ -29,14 +28,6 @@ BUNDLED = 'kind = "bundled"\nname = "digits"'
 DIRICHLET = '[partition]\nkind = "dirichlet"\nsilos = 4\nalpha = 0.5'
 MODEL = 'name = "cnn-digits"\nclasses = 10'
 METHODS = '[[methods]]\nname = "fedavg"'
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,12 @@ KEYS = (bytes(32), b"another".ljust(32))
 
 @pytest.fixture(scope="module")
 def shards():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     records = digits().take(torch.arange(900))
     parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)
-    yield {
+    return {
         silo: split(records.take(p), bytes(range(32)), 0.25)
         for silo, p in zip(SILOS, parts, strict=True)
     }
-    torch.set_num_threads(before)
 
 
 PRIVATE = {"secure_aggregation": "required", "clip_exponent": 6, "weight_most": 2000}

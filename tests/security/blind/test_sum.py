@@ -193,7 +193,6 @@ class Watched(Quantised):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    torch.set_num_threads(1)
     files = local_federation.make(tmp_path_factory.mktemp("blind") / "federation", SILOS)
     records = digits()
     parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from support.jobs import make_data, make_job
 from support.refusals import refused
 
@@ -39,14 +38,6 @@ RECORDS = {
     silo: Records(data(19 + 7 * i, i), data(6 + i, 100 + i), data(5, 200 + i) if i % 2 else None)
     for i, silo in enumerate(SILOS)
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
