@@ -191,8 +191,11 @@ def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
 
 
 LONG = """
+    import signal
     import sys
 
+    # one started in the background of a script would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = {tests!r}
     from test_pool import RECORDS, Crew, Simulation, job_of
 
