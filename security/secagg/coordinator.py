@@ -164,7 +164,11 @@ def begin(
 
 
 def advance(state: CoordinatorState, event: Event) -> Step:
-    """The next state and what has to be done."""
+    """The next state and what has to be done.
+
+    It never raises RefusedError: a message that does not hold gives ``Refuse``. An event that
+    does not fit the stage changes nothing.
+    """
     spec = state.spec
     match event:
         case KeysUploaded(bundle, keys):
@@ -270,10 +274,12 @@ def _take_survival(state: CoordinatorState, survival: Survival) -> Step:
 
 def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
     # Which kind is due follows from the sets that survivors signed, never from what a silo sends.
+    # Each dealing has one portion per member of U1, in its order.
     number = state.u1.index(reveal.silo)
     portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
     kinds = kinds_to_reveal(state.u2, state.u3)
     reveal.check(state.ctx, state.h_u3, kinds, portions_of, state.signers)
+    # Only to refuse what is no product of these survivors now, while its sender can be named.
     read_revealed(state.spec, reveal.silo, len(state.u3), reveal.products)
     return replace(state, reveals={**state.reveals, reveal.silo: reveal}), ()
 
@@ -390,7 +396,10 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage for it to wait: ``AttemptDeadline`` ends it."""
+    """Whether too few can answer in this stage for it to wait: ``AttemptDeadline`` ends it.
+
+    The shell may then end the stage at once, instead of waiting until its time is over.
+    """
     if state.stage not in FOR_ALL:
         return False
     members, least = _counting(state, _possible(state))
@@ -450,6 +459,8 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     encoded = [state.dealings[silo].encoded(state.ctx) for silo in members]
     h_u2 = set_digest(b"U2", state.ctx, encoded)
+    # Survivors reveal shares of the members of U2 alone, so what others dealt is never checked
+    # against again.
     portions = {silo: state.portions[silo] for silo in members}
     by_dealer = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
 
@@ -567,6 +578,7 @@ def _compared(state: CoordinatorState) -> OpenedGram | None:
         products = read_revealed(spec, silo, len(state.u3), reveal.products)
         if products is not None:
             found[spec.holder(silo)] = products
+    # Shares are numbered by the cohort, as they were dealt, not by who is left.
     return opened_gram(found, spec.colluders)
 
 

@@ -13,7 +13,10 @@ from .receiving_keys import KeyDelivery, ReceivingKey
 
 @dataclass(frozen=True)
 class KeysUploaded:
-    """A silo gave its keys."""
+    """A silo gave its keys.
+
+    ``keys`` are those that others seal to, one for each other member of the cohort, in its order.
+    """
 
     bundle: KeyBundle
     keys: tuple[ReceivingKey, ...]
@@ -21,7 +24,10 @@ class KeysUploaded:
 
 @dataclass(frozen=True)
 class SharesUploaded:
-    """A silo dealt its shares."""
+    """A silo dealt its shares.
+
+    ``portions`` are one per member of U1, in its order; its own holds commitments only.
+    """
 
     dealing: Dealing
     portions: tuple[Portion, ...]
@@ -29,7 +35,10 @@ class SharesUploaded:
 
 @dataclass(frozen=True)
 class ComplaintUploaded:
-    """A silo shows that a dealer sealed rubbish to it."""
+    """A silo shows that a dealer sealed rubbish to it.
+
+    One that holds ends the attempt and names the dealer; any other costs its sender the sum.
+    """
 
     complaint: Complaint
 
@@ -45,21 +54,31 @@ class WordsUploaded:
 
 @dataclass(frozen=True)
 class SurvivalUploaded:
-    """A survivor signed."""
+    """A survivor signed.
+
+    Welcome until the sum is open, as a late signer may reveal in another's place.
+    """
 
     survival: Survival
 
 
 @dataclass(frozen=True)
 class RevealUploaded:
-    """A survivor revealed its shares."""
+    """A survivor revealed its shares.
+
+    Only those whose signature came before are heard; t of them open the sum.
+    """
 
     reveal: Reveal
 
 
 @dataclass(frozen=True)
 class AbandonUploaded:
-    """A silo gave this attempt up for good."""
+    """A silo gave this attempt up for good.
+
+    It drops out of an attempt that still runs; after the end its note counts towards the next
+    one.
+    """
 
     note: Abandon
 
@@ -81,7 +100,10 @@ class AttemptDeadline:
 
 @dataclass(frozen=True)
 class SumPublished:
-    """The sum was opened and published; SHA-256 of what the silos will get."""
+    """The sum was opened and published; SHA-256 of what the silos will get.
+
+    Published is durable: after it the attempt is done, whatever happens to connections.
+    """
 
     sha256: bytes
 
@@ -126,7 +148,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class DeliverKeys:
-    """Send one member of U1 the keys of all, and those to which it seals."""
+    """Send one member of U1 the keys of all, and those to which it seals.
+
+    ``bundles`` have the signatures of all of U1; ``keys`` are one of each other member, with its
+    proof.
+    """
 
     silo: str
     bundles: tuple[KeyBundle, ...]
@@ -151,7 +177,10 @@ class DeliverSurvivors:
 
 @dataclass(frozen=True)
 class DeliverNotes:
-    """Send survivors' signatures to these survivors, who have signed themselves."""
+    """Send survivors' signatures to these survivors, who have signed themselves.
+
+    They are t of those that came, the first by id: as many as a silo needs before it reveals.
+    """
 
     silos: tuple[str, ...]
     survivals: tuple[Survival, ...]
@@ -168,7 +197,10 @@ class DeliverResult:
 
 @dataclass(frozen=True)
 class AskAbandon:
-    """Ask these silos to give the attempt up for good, so that another can follow."""
+    """Ask these silos to give the attempt up for good, so that another can follow.
+
+    They are all of U1; ``CoordinatorState.notes_missing`` says how many answers are still needed.
+    """
 
     silos: tuple[str, ...]
 
@@ -182,14 +214,20 @@ class Discard:
 
 @dataclass(frozen=True)
 class StartTimer:
-    """Raise Deadline(stage) when the time of this stage is over."""
+    """Raise ``AttemptDeadline`` for this stage when its time is over.
+
+    A timer of an earlier stage may fire late; ``advance`` ignores it.
+    """
 
     stage: str
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse a silo's message; it drops out of the attempt unless it is a late or repeated one."""
+    """Refuse a silo's message; it drops out of the attempt unless it is a late or repeated one.
+
+    ``why`` is for the coordinator's log; the code alone crosses.
+    """
 
     silo: str
     code: Code

@@ -70,7 +70,7 @@ class KeyBundle:
     signature: bytes = b""
 
     def payload(self, ctx: bytes) -> bytes:
-        """What the silo signs, behind KEYS."""
+        """The bytes that the silo signs, behind KEYS."""
         return framed(ctx, self.silo.encode(), self.seal, self.mask, self.receiving)
 
     def encoded(self, ctx: bytes) -> bytes:
@@ -81,6 +81,8 @@ class KeyBundle:
         """RefusedError unless these are keys, and the silo signed them for this attempt."""
         signed = signers.by_silo(self.silo, SECAGG_KEYS, self.payload(ctx), self.signature)
         check(signed, self.silo, Code.KEYS, "the signature over its keys does not fit this attempt")
+        # With a key of low order every agreement is zero: everybody would know the masks, and what
+        # opens the shares.
         for key in (self.seal, self.mask):
             agree(PROBE, key, self.silo)
 
@@ -116,7 +118,8 @@ class HeldShare:
     salt: bytes = field(repr=False)
 
     def fits(self, ctx: bytes, dealer: str, holder: str, kind: bytes, committed: bytes) -> bool:
-        """Whether it is the share that the dealer committed to."""
+        """True if it is the share that the dealer committed to."""
+        # A dealer may commit to bytes that are no share at all.
         sized = is_share(self.share) and len(self.salt) == SALT_BYTES
         return sized and commitment(ctx, dealer, holder, kind, self.salt, self.share) == committed
 
@@ -159,7 +162,11 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """A dealer's signed word on all of its portions, in the order of U1."""
+    """A dealer's signed word on all of its portions, in the order of U1.
+
+    ``seed`` is the commitment to its self-mask seed (``seed_commitment``), ``root`` the Merkle
+    root over one leaf per portion, ``h_u1`` the digest of the keys that it saw; 32 bytes each.
+    """
 
     dealer: str
     h_u1: bytes
@@ -168,7 +175,7 @@ class Dealing:
     signature: bytes = b""
 
     def payload(self, ctx: bytes) -> bytes:
-        """What the dealer signs, behind DEALING."""
+        """The bytes that the dealer signs, behind DEALING."""
         return framed(ctx, self.dealer.encode(), self.h_u1, self.seed, self.root)
 
     def encoded(self, ctx: bytes) -> bytes:
@@ -207,6 +214,8 @@ def deal(
     ``keys`` are those to which it seals, one of each other member of U1; the caller checked them.
     """
     public = {delivery.silo: delivery.key.public for delivery in keys}
+    # All draws come from one stream, so members are taken in one order: a replay gives the same
+    # bytes.
     members, draw = sorted([dealer, *public]), seeds.drawing()
     numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
@@ -222,6 +231,8 @@ def deal(
             commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share)
             for kind in (SELF, PAIR)
         ]
+        # A dealer's own share stays in memory; its portion gives all members a leaf, at the place
+        # that proofs expect.
         if silo == dealer:
             kept, sealed = held, b""
         else:
@@ -237,7 +248,11 @@ def deal(
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
-    """RefusedError unless these are all that the dealing covers: one per member of U1."""
+    """RefusedError unless these are all that the dealing covers: one per member of U1.
+
+    RefusedError blames the dealer. It runs at the coordinator for each dealing, and wherever
+    evidence against a dealer is checked.
+    """
     check(
         [portion.holder for portion in portions] == list(members),
         dealing.dealer,
@@ -268,7 +283,11 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
 
 @dataclass(frozen=True, slots=True)
 class PortionDelivery:
-    """One dealer's portion for one holder, with its proof under the dealing's root."""
+    """One dealer's portion for one holder, with its proof under the dealing's root.
+
+    All holders check it against the one root that the dealer signed, so a dealer cannot sign a
+    portion for one of them alone.
+    """
 
     dealing: Dealing
     portion: Portion
@@ -276,7 +295,10 @@ class PortionDelivery:
 
 
 def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDelivery, ...]:
-    """What the coordinator passes on to each holder, in order of U1."""
+    """The delivery for each holder, in the order of U1.
+
+    The inclusion proofs let a holder check its portion without the portions of others.
+    """
     tree = Tree(portion.leaf() for portion in portions)
     return tuple(
         PortionDelivery(dealing, portion, tree.inclusion_proof(i))
@@ -347,5 +369,8 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
 
 
 def seed_commitment(ctx: bytes, dealer: str, seed: bytes) -> bytes:
-    """What a dealer publishes of its self-mask seed: 32 uniform bytes, so no salt is needed."""
+    """The commitment that a dealer publishes to its self-mask seed, 32 bytes.
+
+    The seed is 32 uniform bytes, so the commitment needs no salt.
+    """
     return hashlib.sha256(framed(SECAGG_SEED, ctx, dealer.encode(), seed)).digest()

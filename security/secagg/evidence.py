@@ -76,7 +76,7 @@ class Complaint:
     signature: bytes = b""
 
     def payload(self, ctx: bytes, h_u2: bytes) -> bytes:
-        """What the silo signs, behind COMPLAINT."""
+        """The bytes that the silo signs, behind COMPLAINT."""
         return framed(ctx, self.silo.encode(), h_u2, self.dealer.encode(), self.key)
 
     def check(
@@ -123,7 +123,10 @@ def make_complaint(
 
 @dataclass(frozen=True, slots=True)
 class ShownShare:
-    """A share that its holder revealed."""
+    """A share that its holder revealed.
+
+    Whoever checks it needs the dealer's signed portions: the commitment to it stands there.
+    """
 
     holder: str
     held: HeldShare
@@ -174,11 +177,15 @@ class Misdealing:
         )
 
     def is_of(self, ctx: str) -> bool:
-        """Whether it is of the attempt with this context, hex."""
+        """True if it is of the attempt with this context, hex."""
         return context_of(self.document).hex() == ctx
 
     def proves(self, spec: RoundSpec, signers: Signers) -> bool:
-        """Whether it shows to anyone that the dealer broke the rules in this attempt."""
+        """True if it shows to anyone that the dealer broke the rules in this attempt.
+
+        ``signers`` has the dealer's key. Nothing else is taken on trust, neither who brings the
+        evidence nor who signed the specification.
+        """
         try:
             self._check(spec, signers)
         except RefusedError:
@@ -196,6 +203,7 @@ class Misdealing:
 
     def _check_dealt(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
+        # A fault in one attempt lets no sum of another be repeated.
         check(self.document == spec.payload(), dealer, Code.MISDEALT, "it is of another attempt")
 
         # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of
@@ -335,7 +343,11 @@ def _weights(numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_secret(ctx: bytes, bundle: KeyBundle, dealing: Dealing, kind: bytes, secret: bytes) -> bool:
-    """Whether joined shares are what the dealer committed to before."""
+    """True if joined shares are what the dealer committed to before.
+
+    Shares of the mask key's seed must lead to the mask key in its bundle, those of the self-mask
+    seed to the commitment in its dealing.
+    """
     if kind == PAIR:
         return public_key(secret) == bundle.mask
     return seed_commitment(ctx, dealing.dealer, secret) == dealing.seed

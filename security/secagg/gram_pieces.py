@@ -89,13 +89,20 @@ def sealed_bytes(spec: RoundSpec) -> int:
 
 
 def payload_bytes(spec: RoundSpec) -> int:
-    """Length of every upload: its masked words, and the sealed shares behind them."""
+    """Length of every upload: its masked words, and the sealed shares behind them.
+
+    In bytes. It follows from the specification, so a silo's upload says nothing by its length.
+    """
     behind = (len(spec.cohort) - 1) * sealed_bytes(spec) if spec.compared else 0
     return upload_bytes(spec) + behind
 
 
 def place_of(spec: RoundSpec, dealer: str, holder: str) -> int:
-    """Where in a dealer's upload the share for a holder begins."""
+    """Where in a dealer's upload the share for a holder begins.
+
+    In bytes from the upload's first one. ``holder`` is another member of the cohort.
+    """
+    # By the cohort, not by U2: lengths and places are then the same, whoever was lost.
     others = [silo for silo in spec.cohort if silo != dealer]
     return upload_bytes(spec) + others.index(holder) * sealed_bytes(spec)
 
@@ -147,7 +154,10 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
 
 
 def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
-    """RefusedError, for the coordinator, unless each of ``others``, in order, has one share."""
+    """RefusedError, for the coordinator, unless each of ``others``, in order, has one share.
+
+    In a round that compares nothing, ``others`` is empty and any share is refused.
+    """
     named = [share.dealer for share in shares]
     why = f"brings shares of compared vectors of {named}, not of the other survivors {list(others)}"
     check(named == list(others), COORDINATOR, Code.SHARES, why)

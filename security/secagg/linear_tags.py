@@ -57,11 +57,16 @@ _MASKS = 2**32 - 1  # the stream of a mask that tags take; no sum has a group of
 
 
 class Tagger:
-    """Takes in a vector group by group, in order, and gives H(q) of each group."""
+    """Takes in a vector group by group, in order, and gives H(q) of each group.
+
+    The groups must come in order, each in any number of pieces. Memory holds one page of a table,
+    whatever the size of the group.
+    """
 
     def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
         self._key = derive(group_key, ctx, framed(SECAGG_TAG))
         self._done = [0] * groups
+        # -1 until words come: the sum of a group that gets none is 0.
         self._group, self._table = -1, _Table(Keystream(self._key, 0))
         self._scratch = np.empty((_AT_ONCE, SIDE))
 
@@ -85,6 +90,7 @@ class Tagger:
         if group > self._group:
             self._done = self.sums
             self._group, self._table = group, _Table(Keystream(self._key, group))
+        # Tags are of the signed integers: those add up without wrapping, words add up mod 2^b.
         self._table.add(words.view(SIGNED[8 * words.itemsize]), self._scratch)
 
     def padded(
@@ -109,13 +115,21 @@ class Tagger:
     def check(
         self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]
     ) -> None:
-        """RefusedError unless this vector is the sum of what the survivors tagged."""
+        """RefusedError unless this vector is the sum of what the survivors tagged.
+
+        RefusedError (SUM) blames the coordinator or a silo of the cohort, for nobody can tell
+        which of them falsified a tag or a word.
+        """
         self.check_weighted(combined, group_key, [TagPads(silo, ctx) for silo in survivors])
 
     def check_weighted(
         self, combined: bytes, group_key: bytes, summed: Sequence["TagPads"]
     ) -> None:
-        """RefusedError unless this vector is the weighted sum of these tagged ones."""
+        """RefusedError unless this vector is the weighted sum of these tagged ones.
+
+        ``summed`` has the silo, the context and the integer weight of each vector in the sum. The
+        fault is that of ``check``.
+        """
         tags = decoded(combined, len(self._done))
         if tags is None:
             why = f"brings tags of {len(combined)} bytes that are none"
@@ -194,7 +208,10 @@ def combine(
 
 
 def decoded(data: bytes, groups: int) -> list[int] | None:
-    """The tags in one spelling each; None for anything else."""
+    """The tags in one spelling each; None for anything else.
+
+    ``data`` may be anything that a peer sent: TAG_BYTES big-endian per group, each below p.
+    """
     if len(data) != TAG_BYTES * groups:
         return None
     values = [int.from_bytes(data[at : at + TAG_BYTES]) for at in range(0, len(data), TAG_BYTES)]
@@ -213,6 +230,7 @@ def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
 
 
 def _uniform(key: bytes, stream: int, count: int) -> list[int]:
+    # 128 bits per number: reduced mod p they are uniform but for 2^-64.
     made = memoryview(bytearray(16 * count))
     Keystream(key, stream).fill(made)
     return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
@@ -249,9 +267,11 @@ class _Table:
             rows = min(len(scratch), SIDE - row)
             block, left = left[: rows * SIDE - column], left[rows * SIDE - column :]
             end = column + block.size
+            # A block whose integers all fit into 32 bits has no high halves to add.
             for page, half in zip(self._page, _halves(block), strict=False):
                 used = scratch[: -(-end // SIDE)]
                 flat = used.reshape(-1)
+                # The scratch still has numbers of the last block around this one.
                 flat[:column], flat[end:] = 0, 0
                 flat[column:end] = half
                 page[row : row + len(used)] += used @ self._columns
@@ -281,6 +301,7 @@ def _halves(numbers: Words) -> Iterator[Words]:
         return
     low = numbers.astype(np.int32)  # mod 2^32
     yield low
+    # A low half that is taken as negative is 2^32 below the bits that it stands for.
     high = (numbers >> _HALF) + (low < 0)
     if high.any():
         yield high

@@ -52,7 +52,11 @@ LAST_CANARIES = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:
-    """A silo's values [elements] for one group, and weights [rows] where they are private."""
+    """A silo's values [elements] for one group, and weights [rows] where they are private.
+
+    Values are float32 or float64, in one vector or in pieces of one dtype. Weights are float64,
+    within the bounds that the group declares. ``check_group_values`` says what else is required.
+    """
 
     values: Flat
     weights: Reals | None = None
@@ -62,7 +66,8 @@ class GroupValues:
 class GroupChunk:
     """A piece of one group: ``body`` of its numbers from ``start`` on, then canaries.
 
-    ``first`` counts all words.
+    ``group`` is the group's index in the specification, ``number`` the chunk's own within it.
+    ``start`` counts numbers without canaries, ``first`` all words.
     """
 
     group: int
@@ -128,6 +133,7 @@ class OpenedGroup:
     def _result(self, dtype: np.dtype[Any], memory: Words | None) -> Floats:
         if memory is None or memory.itemsize != dtype.itemsize:
             return np.empty(self.elements, dtype)
+        # In place, because ``mean`` copies each block out before it writes as many bytes over it.
         return memory[: self.elements].view(dtype)
 
     def blocks(self) -> Iterator[tuple[int, Words]]:
@@ -156,13 +162,21 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
 
 
 def upload_bytes(spec: RoundSpec) -> int:
-    """Length of every masked upload."""
+    """Length of the masked words of every upload, canaries included.
+
+    Shares of compared vectors, if any, follow behind them (``gram_pieces.payload_bytes``).
+    """
     return sum(chunk.words * (spec.groups[chunk.group].ring // 8) for chunk in chunks(spec))
 
 
 def canaries(ctx: bytes, chunk: GroupChunk, ring: int) -> Words:
-    """The words at the end of a chunk."""
+    """The words at the end of a chunk.
+
+    They follow from the context, the group and the chunk, so silos and coordinator compute the
+    same ones. Nothing about them is secret.
+    """
     fields = (ctx, chunk.group.to_bytes(8), chunk.number.to_bytes(8))
+    # The 32 bytes are at least four words of either ring, as many as a last chunk has.
     digest = hashlib.sha256(framed(SECAGG_CANARY, *fields)).digest()
     return np.frombuffer(digest, WORD[ring])[: chunk.canaries]
 
@@ -244,6 +258,7 @@ def _write_body(
     spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words
 ) -> None:
     """Quantise a chunk of a group: its elements, then its private weights."""
+    # A chunk may end among the elements, begin among the weights, or hold some of both.
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
     values, elements = cut(given.values, chunk.start, stop), into[:split]
@@ -273,11 +288,16 @@ class Accumulator:
     def __init__(self, spec: RoundSpec) -> None:
         self.spec = spec
         self._chunks = tuple(chunks(spec))
+        # A group's later chunks replace its earlier ones here, so what stays is where it ends.
         ends = {chunk.group: chunk.first + chunk.words for chunk in self._chunks}
         self._words = [np.zeros(ends[i], WORD[group.ring]) for i, group in enumerate(spec.groups)]
 
     def add(self, upload: Iterable[bytes | memoryview]) -> None:
-        """Add one silo's whole upload, chunk by chunk; the caller checked it against its header."""
+        """Add one silo's whole upload, chunk by chunk; the caller checked it against its header.
+
+        LocalError for chunks of other sizes, or another number of them, than the specification
+        has. What was added before stays in the sum, which is worth nothing then.
+        """
         # Chunk by chunk: memory does not grow with the number of silos.
         pieces = iter(upload)
         for chunk in self._chunks:
@@ -288,6 +308,7 @@ class Accumulator:
                 f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
                 f" {total.size}",
             )
+            # Unsigned words wrap around, which is the sum mod 2^b.
             total += piece
         check_local(
             next(pieces, None) is None,
@@ -300,6 +321,8 @@ class Accumulator:
         ``terms`` are those that are still on. Pads stay, so the sum of a padded group means
         nothing. RefusedError (SUM) if canaries do not come out: then there is no sum.
         """
+        # In place: the words are as large as one upload, and a second ``open`` would take masks
+        # off that are not on any more.
         for index in range(len(self.spec.groups)):
             add_whole(negated(terms), index, self._words[index])
 
@@ -326,7 +349,11 @@ class Accumulator:
         return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
-        """The integers of the open sum by group, piece by piece, for silos to check tags."""
+        """The integers of the open sum by group, piece by piece, for silos to check tags.
+
+        Valid once ``open`` has returned. The pieces are views of the accumulator, without
+        canaries.
+        """
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
@@ -347,6 +374,7 @@ def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) 
     slack, weight = 0.0, opened.weight
     if group.weights == "private":
         slack = survivors * group.weight_most * 2.0 ** -weight_exponent(group.ring, silos)
+        # A silo without records of a row's class has weight 0 there (``check_weights``).
         least = survivors * group.weight_least if group.rows == 1 else 0
         most = survivors * group.weight_most
         sound = (weight >= least - slack) & (weight <= most + slack)

@@ -61,7 +61,12 @@ NO_STATE = -1  # the start of a round that sums nothing of a model
 
 
 class Pending(Strict):
-    """An attempt whose masked bytes may have left and whose survivors this silo has not signed."""
+    """An attempt whose masked bytes may have left and whose survivors this silo has not signed.
+
+    ``start`` is the state that the values were trained from, ``model`` and ``ctx`` are hex,
+    ``threshold`` and ``colluders`` those of its specification. It says who may still open the
+    attempt, long after its specification is gone.
+    """
 
     round: Number
     start: Number
@@ -91,7 +96,7 @@ class Pending(Strict):
         check(len(held) >= self.notes_needed, NOBODY, Code.ABANDON, why)
 
     def is_without(self, shown: SurvivorsShown, silo: str, signers: Signers) -> bool:
-        """Whether t members of U1 signed survivors of this attempt without ``silo``, this one.
+        """True if t members of U1 signed survivors of this attempt without ``silo``, this one.
 
         Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo
         would be in both sets, and it signs one per attempt.
@@ -103,7 +108,12 @@ class Pending(Strict):
 
 
 class Memory(Strict):
-    """The newest attempt entered, what was signed, and what others may still open."""
+    """The newest attempt entered, what was signed, and what others may still open.
+
+    Numbers are -1 and texts empty before the first attempt, or before the first signature.
+    ``signed_models`` has the models of all signed sums, the other ``signed_`` fields only the
+    newest. Methods return a changed copy; nothing is durable before ``MemoryStore.save``.
+    """
 
     round: Number = -1
     attempt: Number = -1
@@ -152,7 +162,11 @@ class Memory(Strict):
         return self._keeping(tuple(filter(stays, self.pending)))
 
     def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
-        """Memory without the attempts that were shown to be signed without ``silo``, this one."""
+        """Memory without the attempts that were shown to be signed without ``silo``, this one.
+
+        A signature counts if its silo was of the attempt's U1 and signed exactly those survivors.
+        An attempt stays pending where fewer than t did.
+        """
 
         def stays(attempt: Pending) -> bool:
             return not any(attempt.is_without(shown, silo, signers) for shown in survivors)
@@ -197,11 +211,11 @@ class Memory(Strict):
         return tuple(silo for silo in self.signed_survivors if silo != evidence.dealer)
 
     def is_signed(self, ctx: bytes) -> bool:
-        """Whether this silo signed the survivors of this attempt, the newest that it signed."""
+        """True if this silo signed the survivors of this attempt, the newest that it signed."""
         return self.signed_ctx == ctx.hex()
 
     def may_be_opened(self, round_: int, ctx: bytes) -> bool:
-        """Whether a sum opened in a round can be of this attempt: the one signed, or a repeat."""
+        """True if a sum opened in a round can be of this attempt: the one signed, or a repeat."""
         if round_ != self.signed_round or self.is_signed(ctx):
             return True
         return (round_, ctx.hex()) in {(attempt.round, attempt.ctx) for attempt in self.pending}
@@ -253,11 +267,16 @@ class Memory(Strict):
         """
         if attempt.round == spec.round:
             return not terms.regroups(spec)
+        # Rounds that sum nothing of a model begin from no state, so they have none in common.
         same_state = attempt.start == self.start != NO_STATE
         return same_state or attempt.model == spec.model_digest
 
     def uploading(self, spec: RoundSpec, members: Sequence[str]) -> Self:
-        """Memory of the first masked byte, before it leaves; ``members`` are U1."""
+        """Memory of the first masked byte, before it leaves; ``members`` are U1.
+
+        From here on the attempt is pending, until one of the ways in this module's text settles
+        it.
+        """
         pending = Pending(
             round=spec.round,
             start=self.start,
@@ -270,7 +289,11 @@ class Memory(Strict):
         return self._with(pending=(*self.pending, pending))
 
     def signed(self, spec: RoundSpec, survivors: Sequence[str]) -> Self:
-        """Memory of signing survivors, before the signature leaves."""
+        """Memory of signing survivors, before the signature leaves.
+
+        LocalError for an abandoned attempt: other silos may rely on the note, and begin another
+        attempt over the same values.
+        """
         if self.abandoned:
             raise LocalError(
                 "survivors of an abandoned attempt are never signed; this is a bug in Staddle"
@@ -280,13 +303,18 @@ class Memory(Strict):
             signed_ctx=spec.context().hex(),
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
+            # Those of all rounds: a model that was summed from once may be delivered again at any
+            # time.
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
             # What this silo trains next begins from a later state.
             pending=tuple(p for p in self.pending if p.round != spec.round),
         )
 
     def given_up(self) -> Self:
-        """Memory of an abandon note for the newest attempt, before the note leaves."""
+        """Memory of an abandon note for the newest attempt, before the note leaves.
+
+        LocalError once its survivors were signed, for whoever has t signatures may open the sum.
+        """
         if self.signed_ctx == self.ctx:
             raise LocalError(
                 "an attempt whose survivors were signed is never abandoned; this is a bug in"
@@ -298,6 +326,7 @@ class Memory(Strict):
         return self if pending == self.pending else self._with(pending=pending)
 
     def _with(self, **fields: object) -> Self:
+        # ``model_copy`` would not validate, and what is saved must be readable after a restart.
         return type(self).model_validate({**self.model_dump(), **fields})
 
 

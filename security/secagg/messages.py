@@ -49,7 +49,11 @@ from .spec import RoundSpec
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A silo's signed word on its masked upload; ``tags`` are its linear tags, padded, or empty."""
+    """A silo's signed word on its masked upload; ``tags`` are its linear tags, padded, or empty.
+
+    ``length``, in bytes, and ``sha256`` are of the whole upload, with the sealed shares of
+    compared vectors behind the words. ``h_u2`` names the silos for whose masks it was made.
+    """
 
     silo: str
     h_u2: bytes
@@ -59,7 +63,7 @@ class Header:
     signature: bytes = b""
 
     def payload(self, ctx: bytes) -> bytes:
-        """What the silo signs, behind UPLOAD."""
+        """The bytes that the silo signs, behind UPLOAD."""
         return framed(
             ctx, self.silo.encode(), self.h_u2, self.length.to_bytes(8), self.sha256, self.tags
         )
@@ -69,11 +73,16 @@ class Header:
         return framed(self.payload(ctx), self.signature)
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
-        """RefusedError unless the silo signed an upload of the right length and tags for our U2."""
+        """RefusedError unless the silo signed an upload of the right length and tags for our U2.
+
+        The code is UPLOAD and the fault the silo's. A silo that is passed such a header blames
+        the coordinator instead, which could have seen the same (``faults.passed_on``).
+        """
         # Every upload has one length, which follows from the specification alone.
         due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
+        # A sum without tags has no groups of them here, so any byte of tags is refused.
         tags = decoded(self.tags, groups)
         check(
             tags is not None,
@@ -103,7 +112,11 @@ def make_header(
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """A survivor's signature over the sets; whose they are, the receiver knows itself."""
+    """A survivor's signature over the sets; whose they are, the receiver knows itself.
+
+    The sets do not cross with it: a signature over other sets than the receiver's own does not
+    hold.
+    """
 
     silo: str
     signature: bytes
@@ -115,7 +128,7 @@ class Survival:
         )
 
     def holds(self, ctx: bytes, sets: "Sets", signers: Signers) -> bool:
-        """Whether the silo signed exactly these sets."""
+        """True if the silo signed exactly these sets."""
         return signers.by_silo(
             self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature
         )
@@ -135,7 +148,7 @@ class Sets:
     h_u3: bytes
 
     def payload(self, ctx: bytes, silo: str) -> bytes:
-        """What a survivor signs, behind SURVIVORS."""
+        """The bytes that a survivor signs, behind SURVIVORS."""
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
 
 
@@ -153,6 +166,8 @@ class SurvivorsShown:
         """The ``members`` that are survivors and signed exactly these."""
         h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
         sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
+        # Only members of the attempt's U1 could have agreed to its survivors; others' signatures
+        # count for nothing.
         return frozenset(
             each.silo
             for each in self.survivals
@@ -183,7 +198,7 @@ class Reveal:
     products: bytes = field(default=b"", repr=False)
 
     def payload(self, ctx: bytes, h_u3: bytes) -> bytes:
-        """What the survivor signs, behind REVEAL."""
+        """The bytes that the survivor signs, behind REVEAL."""
         pieces = [
             p for r in self.shares for p in (r.dealer.encode(), r.kind, r.held.share, r.held.salt)
         ]
@@ -247,19 +262,25 @@ def make_reveal(
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
     """The kind of share of each member of U2 that opens the sum: SELF of a survivor, else PAIR."""
+    # A survivor's values are in the sum, so its mask to itself has to come off. A lost silo left
+    # only the masks that it shares with survivors.
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """A silo's word that it never signs survivors of this attempt and never unmasks it."""
+    """A silo's word that it never signs survivors of this attempt and never unmasks it.
+
+    Once n - t + c + 1 members of U1 have signed one, nobody finds t signatures over survivors of
+    the attempt, and another attempt over the same values may follow.
+    """
 
     silo: str
     signature: bytes
 
     def holds(self, ctx: bytes, signers: Signers) -> bool:
-        """Whether the silo signed it for that attempt."""
+        """True if the silo signed it for that attempt."""
         return signers.by_silo(
             self.silo, SECAGG_ABANDON, framed(ctx, self.silo.encode()), self.signature
         )
@@ -271,5 +292,9 @@ def make_abandon(ctx: bytes, silo: str, sign: Sign) -> Abandon:
 
 
 def set_digest(name: bytes, ctx: bytes, encoded: Sequence[bytes]) -> bytes:
-    """H(U) of the encoded messages of a set, in the order of their silos' ids."""
+    """H(U) of the encoded messages of a set, in the order of their silos' ids; 32 bytes.
+
+    ``name`` is b"U1", b"U2" or b"U3". The messages are encoded with their signatures, so two
+    silos with one digest saw the same signed words.
+    """
     return hashlib.sha256(framed(SECAGG_SET, name, ctx, *encoded)).digest()

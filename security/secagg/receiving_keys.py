@@ -47,7 +47,11 @@ class KeyDelivery:
 
 
 def receiving_seed(seed: bytes, ctx: bytes, silo: str, dealer: str) -> bytes:
-    """The private key, 32 bytes, of ``silo`` for what ``dealer`` seals to it."""
+    """The private key, 32 bytes, of ``silo`` for what ``dealer`` seals to it.
+
+    It is derived apart for each dealer. So a silo may show one as evidence, and no other follows
+    from it.
+    """
     return derive(seed, ctx, framed(SECAGG_RECEIVING, silo.encode(), dealer.encode()))
 
 
@@ -68,7 +72,11 @@ def key_root(keys: Sequence[ReceivingKey]) -> bytes:
 
 
 def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Sequence[str]) -> None:
-    """At the coordinator: RefusedError unless these are usable keys under the root."""
+    """At the coordinator: RefusedError unless these are usable keys under the root.
+
+    One per other member of the cohort, in its order, none of low order. The fault is the silo's,
+    the code KEYS.
+    """
     others = [dealer for dealer in cohort if dealer != silo]
     whole = [key.dealer for key in keys] == others
     check(
@@ -90,7 +98,9 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
 
 
 def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelivery]:
-    """At the coordinator: what each dealer gets of a silo's keys."""
+    """At the coordinator: the key that each dealer gets of a silo's keys, with its proof, by
+    dealer.
+    """
     tree = Tree(key.leaf() for key in keys)
     return {
         key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)
@@ -100,7 +110,10 @@ def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelive
 def check_key_delivery(
     delivery: KeyDelivery, root: bytes, cohort: Sequence[str], dealer: str
 ) -> None:
-    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key."""
+    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key.
+
+    ``root`` is that of the silo's bundle, whose signature the dealer has checked before.
+    """
     # A key that the silo did not sign would be the coordinator's, which could open what is dealt.
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES

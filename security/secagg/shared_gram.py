@@ -125,7 +125,11 @@ def quantise(own: Compared, vectors: Reals) -> Integers:
 
 
 def dequantise(own: Compared, products: Integers) -> Reals:
-    """Inner products of the vectors, float64, from those of their q."""
+    """Inner products of the vectors, float64, from those of their q.
+
+    Each q is v 2^e, so a product is divided by 2^(2 e); ``deviation`` bounds what rounding
+    leaves.
+    """
     return products.astype(np.float64) * 2.0 ** (-2 * (NORM_BITS - own.clip_exponent))
 
 
@@ -136,7 +140,11 @@ def deviation(own: Compared, one: float, other: float) -> float:
 
 
 def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
-    """The opened inner products [groups, n, n] of n silos' vectors, to the same bits."""
+    """The opened inner products [groups, n, n] of n silos' vectors, to the same bits.
+
+    Used in place of the protocol where one process has all vectors, each [groups, width] float64:
+    quantised and multiplied alike, so simulated rounds equal real ones.
+    """
     # [groups, n, width]
     numbers = np.stack([from_signed(quantise(own, each)) for each in vectors], axis=1)
     return dequantise(own, np.stack([signed(product(each, each.T)) for each in numbers]))
@@ -208,13 +216,19 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
     zeros = np.stack([shares[i].zeros for i in dealers])[:, [j - 1 for j in dealers]]
     vectors = np.stack([shares[i].vectors for i in dealers], axis=1)  # [groups, i, width]
     found = np.stack([product(each, each.T) for each in vectors], axis=2)[first, second]
+    # z_ij and z_ji hide a product of two dealers; in the square of one dealer's vector both are
+    # the same z_ii.
     both = np.where((first != second)[:, None], zeros[second, first], np.uint64(0))
     return add(add(found, zeros[first, second]), both)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedGram:
-    """Inner products of the quantised vectors [pairs, groups], and holders of wrong shares."""
+    """Inner products of the quantised vectors [pairs, groups], and holders of wrong shares.
+
+    Products are signed 64-bit integers, of pairs (i, j) with i ≤ j in the order of the dealers'
+    numbers. ``wrong`` has numbers in the cohort, 1 and up.
+    """
 
     products: Integers
     wrong: tuple[int, ...] = ()
@@ -230,9 +244,12 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     count = len(holders)
     check_local(count >= least, f"shares of {count} silos open no inner product; it takes {least}")
     values = np.stack([revealed[holder].reshape(-1) for holder in holders])
+    # The usual case first: where all shares fit, one product of matrices opens and checks them.
     products, wrong = _joined(holders, values, least), tuple[int, ...]()
     if products is None:
         # One wrong share must not end the sum, nor stay unnamed.
+        # One combined number per holder: the search takes n³ steps for each value that it looks
+        # at.
         wrong = wrong_points(holders, _combined(values), least - 1) or ()
         kept = [at for at, holder in enumerate(holders) if holder not in wrong]
         products = _joined([holders[at] for at in kept], values[kept], least) if wrong else None
@@ -278,7 +295,10 @@ def products_loaded(own: Compared, silos: int, data: bytes) -> Words | None:
 
 
 def squares(own: Compared, products: Reals, silos: int) -> Reals:
-    """Inner products [pairs, groups] as symmetric matrices [groups, silos, silos]."""
+    """Inner products [pairs, groups] as symmetric matrices [groups, silos, silos].
+
+    ``products`` are float64, of pairs (i, j) with i ≤ j, row after row of the upper triangle.
+    """
     first, second = np.triu_indices(silos)
     made = np.empty((own.groups, silos, silos))
     made[:, first, second] = made[:, second, first] = products.T

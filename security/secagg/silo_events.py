@@ -23,7 +23,10 @@ class KeysReceived:
 
 @dataclass(frozen=True)
 class SharesReceived:
-    """The coordinator passed on what the members of U2 dealt to us, our own dealing among it."""
+    """The coordinator passed on what the members of U2 dealt to us, our own dealing among it.
+
+    The members of U2 are those who dealt; each delivery has its proof under the dealer's root.
+    """
 
     deliveries: tuple[PortionDelivery, ...]
 
@@ -52,14 +55,21 @@ class SurvivorsReceived:
 
 @dataclass(frozen=True)
 class NotesReceived:
-    """The coordinator passed on survivors' signatures."""
+    """The coordinator passed on survivors' signatures.
+
+    At least t of U3 must have signed the very sets that this silo signed, or it ends the attempt
+    and reveals nothing.
+    """
 
     survivals: tuple[Survival, ...]
 
 
 @dataclass(frozen=True)
 class ResultReceived:
-    """The sum is open: SHA-256 of what was delivered, and the survivors' combined tags, if any."""
+    """The sum is open: SHA-256 of what was delivered, and the survivors' combined tags, if any.
+
+    Nothing is checked here: ``Finish`` has what the shell needs to check the delivered integers.
+    """
 
     sha256: bytes
     tags: bytes = b""
@@ -67,7 +77,10 @@ class ResultReceived:
 
 @dataclass(frozen=True)
 class AbandonAsked:
-    """Give this attempt up for good: the coordinator asks, or this silo has nothing to send."""
+    """Give this attempt up for good: the coordinator asks, or this silo has nothing to send.
+
+    It changes nothing once survivors were signed. An ended attempt is abandoned, too.
+    """
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Remember:
-    """Make this durable before any later effect."""
+    """Make this durable before any later effect.
+
+    If it fails, no later effect may run: each of them tells others something that this silo must
+    still know after a restart.
+    """
 
     memory: Memory
 
@@ -110,7 +127,10 @@ class SendKeys:
 
 @dataclass(frozen=True)
 class SendShares:
-    """To the coordinator, for all."""
+    """To the coordinator, for all.
+
+    It keeps the portions, and passes each holder its own with a proof under the dealing's root.
+    """
 
     dealing: Dealing
     portions: tuple[Portion, ...]
@@ -118,7 +138,10 @@ class SendShares:
 
 @dataclass(frozen=True)
 class SendComplaint:
-    """To the coordinator, as evidence."""
+    """To the coordinator, as evidence.
+
+    It shows the private key for one dealer alone; the attempt ends with it.
+    """
 
     complaint: Complaint
 
@@ -136,35 +159,51 @@ class UploadWords:
 
 @dataclass(frozen=True)
 class SendHeader:
-    """To the coordinator, for all; it ends the upload."""
+    """To the coordinator, for all; it ends the upload.
+
+    It goes again after a lost connection, with the same bytes.
+    """
 
     header: Header
 
 
 @dataclass(frozen=True)
 class SendSurvival:
-    """To the coordinator, for all."""
+    """To the coordinator, for all.
+
+    After it this silo signs no other survivors of the attempt, and never abandons it.
+    """
 
     survival: Survival
 
 
 @dataclass(frozen=True)
 class SendReveal:
-    """To the coordinator alone."""
+    """To the coordinator alone.
+
+    One share of each member of U2, never both; the silo drops its secrets with it.
+    """
 
     reveal: Reveal
 
 
 @dataclass(frozen=True)
 class SendAbandon:
-    """To the coordinator, for all."""
+    """To the coordinator, for all.
+
+    Other silos count such notes before they enter another attempt over the same values.
+    """
 
     note: Abandon
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The sum is open: the ledger records the digest, and ``Tagger.check`` checks the integers."""
+    """The sum is open: the ledger records the digest, and ``Tagger.check`` checks the integers.
+
+    ``tags`` are those of all survivors together, empty in a sum without tags; ``survivors`` are
+    in the order of their ids.
+    """
 
     sha256: bytes
     tags: bytes
@@ -173,7 +212,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class LeaveAttempt:
-    """The attempt is over without a sum: for the ledger, and its code for the coordinator."""
+    """The attempt is over without a sum: for the ledger, and its code for the coordinator.
+
+    ``blame`` is a silo, or one of the words in security/faults.py. ``why`` stays on this machine.
+    """
 
     code: Code
     blame: str
