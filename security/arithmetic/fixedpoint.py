@@ -49,7 +49,12 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 
 
 class Group(Strict):
-    """Tensors that are clipped, weighted and summed alike: one flat vector of equal rows."""
+    """Tensors that are clipped, weighted and summed alike: one flat vector of equal rows.
+
+    ``clip_exponent`` and ``scale_exponent`` are powers of two. A group as a job declares it has
+    scale 0 and no counts; ``unscaled`` gives that form again. It does not parse if its rows are
+    unequal, its private weights have no bounds, or 32 bits cannot hold their range.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")]  # two ids and a dot
     elements: Positive
@@ -65,6 +70,7 @@ class Group(Strict):
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
     # "coordinator", "silos", or one silo's id
     reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS
+    # 1000 is ``MOST_SILOS`` of secagg/spec.py, which imports this module.
     # public: by silo of the cohort, where the group has its own counts
     counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()
     # share of its own vector that the reader keeps, in units of 2^-32
@@ -107,16 +113,21 @@ class Group(Strict):
     @property
     def body(self) -> int:
         """Numbers that one silo sends of it, canaries aside."""
+        # Private weights are summed with the elements, one number per row, so that nobody sees a
+        # single one.
         return self.elements + (self.rows if self.weights == "private" else 0)
 
     @property
     def nbytes(self) -> int:
-        """Length of these numbers as words, canaries aside."""
+        """Length of these numbers as words, canaries aside.
+
+        In bytes, 4 or 8 per number.
+        """
         return self.body * (self.ring // 8)
 
     @property
     def clip(self) -> float:
-        """C, what no element exceeds."""
+        """C, the bound on the magnitude of an element."""
         return 2.0**self.clip_exponent
 
 
@@ -148,7 +159,10 @@ def weight_exponent(ring: int, silos: int) -> int:
 
 
 def pieces(values: Flat) -> tuple[Floats, ...]:
-    """The arrays of a vector."""
+    """The arrays of a vector.
+
+    A vector is one array, or several of one dtype that are not copied together.
+    """
     return values if isinstance(values, tuple) else (values,)
 
 
@@ -161,6 +175,7 @@ def cut(values: Flat, start: int, stop: int) -> Floats:
         at += piece.size
     if len(found) == 1:
         return found[0]
+    # A chunk that has private weights alone reaches no element.
     return np.concatenate(found or [np.empty(0)])
 
 
@@ -206,7 +221,11 @@ def _check_form(group: Group, arrays: Sequence[Floats]) -> None:
 
 
 def check_weights(group: Group, weights: Reals) -> None:
-    """LocalError unless private weights are ``group.rows`` numbers within the declared bounds."""
+    """LocalError unless private weights are ``group.rows`` numbers within the declared bounds.
+
+    The weights are float64 [rows], in the unit of ``weight_least`` and ``weight_most``. In a
+    group of several rows 0 is allowed, too.
+    """
     if weights.dtype != np.float64 or weights.shape != (group.rows,):
         raise LocalError(
             f"group {group.name!r}: weights are {weights.dtype} {list(weights.shape)}, not"
@@ -241,11 +260,16 @@ def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -
         factor = weight if isinstance(weight, float) else weight[span]
         block *= factor * scale
         np.rint(block, out=block)
+        # By the signed view: a negative float that is cast to an unsigned word is undefined in C.
         signed[span] = block
 
 
 def quantise_weights(group: Group, weights: Reals, silos: int, into: Words) -> None:
-    """Write the private weights, as parts of the largest one allowed, into ``into``."""
+    """Write the private weights, as parts of the largest one allowed, into ``into``.
+
+    ``weights`` are some of the group's rows, checked before; ``silos`` is the size of the cohort,
+    whose sum must not wrap.
+    """
     scaled = weights / group.weight_most * 2.0 ** weight_exponent(group.ring, silos)
     into.view(SIGNED[group.ring])[:] = np.rint(scaled)
 
@@ -261,6 +285,10 @@ def dequantise(total: Words, ring: int, exponent: int, into: Reals | None = None
 
 
 def error_bound(group: Group, members: int) -> Fraction:
-    """Upper bound on how far an opened sum over ``members`` silos is from Σ w clip(x)."""
+    """Upper bound on how far an opened sum over ``members`` silos is from Σ w clip(x).
+
+    Exact, as a fraction; ``members`` are those that survived.
+    """
+    # In fractions: a bound that is itself rounded may be exceeded.
     each = Fraction(1, 2 ** (group.scale_exponent + 1)) + Fraction(2) ** (group.clip_exponent - 52)
     return members * each

@@ -49,7 +49,10 @@ _ZEROS = memoryview(bytes(PIECE))
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A key whose stream is added ``times`` times, or subtracted; printing it shows no secret."""
+    """A key whose stream is added ``times`` times, or subtracted; printing it shows no secret.
+
+    ``key`` has 32 bytes. ``times`` is 1 except where an upload is weighted by an integer.
+    """
 
     key: bytes = field(repr=False)
     negative: bool = False
@@ -60,8 +63,12 @@ class Term:
 
 
 def pair_term(silo: str, other: str, key: bytes) -> Term:
-    """The term of ``silo`` for the mask that it shares with ``other``."""
+    """The term of ``silo`` for the mask that it shares with ``other``.
+
+    LocalError if both are the same silo.
+    """
     check_local(silo != other, f"{silo!r} shares no mask with itself")
+    # The two sides take opposite signs by the order of their ids, so the pair cancels in the sum.
     return Term(key, negative=other < silo)
 
 
@@ -88,7 +95,10 @@ def _faster() -> Callable[[bytes], GCM | CTR]:
 
 
 class Keystream:
-    """The stream of one key and group, from a byte offset on."""
+    """The stream of one key and group, from a byte offset on.
+
+    Not thread-safe: ``fill`` moves on. LocalError for a key that has not 32 bytes.
+    """
 
     def __init__(self, key: bytes, group: int, offset: int = 0) -> None:
         size = len(key)
@@ -97,20 +107,28 @@ class Keystream:
         self._group = group.to_bytes(4)
         self._segment, skipped = divmod(offset, SEGMENT)
         self._begin()
+        # Inside a segment the cipher cannot be moved to an offset, so the bytes before it are made
+        # in vain.
         self.fill(memoryview(bytearray(skipped)))
 
     def fill(self, into: memoryview) -> None:
-        """Overwrite bytes with the next ones of the stream."""
+        """Overwrite bytes with the next ones of the stream.
+
+        The next call continues where this one ended, in segments of any length.
+        """
         while into:
             if not self._left:
                 self._segment += 1
                 self._begin()
+            # A step ends with its segment, whose nonce ends too, and with the zeros that are
+            # encrypted.
             step = min(len(into), self._left, PIECE)
             self._encryptor.update_into(_ZEROS[:step], into[:step])
             self._left -= step
             into = into[step:]
 
     def _begin(self) -> None:
+        # All 12 bytes are taken: no two groups or segments of a key may share a nonce.
         nonce = self._group + self._segment.to_bytes(8)
         self._encryptor = Cipher(self._cipher, _faster()(nonce)).encryptor()
         self._left = SEGMENT

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 
 def value(coefficients: Sequence[int], x: int, prime: int) -> int:
-    """The polynomial at x, coefficients from the lowest (Horner)."""
+    """The polynomial at x, coefficients from the lowest (Horner).
+
+    ``coefficients`` start with the constant term, so the value at 0 is the first of them.
+    """
     total = 0
     for coefficient in reversed(coefficients):
         total = (total * x + coefficient) % prime

@@ -32,7 +32,11 @@ Draw: TypeAlias = Callable[[int], bytes]
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], draw: Draw) -> dict[int, bytes]:
-    """Shares of a secret (32 bytes) by holder; any ``threshold`` of them restore it."""
+    """Shares of a secret (32 bytes) by holder; any ``threshold`` of them restore it.
+
+    A holder is a number from 1 on, a share 33 bytes. LocalError for a secret of another length,
+    or a threshold that is not from 1 to the number of holders.
+    """
     size = len(secret)
     check_local(
         size == SECRET_BYTES, f"a secret of {size} bytes cannot be shared; it has {SECRET_BYTES}"
@@ -59,6 +63,7 @@ def split_number(
 def uniform(draw: Draw, prime: int) -> int:
     """A number of 0 to ``prime`` - 1, each equally likely: draws until one is below it."""
     # A number reduced mod p would favour small ones, and with them what shares tell of a secret.
+    # Masked to as many bits as p has, at least half of the draws are below it.
     bits = prime.bit_length()
     mask = (1 << bits) - 1
     number = prime
@@ -68,13 +73,21 @@ def uniform(draw: Draw, prime: int) -> int:
 
 
 def weights_at_zero(holders: Sequence[int], prime: int = PRIME) -> tuple[int, ...]:
-    """Lagrange weights l_i with f(0) = Σ l_i f(x_i) mod p, the same for all secrets."""
+    """Lagrange weights l_i with f(0) = Σ l_i f(x_i) mod p, the same for all secrets.
+
+    LocalError for holders that are not distinct numbers from 1 on. Among many holders it takes
+    long, so callers keep the weights of a set.
+    """
     check_holders(holders, prime)
     return tuple(lagrange(holders, 0, prime))
 
 
 def join_numbers(shares: Sequence[int], weights: Sequence[int], prime: int = PRIME) -> int:
-    """f(0) from shares in the order of the holders to whom the weights belong."""
+    """f(0) from shares in the order of the holders to whom the weights belong.
+
+    LocalError for a share that is no number of the field; a peer's share is checked by
+    ``is_share`` first.
+    """
     check_local(
         all(0 <= share < prime for share in shares),
         f"a share is not a number of the field, 0 to {prime - 1}; check it before joining",
@@ -100,14 +113,18 @@ def join(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | Non
 
 
 def is_share(data: bytes) -> bool:
-    """Whether bytes are the one spelling of a number of the field."""
+    """True if bytes are the one spelling of a number of the field."""
     return len(data) == SHARE_BYTES and int.from_bytes(data) < PRIME
 
 
 def commitment(
     ctx: bytes, dealer: str, holder: str, kind: bytes, salt: bytes, share: bytes
 ) -> bytes:
-    """What the dealer publishes of one share, 32 bytes; ``kind`` names its secret."""
+    """The commitment that the dealer publishes to one share, 32 bytes; ``kind`` names its secret.
+
+    The salt hides the share, and context, dealer, holder and kind keep it from standing for
+    another.
+    """
     return hashlib.sha256(
         framed(SECAGG_SHARE, ctx, dealer.encode(), holder.encode(), kind, salt, share)
     ).digest()
