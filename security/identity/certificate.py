@@ -35,7 +35,10 @@ LIFETIME = dt.timedelta(days=3653)  # ten years: revocation is a new roster, not
 
 
 def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
-    """PEM of a certificate for ``member``, signed by its own key."""
+    """PEM of a certificate for ``member``, signed by its own key.
+
+    Valid from five minutes ago for ten years: a member is removed by a new roster, not by a date.
+    """
     now = utc_now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
     certificate = (
@@ -57,13 +60,20 @@ def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
 
 @lru_cache(maxsize=1024)  # asked for each call of each member
 def subject_key(pem: str) -> bytes:
-    """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate."""
+    """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate.
+
+    The parser's other errors come through as well; ``check_certificate`` has seen a roster's
+    certificates before.
+    """
     key = x509.load_pem_x509_certificate(pem.encode()).public_key()
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def utc_now() -> dt.datetime:
-    """The time by which certificates are good or not."""
+    """The time by which certificates are good or not.
+
+    Aware, in UTC. Certificates are made and judged by this one clock.
+    """
     return dt.datetime.now(dt.UTC)
 
 

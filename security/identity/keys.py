@@ -66,7 +66,10 @@ PROTOCOL_KEY, LOG_KEY, EXCHANGE_KEY = "protocol.key", "log.key", "exchange.key"
 
 
 class Role(StrEnum):
-    """What a member is in its federation."""
+    """What a member is in its federation.
+
+    One member has one role; what it may sign or call follows from it.
+    """
 
     COORDINATOR = "coordinator"
     SILO = "silo"
@@ -140,7 +143,11 @@ class RosterEntry(Strict):
         return self
 
     def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """Whether this member's protocol key signed ``framed(label, payload)``."""
+        """True if this member's protocol key signed ``framed(label, payload)``.
+
+        The label comes from ``domains.py``, so a signature for one purpose never holds for
+        another.
+        """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
             key.verify(signature, framed(label, payload))
@@ -160,7 +167,7 @@ class RosterEntry(Strict):
 
 
 def entry_payload(document: dict[str, Any]) -> bytes:
-    """What the protocol key signs: the canonical entry without its signature."""
+    """The bytes that the protocol key signs: the canonical entry without its signature."""
     return canonical_json({key: value for key, value in document.items() if key != "signature"})
 
 
@@ -177,7 +184,11 @@ def _shown(digest: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A member's private keys beside its entry; printing it shows no secret."""
+    """A member's private keys beside its entry; printing it shows no secret.
+
+    ``entry`` is the public half as it stands in the folder. Seeds and shares of a secure sum are
+    not here: those are drawn for each attempt and never stored.
+    """
 
     entry: RosterEntry
     tls_key: bytes = field(repr=False)  # PEM, as gRPC wants it
@@ -258,7 +269,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def load_entry(path: Path) -> RosterEntry:
-    """Read and check a public entry."""
+    """Read and check a public entry.
+
+    LocalError for a file that is no entry, or whose certificate, fingerprint or signature does
+    not fit.
+    """
     return parse_canonical(read_bytes(path), RosterEntry, str(path))
 
 

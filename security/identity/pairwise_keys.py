@@ -23,6 +23,7 @@ from ..faults import Code
 from .domains import SECAGG_PAIR, SECAGG_SEAL, SECAGG_SELF, framed
 
 KEY_BYTES = 32
+# One message per key, in one direction: no nonce comes twice under a key.
 NONCE = bytes(12)
 TAG_BYTES = 16
 
@@ -51,12 +52,20 @@ def agree(seed: bytes, public: bytes, peer: str) -> bytes:
 
 
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256, 32 bytes."""
+    """HKDF-SHA256, 32 bytes.
+
+    RFC 5869, with ``salt`` the context of an attempt and ``info`` a framed label, so that one
+    secret gives a key for each use.
+    """
     return HKDF(SHA256(), KEY_BYTES, salt, info).derive(secret)
 
 
 def seal_key(agreed: bytes, ctx: bytes, sender: str, receiver: str) -> bytes:
-    """The key of the one message of shares from sender to receiver."""
+    """The key of the one message of shares from sender to receiver.
+
+    Directed: what the receiver seals to the sender is under another key. ``agreed`` is from
+    ``agree``.
+    """
     return derive(agreed, ctx, framed(SECAGG_SEAL, sender.encode(), receiver.encode()))
 
 
@@ -71,12 +80,18 @@ def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: by
 
 
 def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes:
-    """The key of the mask that a silo has to itself, from its self-mask seed b."""
+    """The key of the mask that a silo has to itself, from its self-mask seed b.
+
+    H(U2) is in it as in ``pair_key``: for another set of silos it is another key.
+    """
     return derive(seed, ctx, framed(SECAGG_SELF, prg.to_bytes(1), silo.encode(), h_u2))
 
 
 def seal(key: bytes, ctx: bytes, sender: str, receiver: str, plain: bytes) -> bytes:
-    """Ciphertext, 16 bytes longer; never twice with one key."""
+    """Ciphertext, 16 bytes longer; never twice with one key.
+
+    ChaCha20-Poly1305 with nonce 0; context, sender and receiver are authenticated with it.
+    """
     return ChaCha20Poly1305(key).encrypt(NONCE, plain, _associated(ctx, sender, receiver))
 
 

@@ -48,7 +48,12 @@ class Pins(Strict):
 
 
 class Roster(Strict):
-    """The members of a federation, sorted by id, and the founders' signatures so far."""
+    """The members of a federation, sorted by id, and the founders' signatures so far.
+
+    Members are looked up by id, ``roster[member]``, with PeerError for a stranger. An instance
+    has one coordinator at most and no id or key twice; its signatures are checked by ``verify``
+    alone.
+    """
 
     federation: Id
     version: Annotated[int, Field(ge=1)]
@@ -97,7 +102,11 @@ class Roster(Strict):
         )
 
     def by_spki(self, spki_sha256: str) -> RosterEntry:
-        """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger."""
+        """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger.
+
+        The fingerprint comes from the TLS handshake, so the peer has proven that it holds the
+        key.
+        """
         for entry in self.entries:
             if entry.spki_sha256 == spki_sha256:
                 return entry
@@ -131,6 +140,8 @@ class Roster(Strict):
     @property
     def in_one_hand(self) -> tuple[RosterEntry, ...]:
         """The silos that whoever runs the coordinator, or its host, runs too."""
+        # Whoever runs both has the coordinator's messages and a silo's keys: what is hidden from
+        # the coordinator alone is open to it (SECURITY.md rule 12).
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
         return tuple(
             entry for entry in self.silos if runs & {entry.organisation, entry.host_operator}
@@ -142,7 +153,11 @@ class Roster(Strict):
 
 
 def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Roster:
-    """Version 1 of a roster: its founders, nobody else, and no signature."""
+    """Version 1 of a roster: its founders, nobody else, and no signature.
+
+    Other members are added afterwards, each by a version of its own. LocalError for an entry of
+    another role.
+    """
     for entry in founders:
         check_local(
             entry.role is Role.FOUNDER,
@@ -185,19 +200,30 @@ def _made(federation: str, version: int, threshold: int, entries: Iterable[Roste
 
 
 def payload(roster: Roster) -> bytes:
-    """What founders sign, behind the label: the canonical roster without its signatures."""
+    """What founders sign, behind the label: the canonical roster without its signatures.
+
+    Every version has other bytes, so no signature of an older version holds for a newer one.
+    """
     return canonical_json(roster.model_dump(mode="json", exclude={"signatures"}))
 
 
 def digest(roster: Roster) -> str:
-    """SHA-256 (hex) of the framed payload: names the roster, whoever has signed it so far."""
+    """SHA-256 (hex) of the framed payload: names the roster, whoever has signed it so far.
+
+    Jobs, secure sums and receipts name the roster by it. More signatures do not change it.
+    """
     return hashlib.sha256(framed(ROSTER, payload(roster))).hexdigest()
 
 
 def sign(roster: Roster, keys: Keys) -> Roster:
-    """The roster with one founder's signature more; it must be complete, with its coordinator."""
+    """The roster with one founder's signature more; it must be complete, with its coordinator.
+
+    LocalError unless the keys are a founder's of this very roster. The roster itself is not
+    changed.
+    """
     signer = keys.entry
     check_local(
+        # The whole entry is compared: a founder's replaced keys do not sign under its id.
         signer in roster.having(Role.FOUNDER),
         f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
         " keys",
@@ -312,9 +338,9 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
 
 
 def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
-    """Ids of those who signed and have one of these fingerprints.
+    """Ids of those who signed and have one of these fingerprints, sorted.
 
-    Whether they did, ``verify`` says.
+    Only ``verify`` says that their signatures hold.
     """
     return tuple(
         id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders
@@ -332,5 +358,8 @@ def load(path: Path) -> Roster:
 
 
 def save(roster: Roster, path: Path) -> None:
-    """Write a roster file, replacing it at once."""
+    """Write a roster file, replacing it at once.
+
+    Durable when it returns; a crash leaves the old file or the new one (``write_atomic``).
+    """
     write_atomic(path, canonical_json(roster.model_dump(mode="json")) + b"\n", 0o644)

@@ -24,14 +24,20 @@ class SignedDocument(Strict):
     signature: Hex64
 
     def payload(self) -> bytes:
-        """What is signed, behind the label."""
+        """The bytes that are signed, behind the label: the canonical document without its
+        signature.
+        """
         return canonical_json(self.model_dump(exclude={"signature"}))
 
 
 def sign_document(
     document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes
 ) -> dict[str, Any]:
-    """Sign a document under a roster that knows these keys."""
+    """Sign a document under a roster that knows these keys.
+
+    ``label`` says what kind of document it is (domains.py). LocalError for keys that the roster
+    does not list.
+    """
     # Under a roster that does not list these very keys nobody could verify the signature.
     signer = keys.entry
     if signer.id not in roster or roster[signer.id] != signer:
@@ -43,6 +49,7 @@ def sign_document(
         document=dict(document),
         signer=signer.id,
         roster=rosters.digest(roster),
+        # A placeholder of the right form: the payload leaves the signature out.
         signature="0" * 128,
     )
     return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}

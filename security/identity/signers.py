@@ -33,11 +33,11 @@ class Signers:
         return cls(bytes.fromhex(roster.coordinator.protocol_key), keys)
 
     def by_coordinator(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """Whether the coordinator signed ``framed(label, payload)``."""
+        """True if the coordinator signed ``framed(label, payload)``."""
         return _holds(self.coordinator, label, payload, signature)
 
     def by_silo(self, silo: str, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """Whether this silo did; False for a stranger."""
+        """True if this silo did; False for a stranger."""
         return silo in self.silos and _holds(self.silos[silo], label, payload, signature)
 
 
