@@ -38,7 +38,10 @@ SEGMENT_BYTES = 64 * 1024 * 1024  # a longer segment takes no more records
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a record stands: its index and the hex of its leaf hash."""
+    """Where a record stands: its index and the hex of its leaf hash.
+
+    Receipts, proofs and references between records name a record by both.
+    """
 
     seq: int
     leaf: str
@@ -55,7 +58,7 @@ class SignedRecord:
 
     @property
     def head(self) -> TreeHead:
-        """What the checkpoint says."""
+        """The tree head that the checkpoint states."""
         return TreeHead.parse(self.checkpoint.text)
 
 
@@ -146,7 +149,10 @@ class AppendLog:
             return self._tree.inclusion_proof(seq, size)
 
     def root(self, size: int) -> bytes:
-        """Root of the first ``size`` records."""
+        """Root of the first ``size`` records.
+
+        RFC 6962's Merkle tree hash, 32 bytes. LocalError for a size that the log never had.
+        """
         with self._mutex:
             return self._tree.root(size)
 
@@ -159,13 +165,21 @@ class AppendLog:
             return disagreement(self._tree, held)
 
     def checkpoint(self) -> Note:
-        """Make all records durable, sign their head, store it and return it."""
+        """Make all records durable, sign their head, store it and return it.
+
+        The record's fdatasync comes before the checkpoint's rename. LocalError where the disk
+        takes either no more; the log is closed then.
+        """
         with self._mutex:
             self._check_open()
             return self._checkpoint()
 
     def rekey(self, signer: Signer) -> Note:
-        """Sign the head with the old key once more, then with this one, and go on with it."""
+        """Sign the head with the old key once more, then with this one, and go on with it.
+
+        The last head by the old key covers all that was written under it, so who knows that key
+        alone can check so far.
+        """
         with self._mutex:
             self._check_open()
             self._checkpoint()
@@ -179,6 +193,8 @@ class AppendLog:
         """
         with self._mutex:
             try:
+                # A log that failed signs nothing: nobody knows which of its bytes reached the
+                # disk.
                 if self._lock >= 0 and not self._failed:
                     self._checkpoint()
             finally:
@@ -206,11 +222,14 @@ class AppendLog:
             self._write(line, durable=durable)
         except OSError as error:
             raise self._fail(unwritable(error)) from error
+        # A segment's day is that of its first record, whenever the later ones come.
         self._day = self._day if self._size else now[:10]
         self._size += len(line)
+        # Head and tree follow the disk: a write that failed has changed neither.
         self._head = leaf_hash(line[:-1])
         self._tree.append(bytes.fromhex(self._head))
         appended = Appended(len(self._tree) - 1, self._head)
+        # Records behind the checkpoint can be cut off unnoticed, so they stay few.
         if len(self._tree) % EVERY == 0:
             self._checkpoint()
         return appended
@@ -233,6 +252,8 @@ class AppendLog:
         self._file = self._lock = -1
 
     def _framed(self, record: Mapping[str, Any], now: str) -> bytes:
+        # The frame is the log's own: a record that brings a place or a time could pass for another
+        # one.
         if reserved := sorted(set(record) & set(FRAME)):
             raise LocalError(
                 f"{self.folder}: a record must not bring {', '.join(reserved)}; the log adds them"
@@ -263,7 +284,9 @@ class AppendLog:
         if os.fstat(self._file).st_size != self._size:
             raise OSError(errno.EIO, "somebody else changed its length")
         if os.write(self._file, line) != len(line):
+            # The part that was written is a torn tail: the next opening puts it aside.
             raise OSError(errno.ENOSPC, "only a part was written")
+        # The length is synced with the data; nobody reads the file's times.
         if durable:
             os.fdatasync(self._file)
 
@@ -278,12 +301,14 @@ class AppendLog:
         if self._file >= 0:
             os.fdatasync(self._file)
         path = segment(self.folder, self._number + 1)
+        # Exclusively: a segment of this number that is there already is not ours.
         following = os.open(
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         if self._file >= 0:
             os.close(self._file)
         self._file, self._number, self._size, self._day = following, self._number + 1, 0, ""
+        # The removals have to survive as well, before the checkpoint is judged.
         sync_directory(self.folder)
 
     def _checkpoint(self) -> Note:
@@ -314,6 +339,7 @@ class AppendLog:
         """
         for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
             left.unlink()
+        # The folder too: records count as durable only in a file whose name survives.
         sync_directory(self.folder)
 
         # (1) The checkpoint on the disk is ours.
@@ -324,6 +350,8 @@ class AppendLog:
         signed = before.size if before else 0
         reading = Reading(self.folder, form)
         agreement = Agreement([HeldHead("the folder itself", before)] if before else [])
+        # Bytes that earlier recoveries recorded; what the torn files hold beyond them was never
+        # recorded.
         recorded, strange = 0, ""
         for line in reading:
             agreement.append(line.hash)
@@ -355,6 +383,8 @@ class AppendLog:
                 " of the whole folder, or keep this one as evidence, move it away and begin a"
                 " new one"
             )
+        # The tree that was compared with the checkpoint is the one that goes on: the disk is read
+        # once.
         self._tree, self._head = agreement.tree, reading.head
 
         # Signed before the first record, so that records without a checkpoint are never new.
@@ -390,6 +420,7 @@ class AppendLog:
             reading.began[:10],
         )
         if reading.torn:
+            # Copied first: a crash in between leaves the tail in both places, never in none.
             _append_file(torn(reading.last), reading.torn)
             os.ftruncate(self._file, reading.size)
             os.fdatasync(self._file)

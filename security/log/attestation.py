@@ -33,11 +33,17 @@ class Attestation:
     head: str  # as it was signed; empty: none
 
     def sign(self, keys: Keys) -> bytes:
-        """The signature of ``by``."""
+        """The signature of ``by``, 64 bytes: Ed25519 by its protocol key, label HEAD, over
+        canonical JSON.
+        """
         return keys.sign(HEAD, canonical_json(asdict(self)))
 
     def verify(self, by: RosterEntry, signature: bytes) -> None:
-        """PeerError unless ``by`` signed exactly these fields."""
+        """PeerError unless ``by`` signed exactly these fields.
+
+        ``by`` is the roster's entry of the silo that is said to have signed; the caller compares
+        challenge and ledger with its own.
+        """
         if not by.has_signed(HEAD, canonical_json(asdict(self)), signature):
             raise PeerError(
                 by.id, f"did not sign what it is said to hold of the ledger of {self.silo!r}"

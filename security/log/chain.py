@@ -59,7 +59,10 @@ class VerifiedLine:
 
 
 def leaf_hash(line: bytes) -> str:
-    """Hex of the RFC 6962 leaf hash of a line without its newline."""
+    """Hex of the RFC 6962 leaf hash of a line without its newline.
+
+    RFC 6962 section 2.1: the byte 0x00 before it keeps a leaf from passing for a node.
+    """
     return hashlib.sha256(LEAF + line).hexdigest()
 
 
@@ -93,6 +96,8 @@ class Chain:
             record = _framed_object(line)
 
         # (3) It stands in its place.
+        # Checked against our own count: a line that names its place wrongly would break proofs by
+        # index.
         if record["seq"] != self.count:
             raise LocalError(f"has seq {record['seq']}, not {self.count}")
 
@@ -115,6 +120,7 @@ def _framed_object(line: bytes) -> dict[str, Any]:
     Records of known types have a faster way (ledger/fast_decoder.py).
     """
     record = parse_json(line, "line")
+    # A record has one spelling, so a leaf hash stands for exactly what a reader parses.
     if (
         not isinstance(record, dict)
         or canonical_json(record) != line

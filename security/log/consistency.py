@@ -54,6 +54,7 @@ class Consistency:
         # The file may come from anybody, so its size bounds the work before it is decoded.
         size = len(data)
         require(size <= MAX_FILE, f"consistency proof has {size} bytes, more than {MAX_FILE}")
+        # The first blank line ends the proof: the note behind it has one of its own.
         head, _, note = data.partition(b"\n\n")
         first, *lines = head.decode("ascii", errors="replace").split("\n")
         try:
@@ -72,12 +73,16 @@ class Consistency:
 
 
 def are_hashes(values: Sequence[bytes]) -> bool:
-    """Whether these can be the hashes of a proof: not too many for any tree, 32 bytes each."""
+    """True if these can be the hashes of a proof: not too many for any tree, 32 bytes each."""
     return len(values) <= MAX_HASHES and {HASH_BYTES}.issuperset(map(len, values))
 
 
 def prove(tree: Tree, old: Note, new: Note) -> Consistency:
-    """Proof between two checkpoints of our own log; LocalError unless both are of this ledger."""
+    """Proof between two checkpoints of our own log; LocalError unless both are of this ledger.
+
+    It proves to whoever holds ``old`` that nothing in it was changed. LocalError also where
+    ``old`` has more records than ``new``.
+    """
     sizes = []
     for name, note in (("old", old), ("new", new)):
         head = TreeHead.parse(note.text)
@@ -102,7 +107,11 @@ def verify(proof: Consistency, old: Note, log: VerifierKey) -> TreeHead:
 
 
 def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> TreeHead:
-    """The same for who has checked the old checkpoint already, or holds none (old size 0)."""
+    """Like ``verify``, for who has checked the old checkpoint already, or holds none (old size
+    0).
+
+    ProofError where the sizes, the signature or the hashes do not fit.
+    """
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
     before = held or TreeHead(after.origin, 0, EMPTY_ROOT)
 

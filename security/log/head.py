@@ -45,7 +45,7 @@ class Signer:
 
     @property
     def public(self) -> VerifierKey:
-        """What others check the signatures with."""
+        """The key that others check the signatures with."""
         return VerifierKey(
             self.origin, SignatureKind.ED25519, self.key.public_key().public_bytes_raw()
         )
@@ -57,7 +57,11 @@ class Signer:
         )
 
     def sign(self, size: int, root: bytes) -> Note:
-        """The head of our own log."""
+        """The signed head of our own log: ``size`` records, and the root over them.
+
+        Plain Ed25519 by the log key. It must extend every head signed before
+        (``tree_head.issue``).
+        """
         return checkpoints.issue(TreeHead(self.origin, size, root), self.key)
 
 
@@ -72,6 +76,8 @@ def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
     """The key that a checkpoint of one of the roster's silos must be signed with, by the origin
     that it claims.
     """
+    # A claim only: it chooses the key, and the note verifies under the key of its true origin
+    # alone.
     federation, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
     if federation != roster.federation:
         raise ProofError(
@@ -81,13 +87,18 @@ def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
 
 
 def own_log_key(federation: str, keys: Path) -> VerifierKey:
-    """The same from a silo's own folder of keys, of which the public entry is read alone."""
+    """Like ``log_key``, from a silo's own folder of keys, of which the public entry is read
+    alone.
+    """
     entry = load_entry(keys / ENTRY_FILE)
     return log_key(federation, entry.id, entry.log_key)
 
 
 def stored(folder: Path) -> Note | None:
-    """The checkpoint of a ledger's folder, whoever signed it; None where there is none."""
+    """The checkpoint of a ledger's folder, whoever signed it; None where there is none.
+
+    LocalError for a file that is no note. Nothing says yet who signed it: ``stored_by`` does.
+    """
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -148,7 +159,7 @@ class Agreement:
         self.tree.append(leaf)
 
     def problems(self) -> Iterable[str]:
-        """What does not agree, once all records are in."""
+        """The reasons why heads that were signed earlier do not agree, once all records are in."""
         for each in self._held:
             if problem := disagreement(self.tree, each):
                 yield problem

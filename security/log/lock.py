@@ -56,7 +56,7 @@ def hold(path: Path) -> int:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process holds ``<folder>/LOCK`` now.
+    """True if a process holds ``<folder>/LOCK`` now.
 
     Who asks never keeps a process from taking it.
     """

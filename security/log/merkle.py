@@ -36,7 +36,10 @@ def leaf_hash(record: bytes) -> bytes:
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Hash of two subtrees."""
+    """Hash of two subtrees.
+
+    RFC 6962 section 2.1; the byte 0x01 before it keeps a node from passing for a leaf.
+    """
     return hashlib.sha256(NODE + left + right).digest()
 
 
@@ -60,7 +63,11 @@ class Tree:
         return len(self._levels[0]) // HASH_BYTES
 
     def append(self, leaf: bytes) -> None:
-        """Add a leaf's hash at the end."""
+        """Add a leaf's hash at the end.
+
+        LocalError for anything but 32 bytes. Nothing is hashed before somebody asks for a root or
+        a proof.
+        """
         if len(leaf) != HASH_BYTES:
             raise LocalError(
                 f"a leaf hash has {HASH_BYTES} bytes, this one {len(leaf)}; hash the record first"
@@ -68,12 +75,20 @@ class Tree:
         self._levels[0].extend(leaf)
 
     def root(self, size: int | None = None) -> bytes:
-        """Root of the first ``size`` leaves, by default of all."""
+        """Root of the first ``size`` leaves, by default of all.
+
+        32 bytes; SHA-256 of nothing for no leaves. LocalError for a size that the tree has not
+        had.
+        """
         size = self._size(size)
         return self._node((size - 1).bit_length(), 0, size) if size else EMPTY_ROOT
 
     def inclusion_proof(self, index: int, size: int | None = None) -> Hashes:
-        """RFC 6962 section 2.1.1: that leaf ``index`` is in the tree of ``size`` leaves."""
+        """RFC 6962 section 2.1.1: that leaf ``index`` is in the tree of ``size`` leaves.
+
+        The siblings from the leaf up, 32 bytes each. LocalError for a leaf or a size that is not
+        there.
+        """
         size = self._size(size)
         inside = 0 <= index < size
         check_local(inside, f"no leaf {index} in a tree of {size}; name one of 0 to {size - 1}")
@@ -116,6 +131,7 @@ class Tree:
             if level + 1 == len(self._levels):
                 self._levels.append(bytearray())
             above = self._levels[level + 1]
+            # The level above has half as many hashes, so it says how far this one was paired.
             new = bytes(self._levels[level][2 * len(above) :])
             for at in range(0, len(new) - len(new) % pair, pair):
                 above.extend(sha256(NODE + new[at : at + pair]).digest())
@@ -126,6 +142,7 @@ class Tree:
         A node without one moves up as it is.
         """
         path = []
+        # At level 0 this is the last leaf; the root's level has one node, and no sibling.
         last = (size - 1) >> level  # index of the last node of this level
         while last:
             if index ^ 1 <= last:
@@ -139,6 +156,7 @@ class Tree:
         """
         if (index + 1) << level <= size:
             return bytes(self._levels[level][index * HASH_BYTES : (index + 1) * HASH_BYTES])
+        # Subtrees at the right edge depend on the size of the tree, so they are never kept.
         left = self._node(level - 1, 2 * index, size)
         if (2 * index + 1) << (level - 1) >= size:
             return left
@@ -233,6 +251,8 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
     """
     for sibling in path:
         require(last > 0, f"{what} is too long: its last hashes lead nowhere")
+        # The last node of a level may have no sibling there: it moves up until it has one, on its
+        # left.
         on_left = bool(at & 1) or at == last
         yield on_left, sibling
         while on_left and not at & 1 and at:  # levels on which the node has no sibling
@@ -243,6 +263,8 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
 
 def _check_hashes(*hashes: bytes) -> None:
     for value in hashes:
+        # Nodes are hashed without lengths: with hashes of other sizes, the border between two of
+        # them could be moved.
         if len(value) != HASH_BYTES:
             raise ProofError(
                 f"a hash has {HASH_BYTES} bytes, this one {len(value)}: {value.hex()[:64]}"

@@ -59,7 +59,11 @@ class SignatureKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """Whom to trust with what: a name, a kind of signature and an Ed25519 key, 32 bytes."""
+    """A key to trust: a name, a kind of signature and an Ed25519 key, 32 bytes.
+
+    LocalError for a name with a space or a plus sign, which separate fields in the format, or a
+    key of another length.
+    """
 
     name: str
     kind: SignatureKind
@@ -112,7 +116,10 @@ class VerifierKey:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One line below the text, as it claims to be; ``data`` is what follows the key id."""
+    """One line below the text, as it claims to be; ``data`` is what follows the key id.
+
+    Nobody has checked it: ``name`` and ``key_id`` only say which key to try.
+    """
 
     name: str
     key_id: bytes
@@ -156,7 +163,11 @@ class Note:
         ).encode()
 
     def signed_by(self, *signatures: Signature) -> Self:
-        """The note with more signatures below it."""
+        """The note with more signatures below it.
+
+        The text stays as it is, so signatures that it has already still hold. ProofError for a
+        note that grows too long.
+        """
         return replace(self, signatures=(*self.signatures, *signatures))
 
 
@@ -247,6 +258,7 @@ def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
     if key.kind is SignatureKind.COSIGNATURE:
         time, signature = int.from_bytes(data[:TIME_BYTES]), data[TIME_BYTES:]
     try:
+        # Eight bytes can hold more than the format allows.
         if (time or 0) > MAX_TIME:
             raise InvalidSignature
         Ed25519PublicKey.from_public_bytes(key.public).verify(signature, _message(text, time))
@@ -258,7 +270,10 @@ def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
 
 
 def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
-    """Plain Ed25519 signature, kind 1, over a text that ends with a newline."""
+    """Plain Ed25519 signature, kind 1, over a text that ends with a newline.
+
+    LocalError for a text that could pass for a cosignature's message, or is no text of a note.
+    """
     if text.startswith(COSIGNED):
         raise LocalError(
             f"a text that begins with {COSIGNED!r} would pass for a cosignature; begin it otherwise"
@@ -314,8 +329,14 @@ def base64_text(data: bytes) -> str:
 
 
 def base64_bytes(text: str) -> bytes:
-    """The bytes of which ``text`` is the one base64 spelling; ValueError for any other text."""
+    """The bytes of which ``text`` is the one base64 spelling; ValueError for any other text.
+
+    Unlike the decoder of the standard library it takes no other spelling, so bytes and text stand
+    for one another.
+    """
     data = base64.b64decode(text)
+    # The decoder skips foreign characters and stray bits, so one signature could be spelled in
+    # many ways.
     if base64_text(data) != text:
         raise ValueError("not the canonical base64 of its bytes")
     return data

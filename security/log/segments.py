@@ -35,7 +35,10 @@ EVIDENCE = (
 
 
 def segment(folder: Path, number: int) -> Path:
-    """The segment of this number, from 1."""
+    """The segment of this number, from 1.
+
+    The digits keep the order of names the order of numbers.
+    """
     return folder / f"seg-{number:08d}.jsonl"
 
 
@@ -106,6 +109,7 @@ class Reading:
         return self._chain.head
 
     def __iter__(self) -> Iterator[VerifiedLine]:
+        # Listed once: a segment that begins while this one is read belongs to the next reading.
         paths = segments(self._folder)
         for path in paths:
             self.last, self.size, self.began, self._before = path, 0, "", self.count
@@ -120,6 +124,7 @@ class Reading:
 
     def _lines(self, file: BinaryIO) -> Iterator[VerifiedLine]:
         follow = self._chain.follow
+        # Bounded: a damaged file without newlines is not read into memory whole.
         while data := file.readline(MAX_LINE):
             if not data.endswith(b"\n"):
                 if len(data) == MAX_LINE:

@@ -42,7 +42,11 @@ _DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 
 
 def origin(federation: str, silo: str) -> str:
-    """Origin of the egress ledger of a silo; both are roster ids."""
+    """Origin of the egress ledger of a silo; both are roster ids.
+
+    It is the log's name in its checkpoints and the name of its key, so a head of one silo's log
+    never verifies as another's.
+    """
     return ORIGIN.format(federation=federation, silo=silo)
 
 
@@ -99,7 +103,7 @@ class TreeHead:
 
     @property
     def text(self) -> str:
-        """What is signed."""
+        """The text that is signed: a line each for origin, size, root and extensions."""
         return "\n".join(
             [self.origin, str(self.size), base64_text(self.root), *self.extensions, ""]
         )
@@ -107,7 +111,11 @@ class TreeHead:
 
 @dataclass(frozen=True, slots=True)
 class WitnessedHead:
-    """A checkpoint that its log signed, and the witnesses who cosigned it."""
+    """A checkpoint that its log signed, and the witnesses who cosigned it.
+
+    ``witnesses`` are some of the keys that the caller trusts, each with the time that it
+    cosigned.
+    """
 
     checkpoint: TreeHead
     witnesses: tuple[VerifiedKey, ...]
