@@ -70,7 +70,11 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class JobSpending:
-    """What one job has cost a data set, and what of it is still open."""
+    """The cost of one job to a data set, and how much of it is still open.
+
+    ``epsilon`` is a decimal, rounded up, at the limit's δ; ``events`` are committed and open
+    steps.
+    """
 
     job: str
     job_digest: str
@@ -92,7 +96,11 @@ class _Job:
 
 
 class Budget:
-    """The writer; safe to share between threads."""
+    """The writer of one data set's budget; safe to share between threads.
+
+    Made by ``open``, which locks the folder and reads it all. Costs are computed from its own
+    records, never from what a job says of itself.
+    """
 
     def __init__(self, dataset: str) -> None:
         self.dataset = dataset
@@ -156,6 +164,7 @@ class Budget:
         """
         with self._mutex:
             wanted = Limit(epsilon=epsilon, delta=delta, policy=policy)
+            # The same policy, read again at the next start, adds no record.
             if wanted != self._limit:
                 self._append(wanted)
 
@@ -170,9 +179,9 @@ class Budget:
         return self._limit
 
     def epsilon(self, more: Sequence[Event] = ()) -> float:
-        """What was spent and reserved so far, at the limit's δ.
+        """The ε that was spent or is reserved so far, at the limit's δ.
 
-        With ``more``, if that came to it.
+        With ``more``, as if those events had been added. LocalError before any limit was set.
         """
         with self._mutex:
             return epsilon(spent([*self._events(), *more]), float(self.limit.delta))
@@ -202,6 +211,7 @@ class Budget:
             what = f"{purpose} of round {round_} of job {job!r}"
             check_covered(self.dataset, what, self._limited, self._events(), asked)
             if ceiling:
+                # By digest: a job that is signed again under the same name is another job.
                 own = self._jobs[job_digest].events() if job_digest in self._jobs else []
                 check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
             return Reservation(self._append(record), record.events)
@@ -209,6 +219,7 @@ class Budget:
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
         """ExhaustedError unless the limit covers all of a job, on top of what others spent."""
         with self._mutex:
+            # After a restart the job's own reservations are in the log; its plan has them too.
             others = self._events(without=job_digest)
             check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
@@ -216,6 +227,9 @@ class Budget:
         """Record how many steps of each event were taken; no more follow.
 
         The rest is free again once that is durable.
+
+        Returns once it is durable. LocalError for a reservation that is not open, or more steps
+        than it had.
         """
         with self._mutex:
             self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
@@ -223,12 +237,16 @@ class Budget:
     # What it shows.
 
     def paid(self, seq: int, job_digest: str) -> bool:
-        """Whether there is such a reservation, and it is of this job."""
+        """True if there is such a reservation, and it is of this job."""
         with self._mutex:
             return self._reserved_by.get(seq) == job_digest
 
     def jobs(self) -> list[JobSpending]:
-        """What each job has cost, in the order in which they came."""
+        """The cost of each job so far, in the order in which they came.
+
+        ε is at the limit's δ, rounded up, and of the job alone; ε of jobs does not add up:
+        ``Budget.epsilon`` has what they cost together.
+        """
         with self._mutex:
             delta = float(self.limit.delta)
             return [
@@ -292,6 +310,8 @@ class Budget:
     def _append(self, record: BudgetOpened | Limit | Reserve | Commit) -> int:
         # Counted once it is on the disk: an append that fails has spent nothing.
         stored = record.model_dump(mode="json")
+        # Before it is written: a record that ``replay`` refuses would keep the budget from
+        # opening.
         self._check(record)
         appended = self._log.append(stored)
         self._accept(appended.seq, record)
@@ -303,6 +323,7 @@ class Budget:
         LocalError for one that must not come next.
         """
         record = parse(line)
+        # A torn line was no reservation yet: its steps begin only once it is on the disk.
         if not isinstance(record, BudgetRecovery):
             self._check(record)
             self._accept(line.seq, record)
@@ -323,6 +344,8 @@ class Budget:
                 reserved = self._open.get(ref)
                 if reserved is None:
                     raise LocalError(f"commit of seq {ref}, which is not an open reservation")
+                # More steps than were reserved would be spent without having been checked against
+                # the limit.
                 most = [each.steps for each in reserved.events]
                 within = len(steps) == len(most) and all(map(le, steps, most))
                 check_local(within, f"commit of {list(steps)} steps, reserved were {most}")
@@ -346,6 +369,7 @@ class Budget:
                 job = self._jobs[reserved.job_digest]
                 job.open -= 1
                 for each, taken in zip(reserved.events, steps, strict=True):
+                    # Steps that were never taken are free again; those that were stay for ever.
                     job.steps[each.sigma, each.q] -= each.steps - taken
 
 
@@ -414,6 +438,8 @@ class Steppers:
 
         ExhaustedError where all of its steps were taken, or none may be.
         """
+        # Counted under a lock, and refused before the step: one more would be privacy that nobody
+        # paid for.
         most = self.reservation.events[event].steps
         with self._mutex:
             if self._over or self._taken[event] >= most:

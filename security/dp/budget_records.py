@@ -45,7 +45,11 @@ class Limit(Strict):
 
 
 class MechanismSteps(Strict):
-    """Equal steps of one mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``."""
+    """Equal steps of one mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``.
+
+    ``sigma`` is in units of the sensitivity and ``q`` the probability of a record, both decimals;
+    ``Event`` bounds them, and anything else does not parse.
+    """
 
     sigma: Number
     q: Number

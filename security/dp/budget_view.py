@@ -34,13 +34,15 @@ class BudgetView:
 
     @property
     def left(self) -> Decimal:
-        """ε up to the limit, rounded down."""
+        """ε that is left up to the limit, rounded down; 0 where the limit was lowered below what
+        is spent.
+        """
         # ``shown`` rounds up, so what is left is never said to be more than it is.
         return max(Decimal(self.limit.epsilon) - Decimal(shown(self.spent)), Decimal(0))
 
 
 def key_of(federation: str, silo: str, dataset: str, log_key: str) -> VerifierKey:
-    """What the head of a budget is signed with, by the silo's log key in hex."""
+    """The key that the head of a budget is signed with: the silo's log key, given in hex."""
     origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
     return VerifierKey(origin, SignatureKind.ED25519, bytes.fromhex(log_key))
 
@@ -59,6 +61,7 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = 
         raise LocalError(
             f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup"
         )
+    # The folder's own checkpoint goes back with the folder; the silo's ledger shows that.
     held = [HeldHead("the folder itself", own)]
     if known:
         held.append(HeldHead("the silo's ledger", known))

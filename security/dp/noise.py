@@ -38,7 +38,11 @@ Draw = Callable[[int], bytes]  # random bytes; os.urandom but for tests
 
 
 class Randomness:
-    """The random numbers of one step, in order; printing it shows no key."""
+    """The random numbers of one step, in order; printing it shows no key.
+
+    Not thread-safe. Each call goes on in the stream, so the same calls in the same order are the
+    only way to the same numbers.
+    """
 
     def __init__(self, draw: Draw = os.urandom) -> None:
         # Fresh for each step, whatever seed the job has: the coordinator knows that seed, and could
@@ -48,18 +52,25 @@ class Randomness:
         self._words = np.empty(_WORDS, "<u8")
 
     def uniform(self, count: int) -> Reals:
-        """``count`` numbers in [0, 1), multiples of 2^-53."""
+        """``count`` numbers in [0, 1), multiples of 2^-53.
+
+        float64 [count], from 8 bytes of the stream each.
+        """
         made = np.empty(count)
         for at in range(0, count, _WORDS):
             here = made[at : at + _WORDS]
             words = self._words[: here.size]
             self._stream.fill(words.data.cast("B"))
+            # The upper 53 bits, as many as float64 holds exactly.
             np.right_shift(words, np.uint64(11), out=words)
             np.multiply(words, _UNIT, out=here)
         return made
 
     def normal(self, count: int) -> Reals:
-        """``count`` normal numbers of mean 0 and variance 1, each half the sum of four."""
+        """``count`` normal numbers of mean 0 and variance 1, each half the sum of four.
+
+        float64 [count]. The caller multiplies by σ times the sensitivity.
+        """
         # In pieces of the cache: a model of millions of weights needs as many numbers each step.
         made = np.empty(count)
         step = _WORDS // SUMMED
@@ -71,6 +82,7 @@ class Randomness:
             # The logarithm of 0 is infinite, so [0, 1) becomes (0, 1].
             np.subtract(1.0, radius, out=radius)
             np.log(radius, out=radius)
+            # Not -2: the sum of a pair has this radius (module text).
             radius *= -4.0
             np.sqrt(radius, out=radius)
             angle *= 2 * np.pi
@@ -78,6 +90,7 @@ class Randomness:
             two = torch.from_numpy(angle).cos_().numpy()
             two *= radius  # z + z' of each pair
             np.add(two[: here.size], two[here.size :], out=here)
+            # Four numbers of variance 1 add up to a variance of 4.
             here /= np.sqrt(SUMMED)
         return made
 
@@ -90,4 +103,6 @@ class Randomness:
             raise LocalError(
                 f"a step draws each record with probability {q:g}; give one above 0, at most 1"
             )
+        # Each record on its own, so a step may take none: the accounting is of Poisson sampling
+        # (rdp.py).
         return np.flatnonzero(self.uniform(records) < q)

@@ -73,7 +73,7 @@ def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
 
 
 def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
-    """The same in groups, in order."""
+    """The releases by purpose, in order."""
     found: dict[str, list[T]] = {}
     for one in spends:
         found.setdefault(one.purpose, []).append(one)
@@ -82,6 +82,7 @@ def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
 
 def _fixed(spends: Spends) -> list[PricedNoise]:
     """Releases whose noise is the same whatever σ is."""
+    # Tried with two values: what is the same in both does not follow from σ.
     other = spends(str(2 * STEP))
     return [one for one in spends(str(STEP)) if one in other]
 
@@ -90,6 +91,7 @@ def _top(spends: Spends) -> int:
     """The largest σ, in steps, for which all noise that follows from it stays in range."""
     fixed = _fixed(spends)
     follows = [one for one in spends(str(STEP)) if one not in fixed]
+    # At one step of σ: all noise that follows from it grows in proportion.
     most = max((Decimal(one.sigma) for one in follows), default=STEP)
     return int(LARGEST_SIGMA / most)
 

@@ -32,7 +32,10 @@ _ANSWER = re.compile(rb"[0-9]{1,9}\.[0-9]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Asks what these events together cost at this δ."""
+    """Asks what these events together cost at this δ.
+
+    ``delta`` is one of the job's or the budget's, above LEAST_DELTA for an answer.
+    """
 
     events: tuple[Priced, ...]
     delta: float
@@ -87,7 +90,7 @@ def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> 
 
 
 def told(value: float | None) -> str:
-    """An opinion in words."""
+    """An opinion in words: ε in decimals, rounded up, or that there is none."""
     return NONE if value is None else shown(value)
 
 
@@ -113,6 +116,7 @@ def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | Non
             input=canonical_json(asked),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # On the wall as well: a process that waits takes no processor time.
             timeout=limits.seconds,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             check=False,

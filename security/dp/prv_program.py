@@ -25,7 +25,11 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def answer(delta: float, events: list[tuple[float, float, int]]) -> str:
-    """What they cost together; ``none`` where it cannot be told."""
+    """The ε that they cost together; ``none`` where it cannot be told.
+
+    In decimals with 12 digits behind the point, which prv.py asks for: a line that was cut short
+    has fewer.
+    """
     accountant = PRVAccountant()
     accountant.history = events
     try:
@@ -36,8 +40,13 @@ def answer(delta: float, events: list[tuple[float, float, int]]) -> str:
 
 
 def main() -> None:
-    """Answer what is asked."""
+    """Answer what is asked.
+
+    A line per question, written at once: what was answered stays when a later question runs into
+    a limit.
+    """
     asked = json.load(sys.stdin)
+    # After the imports, so that what the libraries take is not counted.
     limit(asked["seconds"], asked["memory"])
     for question in asked["questions"]:
         events = [(float(sigma), float(q), steps) for sigma, q, steps in question["events"]]

@@ -94,7 +94,11 @@ class Priced(Protocol):
 
 
 def cost(priced: Iterable[Priced], delta: float) -> float:
-    """The ε at δ of all of these together."""
+    """The ε at δ of all of these together.
+
+    ``math.inf`` where one of them has no noise. LocalError for a δ that is not between 0 and 1,
+    or numbers that no event may have.
+    """
     return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
 
 
@@ -105,19 +109,25 @@ def group(value: float, delta: float, records: int) -> tuple[float, float]:
     privacy", 2014, theorem 2.2; Vadhan, "The complexity of differential privacy", 2017, lemma 2.2.
     """
     exponent = (records - 1) * value
+    # ``math.exp`` raises OverflowError above 709.
     growth = math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
     return records * value, records * delta * growth
 
 
 def covers(most: str, value: float) -> bool:
-    """Whether an ε is at most this decimal."""
+    """True if an ε is at most this decimal; never for infinity."""
+    # A Decimal of a float is exact, so the comparison rounds nothing.
     return Decimal(value) <= Decimal(most)
 
 
 def spent(events: Sequence[Event]) -> Reals:
-    """ρ of all events together, order by order [orders]; infinity where one has no noise."""
+    """ρ of all events together, order by order [orders]; infinity where one has no noise.
+
+    Costs add up at each order, whatever the order of the events.
+    """
     total = np.zeros(len(ORDERS))
     for event in events:
+        # 0 steps without noise cost 0, but 0 times infinity is NaN.
         if event.steps:
             total += event.steps * _step(event.sigma, event.q)
     return total
@@ -136,7 +146,10 @@ def epsilon(rho: Reals, delta: float) -> float:
 
 
 def shown(value: float) -> str:
-    """An ε in decimals, rounded up; "inf" for infinity."""
+    """An ε in decimals, rounded up; "inf" for infinity.
+
+    Four digits behind the point, so the ε that is shown is never below the true one.
+    """
     if math.isinf(value):
         return "inf"
     return str(Decimal(value).quantize(DIGITS, ROUND_CEILING))
@@ -154,7 +167,9 @@ def _step(sigma: str, q: str) -> Reals:
         made = analysis.compute_rdp(
             q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS)
         )
+    # Up by more than float64 can have lost: a step that rounds to nothing would be free.
     rho = np.maximum(np.asarray(made, np.float64), 0) * (1 + SLACK) + LEAST
+    # The cache gives all callers the same array.
     rho.setflags(write=False)
     return rho
 
