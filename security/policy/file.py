@@ -112,6 +112,7 @@ def _decimal(value: object) -> object:
     """A TOML number as the decimal that was written, or as the float that is nearest to it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("is not a number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
+    # The shortest text that stands for the float, so 1e-5 is the number that was written.
     return Decimal(repr(value))
 
 
@@ -124,7 +125,11 @@ Some = Field(min_length=1)
 
 
 class PolicyLimits(Strict):
-    """``[limits]``."""
+    """``[limits]``: bounds on what leaves in a round, and on the deliveries that are trained
+    from.
+
+    Bytes are of tensors. ``max_step`` and ``max_parallel`` are None where any delivery is taken.
+    """
 
     max_bytes_per_round: Bytes
     max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
@@ -133,14 +138,20 @@ class PolicyLimits(Strict):
 
 
 class ControlCaps(Strict):
-    """``[control]``: caps on one session of polls and heartbeats."""
+    """``[control]``: caps on one session of polls and heartbeats.
+
+    Polls and heartbeats have no record each, so these caps bound what could hide in them.
+    """
 
     max_messages: Count
     max_bytes: Bytes
 
 
 class SecureAggregation(Strict):
-    """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum."""
+    """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum.
+
+    The file's example above says what each of them is; a job that asks for less is declined.
+    """
 
     required: Annotated[bool, Field(strict=True)] = False
     min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
@@ -155,6 +166,7 @@ class SecureAggregation(Strict):
     @property
     def least_difference(self) -> int:
         """``min_difference``, or what a single sum must have."""
+        # The difference of two sums tells as much as a sum, so by default it needs as many silos.
         return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
@@ -173,7 +185,11 @@ class BudgetTable(Strict):
 
 
 class AllowRule(Strict):
-    """One ``[[allow]]``."""
+    """One ``[[allow]]``: the methods and parts that it is for, and what of them may leave.
+
+    It applies to a message's part only if it is the first with that method and part.
+    ``max_elements`` is per tensor, ``max_norm`` per part.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
     methods: Annotated[tuple[str, ...], Some]
@@ -219,7 +235,10 @@ class AllowRule(Strict):
 
 
 class PolicyFile(Strict):
-    """The whole file."""
+    """The whole file, checked: unknown keys, and two rules of one name, are errors.
+
+    Without any rule no tensor leaves.
+    """
 
     version: Literal[1]
     limits: PolicyLimits

@@ -19,7 +19,7 @@ def check_glob(glob: str) -> str:
 
 
 def matches(glob: str, name: str) -> bool:
-    """Whether a glob matches a whole dotted name.
+    """True if a glob matches a whole dotted name.
 
     Time grows at most with the product of their lengths.
     """
@@ -31,6 +31,7 @@ def matches(glob: str, name: str) -> bool:
         if wanted == "**":
             eaten = set(range(min(eaten, default=end + 1), end + 1))
         else:
+            # Where the whole name is eaten, no segment is left for this one.
             eaten = {n + 1 for n in eaten - {end} if _matches_segment(wanted, segments[n])}
     return end in eaten
 

@@ -30,7 +30,10 @@ DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the policy says about one tensor: its rule, and every reason why it may not leave."""
+    """The policy's answer for one tensor: its rule, and every reason why it may not leave.
+
+    ``rule`` is the rule's name, or "default-deny" where none is for the method and part.
+    """
 
     release: Release
     rule: str
@@ -39,7 +42,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a message may leave, by which rules, and, if not, every reason.
+    """The answer for one message: whether it may leave, by which rules, and, if not, every
+    reason.
 
     ``tensors`` has the verdicts one by one, ``whole`` the reasons that are of no single tensor.
     """
@@ -49,7 +53,7 @@ class Decision:
 
     @property
     def allow(self) -> bool:
-        """Whether there is no reason against it."""
+        """True if there is no reason against it."""
         return not self.reasons
 
     @property
@@ -76,6 +80,7 @@ class Policy:
 
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method and part, which alone decides."""
+        # The first alone: a wider rule further down must not open what this one closes.
         rules = (rule for rule in self.file.allow if part in rule.parts)
         return next((rule for rule in rules if method in rule.methods), None)
 
@@ -89,7 +94,7 @@ class Policy:
         attempts: int = 0,
         norms: Mapping[str, float] | None = None,
     ) -> Decision:
-        """Whether one message may leave in a round.
+        """Decide whether one message may leave in a round.
 
         In that round ``sent`` bytes left already, and the message was tried ``attempts`` times.
         ``norms`` are those of its parts, weights left out; None where there are no values yet,
@@ -155,7 +160,7 @@ class Policy:
 
     @property
     def bounds_norms(self) -> bool:
-        """Whether any rule bounds the norm of a part, so that norms must be computed."""
+        """True if any rule bounds the norm of a part, so that norms must be computed."""
         return any(rule.max_norm is not None for rule in self.file.allow)
 
     def _verdict(
@@ -171,6 +176,7 @@ class Policy:
             )
             return Verdict(release, DEFAULT_DENY, (missing,))
         reasons = Reasons(f"{tensor}: rule {rule.name!r}: ")
+        # A tensor with readers of its own, such as a row, is opened by fewer than its message.
         rule.check(release, recipient, release.readers or readers, reasons)
         return Verdict(release, rule.name, tuple(reasons.found))
 
@@ -213,7 +219,10 @@ class Policy:
 
 
 def load(path: Path, dataset: str = DATASET) -> Policy:
-    """Read a policy file for this data set; the digest is of the very bytes that were parsed."""
+    """Read a policy file for this data set; the digest is of the very bytes that were parsed.
+
+    LocalError for a file that cannot be read, or that ``parse`` refuses.
+    """
     return parse(read_bytes(path), str(path), dataset)
 
 
@@ -227,6 +236,7 @@ def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
             f"{origin}: {len(data)} bytes, at most {MAX_FILE} fit into the ledger; use globs, fewer"
             " rules"
         )
+    # Unknown keys are errors: a mistyped bound would bound nothing.
     file = parse_toml(data, PolicyFile, origin)
 
     # A mistyped name would protect nothing, and nobody would see it.

@@ -33,12 +33,13 @@ Paid: TypeAlias = Callable[[int, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What leaves, before it does.
+    """One tensor that would leave.
 
-    ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that has
-    tracked it may say less than ``private``. ``ledger_ids`` are reservations of the data set's
-    budget (security/dp/budget.py) that paid for it, of what is ``dp`` and of nothing else.
-    ``readers`` are those who can open this tensor, where they are not all who can open its message.
+    ``dtype`` is that on the wire. ``taint`` says what it was computed from; only software that
+    has tracked it may say less than ``private``. ``ledger_ids`` are reservations of the data
+    set's budget (security/dp/budget.py) that paid for it, of what is ``dp`` and of nothing else.
+    ``readers`` are those who can open this tensor, where they are not all who can open its
+    message.
     """
 
     part: str
@@ -58,7 +59,8 @@ class Release:
 
     @property
     def is_row(self) -> bool:
-        """Whether it is masked for single silos, which its readers are then."""
+        """True if it is masked for single silos, which its readers are then."""
+        # These three stand for who reads a sum; any other reader is one silo's id.
         of_sums = {SUM_READER, SILOS_READER, GRAM_READER}
         return self.form == MASKED and not of_sums.issuperset(self.readers)
 
