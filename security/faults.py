@@ -12,7 +12,7 @@ from ..errors import LocalError, RefusedError
 
 
 class Code(StrEnum):
-    """What went wrong; only these words leave a silo, never the texts."""
+    """The kinds of fault; only these words leave a silo, never the texts."""
 
     SPEC = "SPEC"  # the specification is malformed, unsigned or not the one of this job and round
     # this silo's policy asks for another cohort, threshold, weights or ring, or lets no upload
@@ -47,7 +47,11 @@ COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"
 
 
 def check(holds: bool, peer: str, code: Code, why: str) -> None:
-    """RefusedError unless it holds."""
+    """RefusedError unless it holds.
+
+    ``peer`` is whom it blames: a silo's id, or one of the words above. ``why`` is for this
+    machine's log and ledger.
+    """
     if not holds:
         raise RefusedError(peer, code, why)
 
@@ -60,7 +64,11 @@ def check_local(holds: bool, why: str) -> None:
 
 @contextmanager
 def passed_on() -> Iterator[None]:
-    """Blame the coordinator for passing on what it could have seen, such as a bad signature."""
+    """Blame the coordinator for passing on what it could have seen, such as a bad signature.
+
+    For the body of a ``with``: a RefusedError inside keeps its code and gets another culprit. An
+    honest coordinator makes the same checks before it passes a message on.
+    """
     try:
         yield
     except RefusedError as error:

@@ -26,7 +26,11 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: whether it is right, and what was found or what to do."""
+    """One thing that was checked: whether it is right, and what was found or what to do.
+
+    ``text`` names the file and what to do where it is not right, so that a finding can stand
+    alone.
+    """
 
     name: str
     ok: bool
@@ -35,7 +39,10 @@ class Finding:
 
 @dataclass
 class PreflightReport:
-    """Findings in the order in which they were made."""
+    """Findings in the order in which they were made.
+
+    Nothing here stops at the first fault: an operator sees all of them in one run.
+    """
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -81,7 +88,11 @@ def identity(
 
 
 def keys(folder: Path) -> tuple[Keys, str]:
-    """The keys belong together, and nobody else can read the private ones."""
+    """The keys belong together, and nobody else can read the private ones.
+
+    LocalError as ``load_keys`` raises it: for a missing or wrong key, or a file that others can
+    read.
+    """
     found = load_keys(folder)
     return (
         found,
@@ -93,7 +104,10 @@ def keys(folder: Path) -> tuple[Keys, str]:
 
 
 def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
-    """The roster is signed as the pins want it."""
+    """The roster is signed as the pins want it.
+
+    LocalError or PeerError as ``rosters.verify`` raises them; the text names who signed.
+    """
     found = rosters.load(path)
     rosters.verify(found, pins)
     signers = ", ".join(sorted(found.signatures))
@@ -104,7 +118,10 @@ def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
 
 
 def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:
-    """The roster has these very keys, in this role."""
+    """The roster has these very keys, in this role.
+
+    True, always: LocalError if the roster has another role or other keys, or lacks the member.
+    """
     entry = found.entry
     check_local(
         entry.role is role,
@@ -149,7 +166,11 @@ def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
 
 
 def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
-    """We may write where the state goes, and there is room for what is needed, a GiB at least."""
+    """We may write where the state goes, and there is room for what is needed, a GiB at least.
+
+    Returns the free bytes and a text. ``needed`` is in bytes and ``why`` says what needs them;
+    the folder itself need not exist yet.
+    """
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     check_local(
         place.is_dir(),
@@ -159,6 +180,8 @@ def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
         os.access(place, os.W_OK | os.X_OK),
         f"{place}: cannot write here; give this user the folder, or choose another directory",
     )
+    # A GiB even for a small job: a ledger that cannot be written closes for good
+    # (log/append_log.py).
     free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)
     reason = why if needed > LEAST_FREE else "at least a GiB"
     room = f"{place}: {size(free)} free, {size(wanted)} needed ({reason}); make room"
