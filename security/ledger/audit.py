@@ -30,7 +30,7 @@ STATE = "state"
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What ``verify`` found. The ledger holds exactly when ``problems`` is empty.
+    """The findings of ``verify``. The ledger holds exactly when ``problems`` is empty.
 
     ``torn_bytes`` is an unfinished last line, which a running writer or a crash leaves; it was
     promised to nobody. ``undigested`` and ``open_intents`` are no faults: messages cut short,
@@ -49,12 +49,12 @@ class AuditResult:
 
     @property
     def ok(self) -> bool:
-        """Whether chain, rules and checkpoint hold throughout."""
+        """True if chain, rules and checkpoint hold throughout."""
         return not self.problems
 
 
 class _Walk:
-    """What the records say, taken in one after another."""
+    """The state of a walk over the records, taken in one after another."""
 
     def __init__(self, known: Mapping[int, str], silo: str) -> None:
         self.rules = Rules(silo)
@@ -79,6 +79,8 @@ class _Walk:
         if problem := self.rules.check(record):
             self.problems.append(f"seq {seq}: {problem}")
             return
+        # A record that broke a rule is not taken in: the later ones are judged as if it were not
+        # there.
         self.rules.accept(seq, record)
         kind = record["type"]
         if kind == "egress.digest":
@@ -89,7 +91,7 @@ class _Walk:
                 self.undigested[seq] = None
 
     def close(self) -> None:
-        """What is wrong with all of them together."""
+        """Add the problems of all of them together."""
         if self.missing:
             seqs = ", ".join(str(seq) for seq in sorted(self.missing))
             self.problems.append(
@@ -144,6 +146,7 @@ def verify(
     except LocalError as error:
         walk.problems.append(str(error))
     else:
+        # Only where the chain held to its end; behind a broken link every head would differ.
         # (3) The records are those of the checkpoints.
         walk.problems += agreement.problems()
 
@@ -162,6 +165,7 @@ def verify(
         undigested=tuple(walk.undigested),
         open_control=rules.control[0] if rules.control else None,
         checkpoint=own.size if own else None,
+        # ``_own`` gives no head that another key signed.
         signed=key is not None and own is not None,
     )
 
@@ -198,7 +202,7 @@ def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> TreeHead
 
 
 def _opened(note: Note, key: VerifierKey | None) -> TreeHead:
-    """What a checkpoint says.
+    """The tree head that a checkpoint states.
 
     Without a key it may be signed by anybody: good against accidents only.
     """
@@ -210,6 +214,7 @@ def ledger_folder(path: Path) -> Path:
 
     LocalError without one.
     """
+    # A removed first segment must not hide a ledger: its checkpoint shows it too.
     for candidate in (path, path / LEDGER, path / STATE / LEDGER):
         if any(
             (candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)

@@ -54,6 +54,7 @@ class Ledger:
     def __init__(self, silo: str) -> None:
         self.silo = silo
         self._rules = Rules(silo)
+        # Bytes by job digest and round.
         self._sent: Counter[tuple[str, int]] = Counter()
         # digests of jobs into a secure sum of which keys were given
         self._entered: set[str] = set()
@@ -106,7 +107,10 @@ class Ledger:
             return appended
 
     def seal(self, record: Digest) -> SignedRecord:
-        """Append it, and sign the head that ends with it, for the coordinator to hold."""
+        """Append it, and sign the head that ends with it, for the coordinator to hold.
+
+        Records before it that were not durable yet are then. The head covers all of them.
+        """
         stored = record.model_dump(mode="json")
         with self._mutex:
             self._check(stored)
@@ -115,8 +119,13 @@ class Ledger:
             return sealed
 
     def put_in_force(self, digest: str, text: str) -> Appended | None:
-        """From now on this policy decides; None where it is the one in force already."""
+        """From now on this policy decides; None where it is the one in force already.
+
+        The record is durable when it returns, so nothing leaves under a policy that the ledger
+        does not have.
+        """
         before = self._rules.policy
+        # The same file, read again at the next start, is no change.
         if digest == before:
             return None
         return self.append(PolicyChange(before=before, after=digest, text=text))
@@ -138,7 +147,11 @@ class Ledger:
             return tuple(self._signed)
 
     def summed(self, job_digest: str) -> bool:
-        """Whether a sum of this job was signed or opened, restarts included."""
+        """True if a sum of this job was signed or opened, restarts included.
+
+        An agent whose job folders say so and whose ledger does not was given an older ledger, and
+        does not start.
+        """
         with self._mutex:
             return job_digest in self._summed
 
@@ -174,12 +187,15 @@ class Ledger:
             return self._attempts[job_digest, round_number, part]
 
     def entered(self, job_digest: str) -> bool:
-        """Whether keys were given into a secure sum of this job, restarts included."""
+        """True if keys were given into a secure sum of this job, restarts included.
+
+        Its memory of the sum must be there then; without it an attempt could be entered twice.
+        """
         with self._mutex:
             return job_digest in self._entered
 
     def contributed(self, job_digest: str) -> bool:
-        """Whether something was given to the key that the silos of this job share, restarts
+        """True if something was given to the key that the silos of this job share, restarts
         included.
         """
         with self._mutex:
@@ -192,8 +208,9 @@ class Ledger:
 
     @property
     def unsettled(self) -> tuple[Unsettled, ...]:
-        """What the intents without outcome said, oldest first: the recipient may be asked what
-        became of them.
+        """The intents without outcome, oldest first, with what they said.
+
+        The recipient may be asked what became of them.
         """
         with self._mutex:
             return tuple(_message(lines) for lines in self._unsettled.values())
@@ -232,7 +249,10 @@ class Ledger:
         return (self._log.signer.public, *self._past)
 
     def rekey(self, key: Ed25519PrivateKey) -> Appended:
-        """From now on this log key signs; the old one signs a checkpoint that says so."""
+        """From now on this log key signs; the old one signs a checkpoint that says so.
+
+        Both are durable when it returns.
+        """
         # The record is under the old key still: whoever trusts that key reads which one follows.
         old = self._log.signer
         new = Signer(old.origin, key)
@@ -270,11 +290,14 @@ class Ledger:
             # all of them count against the policy's limits (SECURITY.md rule 27).
             case "egress.intent":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                # A padded or rotated part is a message of its own, with attempts of its own.
                 part = record["tensors"][0]["part"] if record.get("hidden") else ""
                 self._attempts[record["job_digest"], record["round"], part] += 1
                 self._unsettled[line.seq] = [line]
             case "egress.protocol":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                # A job folder that has lost its memory of a sum is found by this
+                # (silo/blind/rounds.py).
                 if record["kind"] == "keys":
                     self._entered.add(record["job_digest"])
                 if record["kind"] == "contribution":
@@ -296,6 +319,7 @@ class Ledger:
 
 def _message(lines: list[VerifiedLine]) -> Unsettled:
     intent, *digests = lines
+    # An intent has one digest at most (rules.py).
     found = Unsettled(intent.seq, parse_record(intent, Intent))
     for line in digests:
         found = Unsettled(
@@ -305,7 +329,7 @@ def _message(lines: list[VerifiedLine]) -> Unsettled:
 
 
 def _same_set(one: SumSigned, other: SumSigned) -> bool:
-    """Whether two say the same but for the attempt in which."""
+    """True if two say the same but for the attempt in which."""
     return one.model_copy(update={"round": other.round, "ctx": other.ctx}) == other
 
 

@@ -1,4 +1,4 @@
-"""What left, read from a ledger: message by message, and added up.
+"""The messages that left, read from a ledger: one by one, and added up.
 
 Needs no lock, no key and no network.
 
@@ -68,7 +68,7 @@ class LedgerMessage:
 
     @property
     def digested(self) -> bool:
-        """Whether all its bytes were handed to the transport, and their hash is recorded."""
+        """True if all its bytes were handed to the transport, and their hash is recorded."""
         return self.digest is not None
 
     @property
@@ -78,7 +78,7 @@ class LedgerMessage:
 
     @property
     def receipt(self) -> str | None:
-        """What the recipient signed, in hex."""
+        """The signature of the recipient, in hex; None where no receipt came."""
         return self.outcome.receipt if self.outcome else None
 
 
@@ -95,6 +95,7 @@ class Session:
     def totals(self) -> "Totals":
         """Messages and bytes that left, or may have."""
         if self.closed is None:
+            # A crash left it open, and nobody knows how much of its cap was used (rule 32).
             most = self.opened.max_bytes
             return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
         return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
@@ -123,6 +124,7 @@ class LedgerFold:
             case Intent():
                 self.messages[seq] = LedgerMessage(seq, time, record)
             case Digest(ref=ref):
+                # The rules hold, so the intent that it refers to is here.
                 digest = Digested(seq, line.leaf, self.roster, record.message)
                 self.messages[ref] = replace(self.messages[ref], digest=digest)
             case OutcomeRecord(ref=ref):
@@ -156,7 +158,10 @@ def of_type(folder: Path, *types: type[RecordT]) -> tuple[tuple[VerifiedLine, Re
 
 
 def jobs(folder: Path) -> tuple[str, ...]:
-    """Names of all jobs that any record is of; LocalError for a ledger that does not hold."""
+    """Names of all jobs that any record is of; LocalError for a ledger that does not hold.
+
+    In the order in which the ledger first names them.
+    """
     return tuple(
         dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record)
     )
@@ -164,9 +169,10 @@ def jobs(folder: Path) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Totals:
-    """What left under one key of a summary.
+    """The amounts that left under one key of a summary.
 
-    ``assumed`` of the bytes are of intents without digest.
+    ``elements`` are numbers, ``bytes`` those on the wire. ``assumed`` of the bytes are of intents
+    without digest.
     """
 
     messages: int = 0
@@ -222,6 +228,7 @@ def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, T
     rest = message.intent.message.bytes
     for tensor, size in message.intent.leaving:
         key = (tensor.part, tensor.taint if by_taint else "")
+        # 0 messages: the piece counts its message once, however many tensors it has.
         found.setdefault(key, Totals(messages=1)).add(Totals(0, 1, tensor.elements, size))
         rest -= size
     pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
@@ -247,13 +254,16 @@ def _small(found: Session | At[ProtocolMessage]) -> tuple[dict[Group, str], Tota
 
 
 def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:
-    """The same lines with their typed records."""
+    """Like ``lines``, with the typed record of each."""
     for line in lines(folder):
         yield line, parse_any(line)
 
 
 def lines(folder: Path) -> Iterator[VerifiedLine]:
-    """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not."""
+    """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not.
+
+    Raises while it is read, so what came before a fault was right. A torn last line is left out.
+    """
     # Totals of a ledger that breaks its rules would be believed, so no line of it is handed on.
     rules = Rules()
     for line in Reading(folder, well_formed):

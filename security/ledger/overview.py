@@ -1,8 +1,7 @@
-"""What a ledger says, gathered in one walk for those who report on it: messages, sessions,
-decisions, totals.
+"""A ledger gathered in one walk for those who report on it: messages, sessions, decisions, totals.
 
 The view is a pure function of what ``verify`` found and of the records. It adds up as
-``ledger_audit.summary`` does, in finer rows: by who could read what, and by what became of it.
+``messages.summary`` does, in finer rows: by who could read what, and by what became of it.
 """
 
 from collections import Counter
@@ -76,7 +75,7 @@ class LedgerOverview:
 
     @property
     def silo(self) -> str:
-        """Whose ledger it is; empty where no record says so."""
+        """The silo whose ledger it is; empty where no record says so."""
         if self.starts:
             return self.starts[0].record.silo
         return self.messages[0].intent.silo if self.messages else ""
@@ -94,7 +93,7 @@ class LedgerOverview:
         return tuple(dict.fromkeys([*map(_job, entries), *self.received]))
 
     def of(self, job: str) -> "LedgerOverview":
-        """What the records say of one job.
+        """The records of one job.
 
         Starts, sessions and budgets are of all jobs, and stay.
         """
@@ -119,7 +118,7 @@ def _of_job(job: str, entries: Iterable[OfJobT]) -> list[OfJobT]:
 
 
 def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) -> LedgerOverview:
-    """What the records say up to the head that was verified.
+    """The overview of the records up to the head that was verified.
 
     LocalError unless they are just those.
     """
@@ -210,12 +209,14 @@ def _of_message(message: LedgerMessage) -> Iterator[tuple[Flow, Totals]]:
 def _of_protocol(sent: At[ProtocolMessage]) -> tuple[Flow, Totals]:
     record = sent.record
     peer = record.recipient.id
+    # No outcome follows a message of the protocol: it counts as left.
     flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
     return flow, Totals(messages=1, bytes=record.message.bytes)
 
 
 def _of_session(session: Session) -> tuple[Flow, Totals]:
     peer = session.opened.recipient.id
+    # An open session counts with its caps, and nobody knows how much of them left.
     status = "sent" if session.closed else "no outcome"
     return Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", status), session.totals
 
@@ -225,6 +226,7 @@ def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str,
     intent = message.intent
     pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
     for tensor, size in intent.leaving:
+        # A tensor names readers only where they are not the message's.
         key = (tensor.part, tensor.kind, tensor.readers or intent.readers)
         piece = pieces.setdefault(key, Totals(messages=1))
         piece.add(Totals(0, 1, tensor.elements, size))

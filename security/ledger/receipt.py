@@ -1,5 +1,5 @@
-"""What the coordinator signs when it has taken an upload: these bytes reached me, from this place
-of your ledger.
+"""The receipt that the coordinator signs for an upload: these bytes reached me, from this place of
+your ledger.
 
 The signature (label RECEIPT) is over canonical JSON, here broken::
 
@@ -36,11 +36,15 @@ class Receipt:
     ledger_root: str  # of the first ledger_seq + 1 records
 
     def sign(self, keys: Keys) -> bytes:
-        """The coordinator's signature."""
+        """The coordinator's signature, 64 bytes: Ed25519 by its protocol key, label RECEIPT."""
         return keys.sign(RECEIPT, canonical_json(asdict(self)))
 
     def verify(self, coordinator: RosterEntry, signature: bytes) -> None:
-        """PeerError unless the coordinator signed exactly these fields."""
+        """PeerError unless the coordinator signed exactly these fields.
+
+        The silo makes the fields of what it sent itself, so a receipt for other bytes, or another
+        place in the ledger, does not fit.
+        """
         if not coordinator.has_signed(RECEIPT, canonical_json(asdict(self)), signature):
             raise PeerError(
                 coordinator.id,

@@ -1,7 +1,7 @@
-"""Whether the receipts in a ledger are what the coordinator signs for just these messages.
+"""Checks that the receipts in a ledger are what the coordinator signs for just these messages.
 
 A receipt is under one roster: the one that the last ``start`` before its ``egress.outcome`` names.
-Who vouches for a roster is the caller's to ask (``roster.vouchers``).
+The caller asks who vouches for a roster (``roster.verify_by``).
 """
 
 import re
@@ -23,7 +23,7 @@ SIGNATURE = re.compile("[0-9a-f]{128}")
 
 @dataclass(slots=True)
 class Receipts:
-    """What became of the receipts; the ledger does not hold with ``problems``."""
+    """The receipts of a ledger, judged; the ledger does not hold with ``problems``."""
 
     good: set[int] = field(default_factory=set)  # seq of the intents
     without: int = 0  # messages that were sent and have none
@@ -32,7 +32,7 @@ class Receipts:
 
     @property
     def told(self) -> str:
-        """The counts in words."""
+        """The counts in words, for people."""
         other = (
             f"; {self.unchecked} are under rosters that were not given" if self.unchecked else ""
         )
@@ -57,9 +57,12 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
         if isinstance(record, Start | Intent | Digest | OutcomeRecord):
             left.take(line, record)
         if isinstance(record, Digest):
+            # Now, while the tree ends with the digest: the receipt names the root of just these
+            # records.
             roots[record.ref] = tree.root().hex()
         if not isinstance(record, OutcomeRecord):
             continue
+        # Nothing follows an outcome, so the message is done with.
         message, root = left.messages.pop(record.ref), roots.pop(record.ref, "")
         if record.receipt is None:
             found.without += record.status == "sent"
@@ -73,7 +76,7 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
 
 
 def _fault(roster: Roster, message: LedgerMessage, root: str) -> str:
-    """What is wrong with a receipt; empty if the coordinator signed it for this message."""
+    """The fault of a receipt; empty if the coordinator signed it for this message."""
     coordinator, recipient = roster.coordinator, message.intent.recipient
     digest, receipt = message.digest, message.receipt or ""
     # (1) Somebody can have received all of the message: the digest is durable before its last frame

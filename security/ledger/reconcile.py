@@ -73,12 +73,12 @@ class LedgerUpload:
 
     @property
     def receipt(self) -> str | None:
-        """What the coordinator signed, in hex."""
+        """The signature of the coordinator, in hex; None where no receipt came."""
         return self.outcome.receipt if self.outcome else None
 
 
 class SiloSide:
-    """What the silo's ledger says."""
+    """One silo's ledger, read for the comparison."""
 
     def __init__(self, folder: Path) -> None:
         self.name = ""
@@ -97,6 +97,8 @@ class SiloSide:
                 case Ingress():
                     self.deliveries[_delivery(record)] += 1
 
+        # Nobody can have received them: the digest is durable before the frame that makes a
+        # message count.
         self.undigested: dict[int, Intent] = {}  # by seq of the intent
         uploads: dict[int, LedgerUpload] = {}
         for message in left.messages.values():
@@ -109,7 +111,7 @@ class SiloSide:
         self.uploads = dict(sorted(uploads.items()))
 
     def has_receipt(self, seq: int) -> bool:
-        """Whether the upload with this DIGEST record has one."""
+        """True if the upload with this DIGEST record has one."""
         upload = self.uploads.get(seq)
         return upload is not None and upload.receipt is not None
 
@@ -120,7 +122,7 @@ class SiloSide:
 
 
 class CoordinatorSide:
-    """What the coordinator's ledger says of one silo."""
+    """The coordinator's ledger as far as it is of one silo."""
 
     def __init__(self, folder: Path, silo: str) -> None:
         self.name = ""
@@ -147,7 +149,7 @@ def _delivery(record: Ingress | DeliveredRecord) -> tuple[str, int, int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What two ledgers say together. They agree exactly when ``differences`` is empty."""
+    """The comparison of two ledgers. They agree exactly when ``differences`` is empty."""
 
     silo: str
     coordinator: str
@@ -202,7 +204,12 @@ def reconcile(
 
 
 class Matches:
-    """What the coordinator received, and the silo's ledger has in that place or has not."""
+    """The coordinator's receipts of uploads, against the places of the silo's ledger that they
+    name.
+
+    ``both`` has those that are there with the same bytes, ``strange`` those that are not, with
+    the seq of the coordinator's record.
+    """
 
     def __init__(self, ours: SiloSide, theirs: CoordinatorSide) -> None:
         self.both: list[tuple[Received, LedgerUpload]] = []
@@ -226,7 +233,7 @@ def _unchecked(matches: Matches, roster: Roster | None) -> int:
 
 
 def _same(upload: LedgerUpload, record: Received) -> bool:
-    """Whether the silo's ledger has this upload in the place that it was received under."""
+    """True if the silo's ledger has this upload in the place that it was received under."""
     ours = (
         upload.digest.leaf,
         upload.intent.job_digest,
@@ -304,7 +311,7 @@ def _refused(
 def _not_of(
     ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None
 ) -> str:
-    """What a refused head shows; nothing where it is of this ledger."""
+    """The difference that a refused head shows; empty where it is of this ledger."""
     try:
         head = _head(ours, refused.checkpoint, roster)
     except ProofError as error:
@@ -322,6 +329,7 @@ def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterato
         root = ours.tree.root(record.ledger_seq + 1)
         if fault := _head_fault(ours, record, root, roster):
             yield f"{where}: {fault}"
+        # None is a gap: the connection broke before the receipt came.
         if upload.receipt not in (None, record.receipt):
             yield (
                 f"{where}: the receipt in the silo's ledger is not the one that the coordinator"
@@ -348,10 +356,11 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
 
 
 def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
-    """What the silo signed; with a roster ProofError unless one of this ledger's keys did."""
+    """The head that the silo signed; with a roster ProofError unless one of its keys did."""
     note = notes.parse(text.encode())
     if roster is not None:
         keys = ours.keys(roster)
+        # Where none of the known keys is named, verifying by the present one says so.
         now = log_key(roster.federation, ours.name, roster[ours.name].log_key)
         checkpoints.verify(note, next((keys[known] for known in _key_ids(text) & keys.keys()), now))
     return TreeHead.parse(note.text)
@@ -398,6 +407,7 @@ def _gaps(
         if seq not in earlier and not _not_of(ours, theirs, refused, roster):
             yield f"a head of this ledger was refused: {refused.why}"
     yield from _unsettled(ours, matches)
+    # Counted: a round may be delivered several times with the same bytes.
     unnoted, unsent = theirs.deliveries - ours.deliveries, ours.deliveries - theirs.deliveries
     for what, count in unnoted.items():
         yield f"{_deliveries(what, count)}: delivered, and the silo has not noted it"

@@ -30,6 +30,7 @@ MOST_WHY, MOST_REFUSED_WHY = 500, 1000
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
+# No record holds a float: its text could differ from one encoder to another.
 Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]  # a decimal
 RecordT = TypeVar("RecordT", bound=Strict)
 
@@ -39,6 +40,7 @@ def typed(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
 
     LocalError names its seq and what is wrong with it.
     """
+    # The chain has checked the frame, and models refuse fields that they do not know.
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:
         return validate(body)
@@ -116,7 +118,10 @@ class Size(Strict):
 
 
 class Payload(Size):
-    """``{"bytes":248112,"sha256":"fcde…"}``."""
+    """``{"bytes":248112,"sha256":"fcde…"}``.
+
+    Size and SHA-256 of the whole payload as it crosses, without its header.
+    """
 
     sha256: Hex32
 
@@ -132,7 +137,7 @@ class Applied(Strict):
 
 
 class Secagg(Strict):
-    """What a masked message is a part of: one attempt at a secure sum, as the silo knew it when it
+    """The attempt at a secure sum that a masked message is a part of, as the silo knew it when it
     masked.
 
     ``{"attempt":0,"clipped":0,"colluders":1,"ctx":"5c1f…","members":["hospital-a","hospital-b",…],"threshold":3}``
@@ -147,7 +152,7 @@ class Secagg(Strict):
 
 
 class HiddenBinding(Strict):
-    """What a padded or rotated message is bound to: ``{"ctx":"5c1f…","number":4}``.
+    """The binding of a padded or rotated message: ``{"ctx":"5c1f…","number":4}``.
 
     ``ctx`` is of the version of a padded one (security/blind/mix_context.py), ``number`` counts
     these; of the use of a rotated one (security/blind/rotation.py), and its number is 0.
@@ -158,7 +163,7 @@ class HiddenBinding(Strict):
 
 
 class Paid(Strict):
-    """What paid for the tensors of a message that are ``dp``:
+    """The reservations that paid for the tensors of a message that are ``dp``:
     ``{"dataset":"cxr-2024","ids":[12,19]}``.
 
     ``ids`` are reservations of the data set's privacy budget, by their seq in its log
@@ -170,7 +175,7 @@ class Paid(Strict):
 
     @classmethod
     def of(cls, dataset: str, releases: Sequence[Release]) -> Self | None:
-        """What paid for these releases, out of the budget of this data set; None if nothing did."""
+        """The record of what paid for these releases, from this data set; None if nothing did."""
         ids = sorted({paid for release in releases for paid in release.ledger_ids})
         return cls(dataset=dataset, ids=tuple(ids)) if ids else None
 
@@ -188,7 +193,10 @@ class Start(Strict):
 
 
 class StopRecord(Strict):
-    """``{"reason":"asked to stop","type":"stop"}``."""
+    """``{"reason":"asked to stop","type":"stop"}``.
+
+    A ledger that ends without one was cut off by a crash, or its agent still runs.
+    """
 
     type: Literal["stop"] = "stop"
     reason: Text
@@ -217,7 +225,11 @@ class KeyRotate(Strict):
 
 
 class JobAccept(Strict):
-    """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``."""
+    """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``.
+
+    The signed document of this digest was checked, and the policy lets the job in. What it
+    uploads is decided message by message.
+    """
 
     type: Literal["job.accept"] = "job.accept"
     job: Text
@@ -226,7 +238,10 @@ class JobAccept(Strict):
 
 
 class JobDecline(Strict):
-    """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``."""
+    """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``.
+
+    All reasons at once, each with what to change.
+    """
 
     type: Literal["job.decline"] = "job.decline"
     job: Text
@@ -309,6 +324,7 @@ class Intent(Strict):
         for tensor in self.tensors:
             end += tensor.bytes
             left = min(tensor.bytes, max(0, end - self.offset))
+            # A message that goes whole has all its tensors, those without elements too.
             if left or not self.offset:
                 found.append((tensor, left))
         return tuple(found)
@@ -357,7 +373,10 @@ class ControlOpen(Strict):
 
 
 class ControlClose(Strict):
-    """``{"bytes":5120,"messages":80,"ref":3,"type":"control.close"}``."""
+    """``{"bytes":5120,"messages":80,"ref":3,"type":"control.close"}``.
+
+    The totals of the session that ``ref`` opened, within its caps. Without it the caps count.
+    """
 
     type: Literal["control.close"] = "control.close"
     ref: Count
@@ -411,7 +430,11 @@ class WitnessRecord(Strict):
 
 
 class Ingress(Strict):
-    """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``."""
+    """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``.
+
+    A delivery to the silo: size and SHA-256 of its payload, and the TLS key that its sender
+    showed.
+    """
 
     type: Literal["ingress"] = "ingress"
     job: Text
@@ -423,7 +446,11 @@ class Ingress(Strict):
 
 
 class Deny(Strict):
-    """``{"job":"lung-3","policy":"e3b0…","purpose":"update","reasons":["…"],"round":17,"type":"policy.deny"}``."""
+    """``{"job":"lung-3","policy":"e3b0…","purpose":"update","reasons":["…"],"round":17,"type":"policy.deny"}``.
+
+    A message that the policy kept from leaving, and all reasons; ``policy`` is the digest of the
+    file.
+    """
 
     type: Literal["policy.deny"] = "policy.deny"
     job: Text
@@ -439,6 +466,8 @@ class Deny(Strict):
 class Serving(Strict):
     """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it
     has started.
+
+    The coordinator's ``start``: which software and roster its later records are under.
     """
 
     type: Literal["serving"] = "serving"
@@ -469,7 +498,10 @@ class Received(Strict):
 
 
 class DeliveredRecord(Strict):
-    """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``."""
+    """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``.
+
+    What went down to a silo; it pairs with the silo's ``ingress`` by job, round, size and digest.
+    """
 
     type: Literal["delivered"] = "delivered"
     silo: Text
@@ -602,5 +634,5 @@ _DURABLE_WITH_THE_NEXT = (OutcomeRecord, WitnessRecord, DeliveredRecord)
 
 
 def is_durable(record: Strict) -> bool:
-    """Whether this record is on the disk before anything follows from it."""
+    """True if this record is on the disk before anything follows from it."""
     return not isinstance(record, _DURABLE_WITH_THE_NEXT)

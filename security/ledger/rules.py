@@ -1,4 +1,4 @@
-"""What may follow what in a ledger, the same for the writer and for the verifier.
+"""The order that records of a ledger keep, the same for the writer and for the verifier.
 
 Pure functions of records as they are stored; records.py has their form.
 
@@ -84,14 +84,13 @@ def stream(record: Mapping[str, Any]) -> int | str:
 
 
 def astray(silos: Sequence[str], silo: str) -> bool:
-    """Whether these are not some silos in order, each once, and this one among them."""
+    """True if these are not some silos in order, each once, and this one among them."""
+    # The silo is not known until a record names it.
     return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
 
 
 def strays(absent: Sequence[str], survivors: Sequence[str]) -> bool:
-    """Whether these are not some silos in order, each once, and none of the survivors among
-    them.
-    """
+    """True if these are not some silos in order, each once, or have a survivor among them."""
     return absent != sorted(set(absent) - set(survivors))
 
 
@@ -164,7 +163,7 @@ class OpenIntent:
 
 
 class _Read(NamedTuple):
-    """What the tensors of an intent say together."""
+    """Facts of all tensors of an intent together."""
 
     names: list[tuple[str, str]]
     twice: str  # those that come twice
@@ -230,12 +229,19 @@ class Rules:
         }
 
     def check(self, record: Mapping[str, Any]) -> str:
-        """Why this record must not come next; empty if it may."""
+        """Why this record must not come next; empty if it may.
+
+        A finding in words, not an error: the writer raises it, the verifier lists it. Nothing is
+        changed.
+        """
         rule = self._rules.get(record["type"])
         return rule(record) if rule else ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
-        """Take note of a record that ``check`` lets pass."""
+        """Take note of a record that ``check`` lets pass.
+
+        Only after ``check`` of the same record: it relies on what that has found to hold.
+        """
         if note := self._notes.get(record["type"]):
             note(seq, record)
 
@@ -252,8 +258,11 @@ class Rules:
         # byte takes nothing back of what had left.
         offset, size = record.get("offset", 0), record["message"]["bytes"]
         hashed = record["form"] not in UNHASHED
+        # The digest of a hidden message names no tensor, since hashes would let guesses be
+        # compared.
         named = self._read(record["tensors"]).names if hashed else []
         self.intents[seq] = OpenIntent(named, size, offset)
+        # By payload: bytes of one attempt at a sum say nothing of the next.
         declared, own = self.declared[record["job_digest"]], stream(record)
         declared[own] = max(offset + size, declared.get(own, 0))
         if record["form"] == PADDED:
@@ -290,11 +299,14 @@ class Rules:
         return self._check_policy(record["policy"])
 
     def _check_policy(self, digest: str) -> str:
+        # A ledger from before policies were recorded has none in force: any may decide there.
         if self.policy in (None, digest):
             return ""
         return f"decided by policy {digest}, in force is {self.policy}"
 
     def _check_intent(self, record: Mapping[str, Any]) -> str:
+        # The first fault alone: later rules rely on the earlier ones, such as that a padded intent
+        # has a tensor.
         faults = (rule(record) for rule in self._rules_of_intents)
         return next(filter(None, faults), "")
 
@@ -357,9 +369,7 @@ class Rules:
         )
 
     def _check_paid(self, record: Mapping[str, Any]) -> str:
-        """What is differentially private was paid for before, out of a budget whose head stands
-        here.
-        """
+        """Check that what is dp was paid for before, out of a budget whose head stands here."""
         paid, dp = record.get("dp"), self._read(record["tensors"]).dp
 
         # Noise that no reservation paid for counts in no budget, and so protects nothing.
@@ -397,7 +407,7 @@ class Rules:
         )
 
     def _read(self, tensors: Sequence[Mapping[str, Any]]) -> "_Read":
-        """What one list says, kept, since it is read at least twice (fast_decoder.py)."""
+        """Facts of one list, kept, since it is read at least twice (fast_decoder.py)."""
         # By identity: the decoder hands out one list for the equal tensors of round after round.
         if tensors is not self._tensors[0]:
             names = _named(tensors)

@@ -1,4 +1,4 @@
-"""What the sums that were opened of one data set tell together, over all jobs: SECURITY.md rules 33
+"""The knowledge that opened sums of one data set give together, over all jobs: SECURITY.md rules 33
 and 35.
 
 A silo has the same number of records, and of the same classes, in every job. So the sums over {a,
@@ -49,7 +49,11 @@ class SignedSet:
 
 @dataclass(frozen=True)
 class ImpliedSum:
-    """A value of these silos together, which a new sum would tell beside these others."""
+    """A value of these silos together, which a new sum would tell beside these others.
+
+    ``by`` are sums of this history without which it would not, from whose jobs an operator sees
+    which sets clash.
+    """
 
     silos: tuple[str, ...]
     by: tuple[SignedSet, ...]
@@ -77,7 +81,11 @@ def _distinct(history: Iterable[SignedSet]) -> list[frozenset[str]]:
 
 
 def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) -> int:
-    """How many combinations ``told`` looks at, at most."""
+    """An upper bound on the combinations that ``told`` looks at.
+
+    It grows fast with the number of silos that some set tells apart, so callers compare it with
+    what they can wait for.
+    """
     groups = _alike([*_distinct(history), frozenset(silos)])
     small = len(_smaller(groups, least))
     return sum(comb(small, count) for count in range(1, least))
@@ -130,6 +138,7 @@ def _by(
     for silos in tuple(needed):
         fewer = needed.copy()
         del fewer[silos]
+        # A set that can be missing was not needed to tell it.
         basis = _reduced(_rows([*fewer, new], groups))
         if _tells(basis, chosen):
             needed = fewer
@@ -149,12 +158,14 @@ def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
 
 def _unions(groups: Mapping[str, Sequence[str]], least: int) -> Iterator[tuple[str, ...]]:
     """Groups that have fewer than ``least`` silos together, the fewest silos first."""
+    # A group of ``least`` silos or more is in no combination of fewer.
     small = _smaller(groups, least)
     sized = []
     for count in range(1, least):
         for chosen in combinations(small, count):
             size = sum(len(groups[name]) for name in chosen)
             sized.append((size, chosen))
+    # By silos, not by groups: the first that is told is the smallest.
     for size, chosen in sorted(sized):
         if size < least:
             yield chosen
@@ -166,11 +177,12 @@ def _smaller(groups: Mapping[str, Sequence[str]], least: int) -> list[str]:
 
 
 def _rows(sets: Iterable[frozenset[str]], groups: Iterable[str]) -> Iterator[Row]:
+    # Fractions: with floats, rounding would decide whether a combination vanishes.
     return ({name: Fraction(1) for name in groups if name in each} for each in sets)
 
 
 def _tells(basis: Basis, chosen: Collection[str]) -> bool:
-    """Whether a combination of the rows is zero everywhere but in ``chosen``.
+    """True if a combination of the rows is zero everywhere but in ``chosen``.
 
     Such a combination takes only rows whose pivots are chosen, and these cancel elsewhere.
     """
