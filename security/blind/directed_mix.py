@@ -27,7 +27,7 @@ part to itself, and the coordinator cannot choose what it keeps once it knows wh
 
 Weights for silos that are away follow from the job, and each silo makes them itself. Those for
 members follow from what the coordinator alone has, and come with the specification. Each silo
-checks them before it deals keys (``round_spec.brought_fault``), and the survivors once more before
+checks them before it deals keys (``spec.brought_fault``), and the survivors once more before
 it unmasks anything: one row for each silo that the job draws, of that silo alone, over this round's
 parts, none above half, as many as ``min_cohort`` asks. Which silos are alike it cannot check. So a
 coordinator that is in league with the recipient of a row weighs that row as it likes, within these
@@ -51,7 +51,7 @@ from .open_sum import Claim, open_group
 
 
 def is_row(group: Group) -> bool:
-    """Whether one silo alone opens a group."""
+    """True if one silo alone opens a group."""
     return group.reader not in (COORDINATOR_READS, SILOS_READ)
 
 
@@ -77,7 +77,11 @@ def sender_pads(
 def recipient_pads(
     spec: RoundSpec, group: Group, seed: bytes, prekeys: Mapping[str, bytes]
 ) -> dict[str, Term]:
-    """The same at the recipient of a group, by sender."""
+    """Like ``sender_pads``, at the recipient of a group: by sender, of the whole cohort.
+
+    ``seed`` is the private half of the recipient's prekey. Of them only the survivors' come off
+    (``open_row``).
+    """
     known = {**prekeys, group.reader: public_key(seed)}
     return {silo: _pad(spec, group, silo, seed, known[silo], silo) for silo in spec.cohort}
 
@@ -97,5 +101,6 @@ def open_row(
 
 def _pad(spec: RoundSpec, group: Group, sender: str, seed: bytes, public: bytes, peer: str) -> Term:
     fields = (sender.encode(), group.reader.encode(), spec.round.to_bytes(8), group.name.encode())
+    # Sender and reader stand in one order, so both sides derive the same key.
     info = framed(MIX_PAD, spec.prg.to_bytes(1), *fields)
     return Term(derive(agree(seed, public, peer), spec.context(), info))

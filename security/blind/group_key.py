@@ -51,7 +51,11 @@ from .sealing import (
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One agreement on the key: roster and job (digests, hex), and each silo's X25519 key."""
+    """One agreement on the key: roster and job (digests, hex), and each silo's X25519 key.
+
+    ``exchange_keys`` are raw X25519 public keys of the roster, 32 bytes, by silo of the job. All
+    of it is in the context, so nothing signed for one epoch holds in another.
+    """
 
     number: int
     federation: str
@@ -140,7 +144,10 @@ class KeyContribution:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """Another silo's contribution as the coordinator brings it to one silo."""
+    """Another silo's contribution as the coordinator brings it to one silo.
+
+    ``letter`` is what the contribution has for this silo, with its proof under the signed root.
+    """
 
     contribution: KeyContribution
     letter: Letter
@@ -148,7 +155,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """What a silo has of the keys of a job: 32 bytes each.
+    """A silo's keys of a job, 32 bytes each.
 
     The private halves of its prekeys stand by themselves.
     """
@@ -161,10 +168,11 @@ class JobKeys:
 def contribute(
     epoch: Epoch, silo: str, secret: bytes, ephemeral: bytes, prekey: bytes, sign: Sign
 ) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
-    """What a silo sends, made of three fresh seeds of 32 bytes, used for nothing else.
+    """The contribution that a silo sends, made of three fresh seeds of 32 bytes, used for nothing
+    else.
 
-    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something may
-    be sealed to it.
+    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something
+    may be sealed to it. Both are durable before this leaves.
     """
     sealing, pieces = seal_to_all(
         epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo)
@@ -181,10 +189,16 @@ def contribute(
 def check_contribution(
     epoch: Epoch, contribution: KeyContribution, pieces: Sequence[SealedSecret], signers: Signers
 ) -> None:
-    """At the coordinator, before it passes anything on: RefusedError names the sender."""
+    """At the coordinator, before it passes anything on: RefusedError names the sender.
+
+    Signature, sizes, and one piece for each other silo of the job. What is sealed inside only its
+    recipient can check.
+    """
     contribution.check(epoch, signers)
     sender = contribution.sealing.sender
     check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
+    # Generation 0 stands for the key of the roster: before the job's key is made there are no
+    # prekeys.
     late = [piece.recipient for piece in pieces if piece.generation]
     check(
         not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}"
@@ -218,6 +232,7 @@ def make_key(
     # without an honest silo's bytes could be known to it.
     senders = sorted(each.contribution.sealing.sender for each in relayed)
     missing = sorted(set(others) - set(senders))
+    # Two contributions of one silo: only one of them is in the key that the others make.
     doubled = sorted({sender for sender in senders if senders.count(sender) > 1})
     strangers = sorted(set(senders) - set(others))
     for found, what in (
@@ -238,6 +253,8 @@ def make_key(
 
     # (3) Each letter is for us, and opens to what its sender committed to.
     secrets = {silo: secret}
+    # Our own part as well: with another secret than was sealed, this silo alone would make another
+    # key.
     if own.sealing.sender != silo or not is_secret(ctx, GROUP_SEAL, own.sealing, secret):
         raise LocalError(
             f"this is not what {silo!r} gave to the key of epoch {epoch.number}; begin a new epoch"

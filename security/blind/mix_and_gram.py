@@ -1,25 +1,18 @@
 """``Mix`` and ``Gram`` as blind silos and their coordinator compute them, without pads.
 
-=========  ======================================================
-           ====================================================
-exchange   computed                                                off from the one in the clear,
-           before it is rounded
-                                                                   to its dtype
-=========  ======================================================
-           ====================================================
-``Mix``    (Σ a_j q(x_j)) 2^-(32+e) by padded_mix.py, of those     2^-(e+1) and what float64 loses:
-           ``row_deviation``
-           rows that mix_row.py allows
-``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64, then        2^-23 ‖v_i‖ ‖v_j‖ and what
-           float64 loses in
-           rounded to its dtype, float32                           rotating: ``gram_deviation``
-           ⟨q(v_i), q(v_j)⟩ 2^-2e by shared_gram.py, where              ``shared_gram.deviation``
-           silos deal shares of their vectors
-           the same of sketches, by rotated_sketch.py             √((1 + c²) / k) for a cosine c,
-           which no two maps
-                                                                   have alike
-=========  ======================================================
-           ====================================================
+=========  ============================================  ===========================================
+exchange   computed                                      off from the one in the clear, before it is
+                                                         rounded to its dtype
+=========  ============================================  ===========================================
+``Mix``    (Σ a_j q(x_j)) 2^-(32+e) by padded_mix.py,    2^-(e+1) and what float64 loses:
+           of those rows that mix_row.py allows          ``row_deviation``
+``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64,   2^-23 ‖v_i‖ ‖v_j‖ and what float64 loses in
+           then rounded to its dtype, float32            rotating: ``gram_deviation``
+           ⟨q(v_i), q(v_j)⟩ 2^-2e by shared_gram.py,     ``shared_gram.deviation``
+           where silos deal shares of their vectors
+           the same of sketches, by rotated_sketch.py    √((1 + c²) / k) for a cosine c, which no
+                                                         two maps have alike
+=========  ============================================  ===========================================
 
 Pads cancel, so a row has the bits of a blind federation. A Gram has them under the same group key
 alone: under another one the rounded vectors differ, and with them weights that a method makes of
@@ -57,12 +50,17 @@ class MixRows:
         self._memories: dict[tuple[str, str], RowMemory] = {}  # (part, recipient)
 
     def gave(self, part: Part, members: Sequence[str], read: Read) -> None:
-        """Members give new versions; LocalError for values that do not fit."""
+        """Members give new versions; LocalError for values that do not fit.
+
+        A member's newest version is the one that rows are made of, until it gives the next.
+        """
         number = self._rounds[part.name] = self._rounds.get(part.name, -1) + 1
         for silo in members:
             check_values(
                 self._group(part), tuple(_values(spec, silo, read) for spec in part.tensors)
             )
+            # Numbers grow with each upload, as a silo's own do, so rows are judged as in a
+            # federation.
             self._numbers[part.name, silo] = number
 
     def row(
@@ -118,10 +116,12 @@ def compared(
         check_vectors(part.name, own)
     turned = np.empty((len(members), *spec.shape))
     for row in range(spec.shape[0]):
+        # As ``JobPlan.use`` makes it, so the rotations are those of a federation.
         use = Use(epoch=0, job=job, round=round_, attempt=0, group=part.name, row=row)
         turned[:, row] = hidden(
             np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key)
         )
+    # Rounded first: the coordinator has the vectors in the dtype of the wire.
     given = dict(zip(members, torch.from_numpy(turned).to(DTYPES[spec.dtype]), strict=True))
     return PLAIN.collect(part, members, lambda silo, _: given[silo])["gram"]
 
@@ -129,7 +129,10 @@ def compared(
 def compared_by_shares(
     part: Part, members: Sequence[str], read: Read, clip_exponent: int
 ) -> Tensor:
-    """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares."""
+    """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares.
+
+    LocalError for a part whose Gram discloses it, or a vector beyond 2^clip_exponent.
+    """
     (spec,) = part.tensors
     check_kind(part.name, part.kind)
     vectors = []
@@ -149,7 +152,11 @@ def row_deviation(own: Group) -> float:
 
 
 def gram_deviation(width: int) -> float:
-    """Bound on the relative error of an inner product of float32 vectors [width]."""
+    """Bound on the relative error of an inner product of float32 vectors [width].
+
+    Relative to the product of their lengths: what rounding to float32 does, and what float64
+    loses in rotating.
+    """
     return FLOAT32 * (1 + FLOAT32) + width * 2.0**-46
 
 
@@ -157,6 +164,7 @@ def _row(own: Group, spec: TensorSpec, weights: Mapping[str, int], read: Read) -
     total, words = np.zeros(spec.elements, "<u8"), np.empty(spec.elements, "<u8")
     for silo, weight in weights.items():
         quantise(own, _values(spec, silo, read), 1.0, words)
+        # Mod 2^64, like the words that cross; as signed integers no row wraps (mix_context.py).
         total += words * np.uint64(weight)
     mixed = torch.from_numpy(dequantise(total, own.ring, MIX_BITS + own.scale_exponent))
     return mixed.reshape(spec.shape).to(DTYPES[spec.dtype])

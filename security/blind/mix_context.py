@@ -69,6 +69,7 @@ class MixContext(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         group = self.group
+        # All other fields follow from these three: with another scale a row could wrap.
         if group.clip_exponent > LARGEST_CLIP or group != mix_group(
             group.name, group.elements, group.clip_exponent
         ):
@@ -76,7 +77,7 @@ class MixContext(Strict):
         return self
 
     def context(self) -> bytes:
-        """What all tags of the line are bound to, 32 bytes."""
+        """The 32 bytes to which all tags of the line are bound."""
         return hashlib.sha256(
             framed(MIX_LINE, canonical_json(self.model_dump(mode="json")))
         ).digest()
@@ -88,7 +89,11 @@ class MixContext(Strict):
 
 
 class Version(Strict):
-    """One upload of a silo to a line; ``number`` grows with each, a restarted one included."""
+    """One upload of a silo to a line; ``number`` grows with each, a restarted one included.
+
+    A restarted process cannot know how far its stream was used, so it begins a version with a new
+    seed.
+    """
 
     silo: Id
     round: Number

@@ -35,7 +35,10 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 
 
 class Share(Strict):
-    """One other silo's part of a row: which of its uploads, and the integer weight."""
+    """One other silo's part of a row: which of its uploads, and the integer weight.
+
+    The weight is in steps of 2^-32; with the recipient's own they add up to 2^32.
+    """
 
     version: Version
     weight: Weight
@@ -50,7 +53,7 @@ class RecipientRow(Strict):
     shares: Annotated[tuple[Share, ...], Field(min_length=1, max_length=MOST_SILOS)]
 
     def payload(self) -> bytes:
-        """What the coordinator signs, behind ROW."""
+        """The bytes that the coordinator signs, behind ROW."""
         return canonical_json(self.model_dump(mode="json"))
 
     def digest(self) -> str:
@@ -65,7 +68,12 @@ class RecipientRow(Strict):
 def make_row(
     line: MixContext, recipient: str, own_weight: int, shares: Sequence[Share], sign: Sign
 ) -> tuple[RecipientRow, bytes]:
-    """At the coordinator: a row and its signature."""
+    """At the coordinator: a row and its signature.
+
+    It is signed so that one which breaks a rule names who made it. ``fault`` says before whether
+    its recipient would refuse it.
+    """
+    # By id, as recipients demand: a row has one form, and one digest.
     ordered = tuple(sorted(shares, key=lambda share: share.version.silo))
     row = RecipientRow(
         line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered
@@ -114,6 +122,7 @@ class RowMemory(Strict):
         fresh = [
             share
             for share in shares
+            # -1, so that version 0 of a silo that was never mixed counts as new.
             if share.version.number > self.newest.get(share.version.silo, -1)
         ]
         if len(fresh) < terms.min_cohort:
@@ -125,6 +134,7 @@ class RowMemory(Strict):
         if why:
             return f"of its new uploads alone: {why}"
         new, total = _weight(fresh), _weight(shares)
+        # With the slack of ``seen_fault``: halves that were made whole may differ by a step.
         if 2 * new + (total >> SLACK_BITS) < total:
             return f"its new uploads weigh {new} of the {total} of all, less than half"
         return ""
@@ -160,6 +170,7 @@ def _weight(shares: Sequence[Share]) -> int:
 
 
 def _spread_fault(shares: Sequence[Share], terms: Terms) -> str:
+    # The reader counts too, as a silo does in a sum that has its own values.
     mixed = len(shares) + 1
     honest = mixed - terms.colluders
     if honest < terms.min_honest:
@@ -274,7 +285,11 @@ def admit(
 
 
 def check_uploads(row: RecipientRow, uploads: Sequence[PaddedUpload]) -> None:
-    """RefusedError, for the coordinator, unless these are the row's uploads, in its order."""
+    """RefusedError, for the coordinator, unless these are the row's uploads, in its order.
+
+    The signed row names each upload by silo and number, so another one in its place is the
+    coordinator's doing.
+    """
     named = [share.version for share in row.shares]
     check(
         [u.version for u in uploads] == named,

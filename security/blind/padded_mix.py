@@ -68,11 +68,15 @@ class PaddedUpload:
     signature: bytes = b""
 
     def payload(self, line: MixContext) -> bytes:
-        """What the silo signs, behind UPLOAD."""
+        """The bytes that the silo signs, behind UPLOAD."""
         return framed(self.version.context(line), self.sha256, self.tag, self.sealing.encoded())
 
     def check(self, line: MixContext, signers: Signers) -> None:
-        """RefusedError, for the silo, unless it signed this for this line."""
+        """RefusedError, for the silo, unless it signed this for this line.
+
+        Code UPLOAD or SHARES. Whether the stored bytes have this digest is ``check_upload``'s to
+        see.
+        """
         silo = self.version.silo
         signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
         check(signed, silo, Code.UPLOAD, "its signature does not fit the upload to be mixed")
@@ -98,6 +102,7 @@ def hidden_pieces(
     first byte leaves.
     """
     # The tag is of the numbers before they are hidden: those are what a row's opener has.
+    # Ring 64: words are weighted by up to 2^32, and no row wraps there (mix_context.py).
     hidden, elements = Mask([_term(line, version, seed)], 0, 64), line.group.elements
     buffer = np.empty(min(LENT, elements), "<u8")
     for start in range(0, elements, LENT):
@@ -111,7 +116,10 @@ def hidden_pieces(
 
 
 def tagger_of(line: MixContext, group_key: bytes) -> Tagger:
-    """A tagger of one vector of the line, whose uploads and rows have the same coefficients."""
+    """A tagger of one vector of the line, whose uploads and rows have the same coefficients.
+
+    Tags are bound to the line, not to a version: rows add up uploads of several rounds.
+    """
     return Tagger(group_key, line.context(), 1)
 
 
@@ -187,7 +195,10 @@ def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> It
 
 @dataclass(frozen=True, slots=True)
 class Summand:
-    """One other silo's part of a row: its upload, its integer weight and its seed."""
+    """One other silo's part of a row: its upload, its integer weight and its seed.
+
+    ``weight`` is in steps of 2^-32. Printing it shows no seed.
+    """
 
     upload: PaddedUpload
     weight: int
@@ -197,7 +208,10 @@ class Summand:
 def check_sent(
     line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, signers: Signers
 ) -> None:
-    """At ``silo``: RefusedError, for the coordinator, unless another silo signed both, for us."""
+    """At ``silo``: RefusedError, for the coordinator, unless another silo signed both, for us.
+
+    It opens nothing: the sender's word on the generation counts before any seed is opened.
+    """
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
@@ -259,6 +273,7 @@ class Opening:
         """``own`` are our values, unless ``own_weight`` is 0; ``dtype`` is that of the row."""
         self._line, self._key, self._summands = line, group_key, summands
         self._tagger = tagger_of(line, group_key)
+        # One mask of all seeds, each as often as its upload weighs: what is left of Y is the row.
         self._mask = Mask(
             negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64
         )
@@ -267,7 +282,11 @@ class Opening:
         self._words, self._part = np.empty((2, min(STEP, self._row.size)), "<u8")
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The next words of Y; RefusedError for half a word, or a row longer than its group."""
+        """The next words of Y; RefusedError for half a word, or a row longer than its group.
+
+        Pieces may be cut anywhere between words. Nothing of the row may be used before
+        ``finish``.
+        """
         check(
             len(piece) % WORD_BYTES == 0,
             COORDINATOR,
@@ -279,6 +298,7 @@ class Opening:
         check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._row.size} numbers")
         for at in range(0, came.size, STEP):
             words = self._words[: min(STEP, came.size - at)]
+            # Copied: the bytes that came cannot be written to.
             words[:] = came[at : at + STEP]
             self._mask.add_to(words)
             self._tagger.add(0, words)
@@ -293,6 +313,7 @@ class Opening:
             part *= self._own_weight
             words += part
         exponent, numbers = MIX_BITS + group.scale_exponent, self._part[: words.size].view("<f8")
+        # Numbers before their tag is checked: ``finish`` alone hands the row out.
         self._row[here] = dequantise(words, group.ring, exponent, numbers)
         self._filled = here.stop
 

@@ -1,4 +1,4 @@
-"""What crosses in a blind round, as silo and coordinator both know it before its cohort.
+"""The plan of a blind round, as silo and coordinator both know it before its cohort.
 
 A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum``
 parts, each of which is a group of that sum, in the order in which the parts cross
@@ -47,7 +47,11 @@ def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of a round that are uploads of their own, in the order in which they leave."""
+    """The parts of a round that are uploads of their own, in the order in which they leave.
+
+    Padded and rotated parts. Each has an intent of its own in the ledger, and leaves before the
+    masked words.
+    """
     return tuple(part for part in parts if _rotated(part) or part.exchange == Mix())
 
 
@@ -137,10 +141,10 @@ class RoundPlan:
 
     @cached_property
     def sums_down(self) -> tuple[SumDown, ...]:
-        """What can come down in words at its start, in wire order.
+        """The parts that can come down in words at its start, in wire order.
 
-        Each round that sums a part publishes it, or is the last one, so it is known of which round
-        the newest is.
+        Each round that sums a part publishes it, or is the last one, so it is known of which
+        round the newest is.
         """
         return tuple(
             each for name in self.in_words for each in self.whole.newest_sum(name, self.round)
@@ -148,12 +152,12 @@ class RoundPlan:
 
     @property
     def sums_metrics_alone(self) -> bool:
-        """Whether its sum has nothing of a model."""
+        """True if its sum has nothing of a model."""
         return (*self.sums, *self.rows) == (METRICS,)
 
     @property
     def sums_no_model(self) -> bool:
-        """Whether nothing that all silos received alike is summed, but metrics and rows alone."""
+        """True if nothing that all silos received alike is summed, but metrics and rows alone."""
         return self.sums == (METRICS,)
 
     def model_digest(
@@ -178,6 +182,8 @@ class RoundPlan:
         named: list[bytes] = []
         if not self.sums_no_model:
             for item, digest in zip(items, tensors, strict=True):
+                # What is addressed to one silo differs from silo to silo, and so would the digest
+                # and every mask.
                 if item.part not in own:
                     named += (*_names(item), digest)
             for part, digest in sums:
@@ -185,6 +191,7 @@ class RoundPlan:
 
         # Two rounds of one digest could not both be summed (security/secagg/memory.py).
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
+        # The job is in it: two jobs that deliver the same tensors still have two digests.
         fields = framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
         return hashlib.sha256(fields).hexdigest()
 
@@ -247,16 +254,20 @@ def _named(parts: Sequence[Part], names: Collection[str]) -> tuple[str, ...]:
 
 
 class JobPlan:
-    """What crosses in all rounds of one job, made once from its signed document."""
+    """The plan of all rounds of one job, made once from its signed document.
+
+    Silo and coordinator make the same one. Nothing here is secret, or depends on who takes part.
+    """
 
     def __init__(self, job: Job) -> None:
         """Plans of rounds are made when they are first asked for."""
         self.job = job
+        # Cached per plan: a cache on the method would keep the plans of all jobs alive.
         self.round: Callable[[int], RoundPlan] = lru_cache(ROUNDS_HELD)(self._round)
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What the job declares of its values."""
+        """The bounds of values and weights that the job declares."""
         said = self.job.security
         return Bounds(
             said.clip_exponent,
@@ -342,6 +353,7 @@ class JobPlan:
         """The last sum of a part before a round, none or one."""
         # From the job alone, so the coordinator cannot pass off an older sum as the newest.
         starts = (*self.job.phase_starts, self.job.length)
+        # Newest phase first; within a phase its last round before this one is the newest.
         for start, end in reversed([pair for pair in pairwise(starts) if pair[0] < round_]):
             sums = summed(self.job.up(start))
             for index, part in enumerate(sums):
@@ -350,7 +362,7 @@ class JobPlan:
         return ()
 
     def line(self, part: Part, federation: str, roster: str) -> MixContext:
-        """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
+        """The context of all uploads of a Mix part; ``roster`` is the digest of the roster.
 
         The key is made once for a job and its roster, so its epoch is 0
         (security/blind/group_key.py).
@@ -367,7 +379,7 @@ class JobPlan:
         )
 
     def use(self, part: Part, round_: int, row: int = 0) -> Use:
-        """What one secret rotation of a Gram part is for: a row of its tensor in one round."""
+        """The one use of a secret rotation of a Gram part: a row of its tensor in one round."""
         return Use(epoch=0, job=self.job.digest, round=round_, attempt=0, group=part.name, row=row)
 
 

@@ -107,21 +107,29 @@ def _payload(line: MixContext, version: Version, root: bytes, generation: int, k
 
 
 class Newest(Strict):
-    """The newest prekey that is known of another silo."""
+    """The newest prekey that is known of another silo.
+
+    ``key`` is its public half in hex. Seeds for that silo are sealed to it, and to no earlier one
+    again.
+    """
 
     generation: Number
     key: Hex32
 
 
 class SealedGeneration(Strict):
-    """Another silo's newest upload of a part: its number, and the generation of ours it uses."""
+    """Another silo's newest upload of a part: its number, and the generation of ours it uses.
+
+    Only the newest upload of a part may still come down, besides the rows just opened, so it
+    decides which generations must stay.
+    """
 
     number: Number
     generation: Number
 
 
 class Known(Strict):
-    """What a silo knows of the prekeys of its job: no secret.
+    """A silo's knowledge of the prekeys of its job: no secret.
 
     Durable before a seed is sealed, or a key is erased.
 
@@ -138,7 +146,7 @@ class Known(Strict):
         return cls(newest={silo: Newest(generation=0, key=key.hex()) for silo, key in keys.items()})
 
     def keys(self) -> dict[str, bytes]:
-        """What is sealed to, by silo."""
+        """The public key to which is sealed, 32 bytes, by silo."""
         return {silo: bytes.fromhex(each.key) for silo, each in self.newest.items()}
 
     def generations(self) -> dict[str, int]:
@@ -199,6 +207,8 @@ class Known(Strict):
             if silo in of_part
         }
         coming = [generation for part, generation in sealed.items() if part in parts]
+        # Where none of its parts comes down any more, its latest word counts: no sender goes back
+        # behind it.
         return min(coming) if coming else max(sealed.values(), default=0)
 
 
@@ -207,6 +217,8 @@ def check_own(own: Mapping[int, bytes], sender: str, generation: int) -> bytes:
 
     RefusedError says whose fault it is.
     """
+    # The sender signed the generation: above our newest it made one up; below, newer words had
+    # come before.
     made = max(own)
     why = f"sealed its seed to prekey {generation}, and the newest of this silo is {made}"
     check(generation <= made, sender, Code.SHARES, why)

@@ -36,17 +36,19 @@ LARGEST = 1 << 16  # numbers of a sketch: buckets are then uniform to 2^-47, and
 
 
 def hidden(vectors: Reals, size: int, key: bytes) -> Reals:
-    """What leaves of ``vectors`` [n, d]: Q v [n, d], or Q S(v) [n, size] where they are sketched.
+    """The form in which ``vectors`` [n, d] leave: Q v [n, d], or Q S(v) [n, size] if they are
+    sketched.
 
-    Size 0 is not at all.
-
-    The same bits for the same vector and key, whatever n is.
+    Size 0 is no sketch. The same bits for the same vector and key, whatever n is.
     """
     return sketched(vectors, size, key) if size else rotate(vectors, key)
 
 
 def hidden_each(vectors: Reals, size: int, keys: Sequence[bytes]) -> Reals:
-    """The same of each vector under a key of its own."""
+    """Like ``hidden``, each vector under a key of its own.
+
+    One key per vector, in order; the bits are those of ``hidden`` for each of them alone.
+    """
     if size:
         pairs = zip(vectors, keys, strict=True)
         vectors = np.concatenate([_sketch(vector[None], size, key) for vector, key in pairs])
@@ -77,6 +79,7 @@ def _sketch(vectors: Floats, size: int, key: bytes) -> Reals:
         here = vectors[:, at : at + STEP]
         made = words[: here.shape[1]]
         source.fill(made.data.cast("B"))
+        # The lowest bit is the sign; 63 are left for the bucket.
         bucket = ((made >> np.uint64(1)) % np.uint64(size)).astype(np.int64)
         sign = 1.0 - 2.0 * (made & np.uint64(1)).astype(np.float64)
         for i, vector in enumerate(here):

@@ -46,7 +46,11 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The one use of a Q; ``epoch`` is the group key's, ``row`` the compared class."""
+    """The one use of a Q; ``epoch`` is the group key's, ``row`` the compared class.
+
+    All fields are in the key of its rotation, so no other use has the same one. ``job`` is the
+    digest of the job's document, in hex.
+    """
 
     epoch: int
     job: str
@@ -56,7 +60,10 @@ class Use:
     row: int
 
     def key(self, group_key: bytes) -> bytes:
-        """The key of this Q, 32 bytes."""
+        """The key of this Q, 32 bytes.
+
+        Whoever has the group key makes it; the coordinator lacks that key.
+        """
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
         return derive(
             group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers)
@@ -114,6 +121,7 @@ def digest_of(vectors: Reals) -> str:
 
     It never leaves: guesses could be tried.
     """
+    # With the shape: two tables of the same numbers are not the same vectors.
     shape = (size.to_bytes(8) for size in vectors.shape)
     return hashlib.sha256(
         framed(GRAM_VECTORS, *shape, np.ascontiguousarray(vectors, "<f8").tobytes())
@@ -121,7 +129,10 @@ def digest_of(vectors: Reals) -> str:
 
 
 def check_kind(part: str, kind: Kind) -> None:
-    """LocalError for a part whose Gram discloses it (rule 2)."""
+    """LocalError for a part whose Gram discloses it (rule 2): counts, memberships and metrics.
+
+    None of their numbers is negative, so inner products give them back up to the order of classes.
+    """
     check_local(
         kind not in DISCLOSED,
         f"part {part!r} is of kind {kind.name.lower()}: its inner products disclose it up to"
@@ -155,7 +166,10 @@ def rotate(vectors: Reals, key: bytes) -> Reals:
 
 
 def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
-    """Each vector rotated under a key of its own: the same bits as one by one, in less time."""
+    """Each vector rotated under a key of its own: the same bits as one by one, in less time.
+
+    LocalError unless there is one key per vector, or the vectors are not float64 [n, d].
+    """
     matched = len(keys) == len(vectors)
     check_local(matched, f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
     return _rotate(vectors, keys)
@@ -169,6 +183,7 @@ def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     turned = vectors.T.copy()
     d = len(turned)
     for m, g in enumerate(_reflecting(keys, d), start=1):  # [m, 1 or n]
+        # The sign of g_1, so that w_1 is a sum of two numbers of one sign and loses no digits.
         sign = np.where(g[0] < 0, -1.0, 1.0)
         here = turned[d - m :]  # [m, n]
         if m > 1:
@@ -200,11 +215,14 @@ def _streams(key: bytes, lengths: range) -> list[Reals]:
     words = np.empty((sum(pairs), 2), "<u8")
     ends = np.cumsum(pairs)
     for m, end, count in zip(lengths, ends, pairs, strict=True):
+        # Points outside of the circle are passed over, so how many words a vector takes varies:
+        # each has a stream of its own.
         Keystream(key, m).fill(words[end - count : end].data.cast("B"))
     found, inside = _polar(words)
     upto = 2 * np.cumsum(inside)[ends - 1]
     each = [found[start:stop] for start, stop in zip((0, *upto[:-1]), upto, strict=True)]
     return [
+        # Where too few points lay inside, the same stream is read again, and further.
         made[:m] if len(made) >= m else gaussians(key, m, m)
         for m, made in zip(lengths, each, strict=True)
     ]
@@ -263,6 +281,7 @@ def _logarithm(values: Reals) -> Reals:
     """
     mantissa, exponent = np.frexp(values)  # exact, in [1/2, 1)
     low = mantissa < 0.7071067811865476
+    # Around 1, |z| is at most 0.172 and the series short.
     mantissa = np.where(low, mantissa * 2.0, mantissa)  # in [√½, √2)
     z = (mantissa - 1.0) / (mantissa + 1.0)
     square, series = z * z, np.zeros_like(z)

@@ -43,7 +43,7 @@ FIRST: Mapping[str, int] = MappingProxyType({})  # generations: the first of all
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """What the sender signs of it: E, the commitment and the root, 32 bytes each."""
+    """The sender's signed summary of it: E, the commitment and the root, 32 bytes each."""
 
     sender: str
     ephemeral: bytes
@@ -55,7 +55,11 @@ class Sealing:
         return framed(self.sender.encode(), self.ephemeral, self.commitment, self.root)
 
     def check(self) -> None:
-        """RefusedError, for the sender, unless its fields have their sizes."""
+        """RefusedError, for the sender, unless its fields have their sizes.
+
+        ``encoded`` frames each field, so only their sizes are left to check; the signature is the
+        caller's to check.
+        """
         sized = (
             len(self.ephemeral) == KEY_BYTES
             and len(self.commitment) == len(self.root) == HASH_BYTES
@@ -83,7 +87,11 @@ class SealedSecret:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A piece on its way to its recipient, with proof that the sender signed it."""
+    """A piece on its way to its recipient, with proof that the sender signed it.
+
+    The proof needs the sealing's signed root, and the recipient's place among all recipients, by
+    id.
+    """
 
     sealed: SealedSecret
     proof: Hashes
@@ -143,6 +151,8 @@ def open_letter(
     check_letter(sealing.root, letter, sender, recipient, among)
 
     # (2) It opens.
+    # Our own public key is in it: what was sealed to an earlier prekey does not open by a later
+    # one.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
     try:
@@ -165,7 +175,11 @@ def open_letter(
 def check_letter(
     root: bytes, letter: Letter, sender: str, recipient: str, among: Sequence[str]
 ) -> None:
-    """RefusedError, for the coordinator, unless the signed root covers this letter."""
+    """RefusedError, for the coordinator, unless the signed root covers this letter.
+
+    ``among`` are all recipients of the secret. It opens nothing, so whoever knows the root can
+    check it.
+    """
     for_it = letter.sealed.recipient == recipient
     check(
         for_it,
@@ -192,7 +206,7 @@ def check_letter(
 
 
 def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool:
-    """Whether this is the secret that the sender committed to."""
+    """True if this is the secret that the sender committed to."""
     return (
         len(secret) == SECRET_BYTES
         and _commitment(label, ctx, sealing.sender, secret) == sealing.commitment
@@ -229,7 +243,7 @@ def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequen
 
 
 def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
-    """At the coordinator: what each recipient gets."""
+    """At the coordinator: the letter for each recipient, by id."""
     tree = Tree(piece.leaf() for piece in pieces)
     return {
         piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)
@@ -237,7 +251,7 @@ def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
 
 
 def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
-    """At the coordinator: what one recipient gets; LocalError where nothing is sealed to it."""
+    """At the coordinator: one recipient's letter; LocalError where nothing is sealed to it."""
     named = [piece.recipient for piece in pieces]
     known = recipient in named
     check_local(known, f"nothing is sealed to {recipient!r}, only to {', '.join(named)}")

@@ -23,7 +23,10 @@ from ..secagg.spec import RoundSpec
 
 
 def silo_pad(group_key: bytes, ctx: bytes, silo: str, prg: int) -> Term:
-    """What a silo adds in an attempt; each group has a stream of its own."""
+    """The pad that a silo adds in an attempt; each group has a stream of its own.
+
+    The context is in its key, so no two attempts have one pad.
+    """
     return Term(derive(group_key, ctx, framed(SECAGG_HIDE, prg.to_bytes(1), silo.encode())))
 
 

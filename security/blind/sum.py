@@ -1,19 +1,14 @@
 """The ``Sum`` exchange by a secure sum: a part is one group, its fold that group's opened sum.
 
-=========  =======================================  =============================
-                                                    ==========================
-form       the group's elements                     weights                        ring
-=========  =======================================  =============================
-                                                    ==========================
-``mean``   all tensors, one after another           public (declared counts), or   32; 64 where
-                                                    private weights
-                                                    private, one                   spread more than
-                                                    16-fold
-``ratio``  row by row, the tensors side by side     private, one a row             the same
-``total``  all tensors, one after another           equal                          64: counts stay
-                                                    whole
-=========  =======================================  =============================
-                                                    ==========================
+=========  =======================================  ========================  ======================
+form       the group's elements                     weights                   ring
+=========  =======================================  ========================  ======================
+``mean``   all tensors, one after another           public (declared          32; 64 where private
+                                                    counts), or private, one  weights spread more
+                                                                              than 16-fold
+``ratio``  row by row, the tensors side by side     private, one a row        the same
+``total``  all tensors, one after another           equal                     64: counts stay whole
+=========  =======================================  ========================  ======================
 
 ``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel
 exactly, so a simulation with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in
@@ -86,7 +81,11 @@ class Bounds:
 
 
 def group(part: Part, bounds: Bounds) -> Group:
-    """The group of a part; LocalError for a part that is no Sum."""
+    """The group of a part; LocalError for a part that is no Sum.
+
+    Without scale, which follows from the cohort. All who take part make the same one from the
+    job.
+    """
     own = _group(part, bounds)
     return own.model_copy(update={"reader": SILOS_READ}) if part.name in bounds.for_silos else own
 
@@ -115,6 +114,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
             # a presence is 0 or 1, whatever counts the job declares
             own = most if most <= 1 else bounds.most
             least = bounds.least if own > 1 else 1
+            # The lightest silo's values have so many bits fewer (SECURITY.md rule 18).
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(
                 name=part.name,
@@ -138,7 +138,10 @@ def row_name(part: str, recipient: str) -> str:
 
 
 def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
-    """The group of one recipient's row."""
+    """The group of one recipient's row.
+
+    Its weights follow with the cohort (``spec.specify``); its values are clipped like the part's.
+    """
     name, clip = row_name(part.name, recipient), bounds.clip_exponent
     return Group(
         name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient
@@ -176,6 +179,7 @@ def folded(
     """
     if own.weights == "equal":
         return _cut(part, own, opened.total, total=True)
+    # Copied, since ``from_numpy`` shares memory with the opened group.
     weight = torch.from_numpy(opened.weight.copy())
     mean = opened.mean(
         np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory
@@ -194,6 +198,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
     members = len(spec.cohort)
     if own.weights == "equal":
         return float(error_bound(own, members))
+    # A mean divides by the weight, so its lightest row is off the most.
     lightest = float(opened.weight[opened.weight > 0].min(initial=np.inf))
     total = float(error_bound(own, members)) * opened.unit / lightest
     if own.weights != "private":
@@ -212,7 +217,7 @@ class Quantised:
     ``Each`` in the clear.
 
     ``terms`` are what rows are mixed by. Without the job's own ``group_key`` and digest a Gram is
-    that of another key: within ``blind_mix.gram_deviation``, but not the same bits.
+    that of another key: within ``mix_and_gram.gram_deviation``, but not the same bits.
     """
 
     def __init__(
@@ -235,7 +240,10 @@ class Quantised:
         self._round = 0
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """All tensors: quantised where they are summed or mixed, sketched where compared."""
+        """All tensors: quantised where they are summed or mixed, sketched where compared.
+
+        That happens in ``collect``: here they are as they would cross in the clear.
+        """
         return laid_out(part, contribution)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
@@ -281,7 +289,10 @@ class Quantised:
     def opened(
         self, part: Part, members: Sequence[str], read: Read
     ) -> tuple[RoundSpec, OpenedGroup]:
-        """The specification that the members would have, and the opened sum."""
+        """The specification that the members would have, and the opened sum.
+
+        Nothing is masked: masks cancel, and the bounds are checked as a federation checks them.
+        """
         spec = specify(self._frame(group(part, self._bounds)), members, 0)
         return spec, self._sum(part, spec, read)
 
@@ -289,6 +300,7 @@ class Quantised:
         """The sum of a specification's one group over its cohort: masks and pads cancel."""
         # Masks and pads cancel, so the sum is made without them; bounds are checked all the same.
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
+        # ``open`` checks bounds of groups that the coordinator reads alone.
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
         for silo in spec.cohort:
