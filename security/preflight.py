@@ -48,7 +48,7 @@ class PreflightReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if nothing failed."""
         return all(finding.ok for finding in self.findings)
 
     def look(self, name: str, check: Callable[[], tuple[ValueT, str]]) -> ValueT | None:

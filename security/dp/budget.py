@@ -15,8 +15,8 @@ limit; a reservation beyond it is refused before anything is done. That is a fil
 chosen in view of what came before, at a price in δ (rdp.py).
 
 An older copy of the folder would have forgotten what was spent. So the head of this log goes into
-the silo's own ledger with each reservation, and others hold that one's (witness.py): ``check_held``
-compares.
+the silo's own ledger with each reservation, and others hold that one's (silo/egress/witness.py):
+``check_held`` compares.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What was spent of a data set's budget, read from its folder.
+"""The state of a data set's privacy budget, read from its folder.
 
 It needs no lock: the agent may be writing at the same time.
 """

@@ -1,4 +1,4 @@
-"""What releases cost by a tighter accountant, for people to read: a budget is never enforced by it.
+"""The cost of releases by a tighter accountant, for people: a budget is never enforced by it.
 
 Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical
 composition of differential privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py).

@@ -1,4 +1,4 @@
-"""What a series of noisy releases costs, by Rényi differential privacy.
+"""The cost of a series of noisy releases, by Rényi differential privacy.
 
 The mechanism is the sampled Gaussian. An event is a number of equal steps. Each step is a sum over
 records, bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S;

@@ -66,7 +66,7 @@ PROTOCOL_KEY, LOG_KEY, EXCHANGE_KEY = "protocol.key", "log.key", "exchange.key"
 
 
 class Role(StrEnum):
-    """What a member is in its federation.
+    """The part that a member has in its federation.
 
     One member has one role; what it may sign or call follows from it.
     """

@@ -38,7 +38,7 @@ Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
 
 
 class Pins(Strict):
-    """What a party's own configuration knows of its federation, whatever any file says."""
+    """A party's own knowledge of its federation, from its configuration, whatever any file says."""
 
     federation: Id
     threshold: Annotated[int, Field(ge=1)]
@@ -200,7 +200,7 @@ def _made(federation: str, version: int, threshold: int, entries: Iterable[Roste
 
 
 def payload(roster: Roster) -> bytes:
-    """What founders sign, behind the label: the canonical roster without its signatures.
+    """The bytes that founders sign, behind the label: the canonical roster without its signatures.
 
     Every version has other bytes, so no signature of an older version holds for a newer one.
     """

@@ -1,4 +1,4 @@
-r"""What one silo says, signed, that it holds of another one's ledger (rule 30).
+r"""One silo's signed word on the head that it holds of another one's ledger (rule 30).
 
 A silo asks with a challenge that is new for each session, the leaf hash of its ``control.open``
 record; the coordinator passes it on. It can keep answers back; it can neither invent one nor show

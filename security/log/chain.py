@@ -37,7 +37,7 @@ FRAME = {  # what the log itself adds to a record, and how it is written
 # all of it at once, since a ledger has many lines
 _FRAME = re.compile(rf"\[{', '.join(FRAME.values())}\]")
 
-Form = Callable[[bytes], dict[str, Any] | None]  # record_form.well_formed, or nothing
+Form = Callable[[bytes], dict[str, Any] | None]  # fast_decoder.well_formed, or none
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ def held(folder: Path) -> bool:
 
 
 def _taken(descriptor: int, path: Path, how: int) -> bool:
-    """Whether this process has the lock now; LocalError where the file system has no locks."""
+    """True if this process has the lock now; LocalError where the file system has no locks."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:

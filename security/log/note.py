@@ -285,7 +285,7 @@ def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature
     """Cosignature, kind 4: of all trees of this log that we saw, at ``time`` this is the largest,
     and they agree.
 
-    ``time`` is in seconds since 1970. Check it first (checkpoint.verify_growth); one key cosigns
+    ``time`` is in seconds since 1970. Check it first (tree_head.verify_growth); one key cosigns
     under one name.
     """
     if not 0 <= time <= MAX_TIME:
@@ -303,7 +303,7 @@ def _signed(
 
 
 def _message(text: str, time: int | None = None) -> bytes:
-    """What is signed below a text, with a time for a cosignature."""
+    """The bytes that are signed below a text, with a time for a cosignature."""
     if fault := _text_fault(text):
         raise LocalError(f"note: {fault}")
     return (text if time is None else f"{COSIGNED}time {time}\n{text}").encode()

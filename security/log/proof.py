@@ -132,7 +132,7 @@ def verify(
 
     The checkpoint that says so.
 
-    ProofError as of ``checkpoint.verify``, or if the record is another or stands elsewhere.
+    ProofError as of ``tree_head.verify``, or if the record is another or stands elsewhere.
     """
     # (1) The log signed the checkpoint. The index needs no signature: the hashes lead from another
     # place to another root.

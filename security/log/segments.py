@@ -154,7 +154,7 @@ class Reading:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether this is a record to its end."""
+    """True if this is a record to its end."""
     try:
         return isinstance(json.loads(data), dict)
     except (ValueError, RecursionError):

@@ -63,9 +63,7 @@ def owner(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TreeHead:
-    """What a log's key says: the first ``size`` records of ``origin`` hash to ``root``, 32
-    bytes.
-    """
+    """A log's statement: the first ``size`` records of ``origin`` hash to ``root``, 32 bytes."""
 
     origin: str
     size: int

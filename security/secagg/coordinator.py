@@ -396,7 +396,7 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage for it to wait: ``AttemptDeadline`` ends it.
+    """True if too few can answer in this stage for it to wait: ``AttemptDeadline`` ends it.
 
     The shell may then end the stage at once, instead of waiting until its time is over.
     """

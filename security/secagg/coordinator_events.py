@@ -1,4 +1,4 @@
-"""What happens at the coordinator of a secure sum, and what it has to do."""
+"""Events into the coordinator's ``advance`` in a secure sum, and the effects that come out."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""What proves that a dealer of a secure sum broke the rules, for anyone who has the roster's keys.
+"""Evidence that a dealer of a secure sum broke the rules, for anyone who has the roster's keys.
 
 A silo whose portion does not open, or does not fit its commitments, makes a ``Complaint``: the
 private key, of one use, with which it was to open what this one dealer sealed (receiving_keys.py).
@@ -305,12 +305,12 @@ def proven(
 
 
 def _is_private_half(key: bytes, portion: Portion) -> bool:
-    """Whether this is the private key, 32 bytes, of the one that a portion is sealed to."""
+    """True if this is the private key, 32 bytes, of the one that a portion is sealed to."""
     return len(key) == KEY_BYTES and public_key(key) == portion.key
 
 
 def _opens(portion: Portion, ctx: bytes, dealer: KeyBundle, key: bytes) -> bool:
-    """Whether a portion opens by the holder's private key, and fits its commitments."""
+    """True if a portion opens by the holder's private key, and fits its commitments."""
     try:
         open_portion(portion, ctx, dealer, key)
     except RefusedError:

@@ -66,7 +66,7 @@ class SealedShare:
 
 
 def compared(spec: RoundSpec) -> Compared:
-    """What a round compares; LocalError where it compares nothing by shares."""
+    """The comparison of a round; LocalError where it compares nothing by shares."""
     if spec.compared is None:
         raise LocalError(
             f"round {spec.round} of job {spec.job!r} compares nothing by shares; this is a bug in"

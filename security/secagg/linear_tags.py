@@ -101,9 +101,9 @@ class Tagger:
         own: Mapping[int, bytes] | None = None,
         terms: Sequence[Term] = (),
     ) -> bytes:
-        """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``.
+        """The tags that a silo sends: its sums under its pads and, in a secure sum, its masks.
 
-        8 bytes per group. ``own``, by group, are keys of pads that one other silo has, in place of
+        8 bytes per group. ``terms`` are the masks. ``own``, by group, are keys of pads that one other silo has, in place of
         the key that all have.
         """
         # A row's tag must not show its numbers to other silos, which have the key that all share.

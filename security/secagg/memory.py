@@ -1,4 +1,4 @@
-"""What a silo remembers of one secure sum across rounds, attempts and restarts.
+"""A silo's memory of one secure sum across rounds, attempts and restarts.
 
 SECURITY.md rules 17, 18, 33 and 34. Kept by instance (``Frame.instance``), and durable before the
 message that it is about leaves; canonical JSON, here cut::
@@ -261,7 +261,7 @@ class Memory(Strict):
         )
 
     def _collides(self, attempt: Pending, spec: RoundSpec, terms: Terms) -> bool:
-        """Whether two sums, of that attempt and of this one, could show a silo by their difference.
+        """True if two sums, of that attempt and of this one, could show a silo by their difference.
 
         Attempts of one round over whole batches cannot, so they may still be open.
         """

@@ -91,7 +91,7 @@ class Compared(Strict):
 
 
 def compared_of(part: Part, clip_exponent: int) -> Compared:
-    """What a ``Gram`` part by secret sharing compares."""
+    """The comparison of a ``Gram`` part by secret sharing."""
     groups, width = part.tensors[0].shape
     return Compared(name=part.name, groups=groups, width=width, clip_exponent=clip_exponent)
 
@@ -152,7 +152,7 @@ def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
 
 @dataclass(frozen=True, slots=True)
 class GramShare:
-    """What one dealer dealt to one holder; printing it shows nothing.
+    """The share that one dealer dealt to one holder; printing it shows nothing.
 
     ``vectors`` [groups, width] are the values of f at the holder's number, ``zeros`` [cohort,
     groups] those of z, for each silo of the cohort.

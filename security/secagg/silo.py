@@ -517,7 +517,7 @@ def _sign_survivors(
 def _opened_vectors(
     state: SiloAttempt, survivors: Sequence[str], shares: tuple[SealedShare, ...]
 ) -> Mapping[str, GramShare]:
-    """What each other survivor dealt to us, where vectors are compared by shares."""
+    """The share that each other survivor dealt to us, where vectors are compared by shares."""
     # Shares of survivors alone: a lost silo drops out of the comparison as out of the sum.
     silo, spec, seeds = state.silo, state.spec, _seeds(state)
     others = [survivor for survivor in survivors if survivor != silo]

@@ -1,4 +1,4 @@
-"""What one attempt at a secure sum is: a document that the coordinator signs.
+"""The specification of one attempt at a secure sum: a document that the coordinator signs.
 
 Everything else is bound to it.
 Canonical JSON, here broken and cut; ``ctx = SHA-256(framed(CONTEXT, document))`` is in every key,
@@ -221,7 +221,7 @@ class Terms:
         return unbroken(self.batches, silos, self.excused, least)
 
     def regroups(self, spec: RoundSpec) -> bool:
-        """Whether values of one round may be in several sums, each over whole batches.
+        """True if values of one round may be in several sums, each over whole batches.
 
         However many there are, these sums tell the sums of single batches and nothing beyond that
         (algorithms/job/batches.py); with one batch, all of them are the same sum. The values must
@@ -414,7 +414,7 @@ def brought_fault(spec: RoundSpec, group: Group, min_cohort: int) -> str:
 
 
 def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
-    """What this silo would have written, with the weights that a specification brings.
+    """Our own specification, with the weights that the coordinator's brings.
 
     RefusedError if it may not.
     """
