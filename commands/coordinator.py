@@ -21,11 +21,13 @@ def check(
 
     Exit code 1 if one fails.
     """
+    # Nothing is started or changed, so a check may run next to the daemon.
     output.show(checked(config), as_json)
 
 
 def run(config: Annotated[Path, typer.Option(help="The coordinator's TOML file.")]) -> None:
     """Serve silos and run the configured jobs in turn, until SIGTERM or Ctrl-C."""
+    # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
     asyncio.run(serve(loaded))

@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, str] = {
     "partition make": "simulate.partition:make",
     "partition show": "simulate.partition:show",
 }
+# A group has no function of its own whose docstring could be read.
 GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
     "keys": "Make and show the keys of a member: silo, coordinator, operator, founder.",
     "roster": "Make, change, sign and check the list of a federation's members.",
@@ -84,7 +85,10 @@ GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
 
 
 def function(target: str) -> Callable[..., None]:
-    """The function of a command, such as ``silo:run``; imports its module and what that needs."""
+    """The function of a command, such as ``silo:run``; imports its module and what that needs.
+
+    typer reads its annotations and its docstring.
+    """
     require_tls13()  # before anything imports gRPC, which reads its variables then
     module, _, name = target.partition(":")
     found: Callable[..., None] = getattr(importlib.import_module(f".{module}", __package__), name)
@@ -92,7 +96,11 @@ def function(target: str) -> Callable[..., None]:
 
 
 class LazyCommand(TyperCommand):
-    """A command of which only name and help are known until it parses its options."""
+    """A command of which only name and help are known until it parses its options.
+
+    The class above takes its help from a function that is imported; this
+    one reads it from the source.
+    """
 
     def __init__(self, name: str, target: str) -> None:
         """``target`` is a value of ``COMMANDS``."""
@@ -107,19 +115,25 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Parse the command line: from here on the real command stands in for this one."""
+        # typer makes a command from a function's annotations, so its module is
+        # imported here and not before.
         alone = typer.Typer(add_completion=False)
         alone.command(self.name)(function(self._target))
         return typer.main.get_command(alone).make_context(*args, **options)
 
 
 class LazyGroup(TyperGroup):
-    """The commands under one word, or those under none with all groups."""
+    """The commands under one word, or those under none with all groups.
+
+    No command's module is imported for it.
+    """
 
     def __init__(self, *, name: str | None = None, **options: Any) -> None:
         """An empty ``name`` is that of the program itself."""
         word = name or ""
         commands: dict[str, Any] = {}
         for path, target in COMMANDS.items():
+            # A command without a group has no word before it.
             first, _, last = path.rpartition(" ")
             if first == word:
                 commands[last] = LazyCommand(last, target)
@@ -132,9 +146,11 @@ class LazyGroup(TyperGroup):
 @cache
 def _docstrings(module: str) -> dict[str, str]:
     """The docstrings of a module's functions, by name."""
+    # From the file, since an import would load PyTorch.
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     found = {}
     for node in ast.parse(path.read_text("utf-8")).body:
+        # Methods are no commands; only functions of the module itself are looked at.
         if isinstance(node, ast.FunctionDef):
             found[node.name] = ast.get_docstring(node) or ""
     return found

@@ -28,6 +28,7 @@ def check(
     No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake and
     a health call.
     """
+    # Jobs are judged by the code with which the agent decides, so that both say the same.
     output.show(checked(config, job or []), as_json)
 
 
@@ -36,6 +37,7 @@ def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> 
 
     It runs until SIGTERM or Ctrl-C.
     """
+    # The log's form is in the file, so an error in the file itself is shown as text.
     loaded = configs.load(config)
     log.setup(loaded.log)
     asyncio.run(serve(loaded))

@@ -42,7 +42,11 @@ from ..security.policy.file import Bytes
 
 
 class Timing(Strict):
-    """How long the coordinator waits, in seconds."""
+    """Waiting times of the coordinator, in seconds.
+
+    Silos receive ``beat_seconds`` and ``hold_seconds`` in the reply to Hello. A silo of which
+    nothing was heard for six beats counts as lost (daemon.py).
+    """
 
     admission_seconds: float = pydantic.Field(default=3600.0, gt=0, le=2_592_000)
     beat_seconds: int = pydantic.Field(default=5, ge=1, le=300)
@@ -51,13 +55,17 @@ class Timing(Strict):
 
 
 class JobLimits(Strict):
-    """Limits of one job."""
+    """Limits of one job.
+
+    A job above a limit is refused when it is submitted, or when the coordinator starts with it.
+    """
 
     max_job_bytes: Bytes | None = None
     """Disk space, computed from the job's schema (disk_need.py)."""
 
 
 def _address(listen: str) -> str:
+    # At the last colon, since an IPv6 address has others.
     port = listen.rpartition(":")[2]
     known = re.fullmatch(r"[^\s/]+:[0-9]+", listen) and int(port) <= 65535
     if not known:
@@ -66,7 +74,10 @@ def _address(listen: str) -> str:
 
 
 class CoordinatorConfig(Strict):
-    """The file's keys."""
+    """The file's keys.
+
+    The comments at the top of this module say what each key is for. An unknown key is an error.
+    """
 
     version: Literal[1]
     listen: Annotated[str, pydantic.AfterValidator(_address)]
@@ -82,8 +93,12 @@ class CoordinatorConfig(Strict):
 
 
 def load(path: Path) -> CoordinatorConfig:
-    """Read the file; its paths become relative to it."""
+    """Read the file; its paths become relative to it.
+
+    LocalError names the file, and the key where one is wrong.
+    """
     config = read_toml(path, CoordinatorConfig)
+    # Relative to the file, so that the working directory of a service does not matter.
     base = path.parent
     return config.model_copy(
         update={

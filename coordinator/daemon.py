@@ -79,12 +79,21 @@ class PartialUpload:
     part: str = ""  # of a blind job, where it crosses by itself
 
     def fits(self, run: JobRun, round_: int, part: str = "") -> bool:
-        """Whether it is of this round, or this part of it, of this job."""
+        """True for an upload of this round, or of this part of it, by this run of a job.
+
+        The context of a blind upload is compared by the caller (rpc/uploads.py): without it a silo
+        may still ask how much has arrived.
+        """
         return self.run is run and (self.round, self.part) == (round_, part)
 
 
 class Daemon:
-    """All jobs of one coordinator, in turn."""
+    """All jobs of one coordinator, in turn.
+
+    To be used from the event loop's thread alone; only folds and the opening of sums
+    run in a thread of their own. Each change of a job passes through ``apply``, so
+    that the database has it first.
+    """
 
     def __init__(
         self,
@@ -100,6 +109,7 @@ class Daemon:
         self.attesting = Attesting()
         self.contributions = KeyContributions(roster, database)
         self.runs: list[JobRun] = []
+        # In memory alone: after a restart each silo has to say hello again.
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
@@ -127,7 +137,10 @@ class Daemon:
         }
 
     def check_new(self, job: Job) -> None:
-        """LocalError where a job that the database does not have may not begin here."""
+        """LocalError where a job that the database does not have may not begin here.
+
+        For jobs of the configuration and for submitted ones; nothing is changed.
+        """
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
         # Silos would refuse it anyway; here its operator hears of it (SECURITY.md 5).
@@ -135,12 +148,19 @@ class Daemon:
             raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
-        """LocalError where the database is older than what lies beside it."""
+        """LocalError where the database is older than what lies beside it.
+
+        Silos have receipts for rounds that such a database does not know, and the tensors are their
+        only copy, so nothing is begun with it.
+        """
         for job, stored in jobs:
             check_folder(self._folder(job), stored.state.round)
 
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
-        """Take up all jobs where they stood."""
+        """Take up all jobs where they stood.
+
+        Effects that may not have been run before the process ended are run again.
+        """
         for job, stored in jobs:
             fitting, reports = self._fitting(job, stored)
             self.runs.append(self._job_run(job, fitting))
@@ -162,6 +182,8 @@ class Daemon:
         # Under another key nobody can open what was uploaded for the open round.
         closed = tuple(each for each in stored.hidden if each.round != stored.state.round)
         open_ = without((each.file for each in stored.hidden), {each.file for each in closed})
+        # Together: a crash in between would leave the job failed and its
+        # open uploads in the database.
         with self.writing():
             self._database.save_state(failed)
             self._database.drop_secure(job.name)
@@ -171,7 +193,10 @@ class Daemon:
         return replace(stored, state=failed, hidden=closed), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
-        """Queue a job, after ``check_new``; it begins at once where none runs."""
+        """Queue a job, after ``check_new``; it begins at once where none runs.
+
+        The caller has verified its signature. The job is durable when this returns.
+        """
         state = JobState(
             job.name,
             job.silos,
@@ -193,7 +218,10 @@ class Daemon:
         return run
 
     def rounds(self, run: JobRun) -> list[tuple[int, list[str], dict[str, int]]]:
-        """Number, members and metrics of a job's closed rounds."""
+        """Number, members and metrics of a job's closed rounds.
+
+        In ascending order. The metrics are sums over the members.
+        """
         return self._database.rounds(run.job.name)
 
     def _job_run(self, job: Job, stored: StoredJob) -> JobRun:
@@ -208,7 +236,10 @@ class Daemon:
     # What the service asks.
 
     def saw(self, silo: str) -> None:
-        """Note that a silo is alive."""
+        """Note that a silo is alive.
+
+        Also called for each piece of a transfer, so that a silo is not lost in a long upload.
+        """
         new = silo not in self._seen
         self._seen[silo] = time.monotonic()
         # Operators watch which silos were not heard of (``unheard``).
@@ -220,7 +251,11 @@ class Daemon:
         return asyncio.get_running_loop().time() + self.config.timing.hold_seconds
 
     def changed_for(self, silo: str) -> asyncio.Event:
-        """Set once a task of this silo, a message to it or its session may have changed."""
+        """Set once a task of this silo, a message to it or its session may have changed.
+
+        An event is set once and then replaced. A caller takes it before it reads the state, so that
+        no change in between is missed.
+        """
         return self._changed_for.setdefault(silo, asyncio.Event())
 
     async def woken(self, silo: str, changed: asyncio.Event, until: float) -> bool:
@@ -228,6 +263,7 @@ class Daemon:
 
         False where nothing changed until then.
         """
+        # Counted: of two polls of a silo, one may not know yet that the silo left.
         self._waiting[silo] += 1
         try:
             async with asyncio.timeout_at(until):
@@ -249,8 +285,12 @@ class Daemon:
         return self._seen.get(silo, self._began) < silent and not self._waiting[silo]
 
     def connected(self) -> set[str]:
-        """Silos that were heard of within some beats."""
+        """Silos that were heard of within some beats.
+
+        A silo whose call is waiting may be missing here: it is heard of when the call ends.
+        """
         since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
+        # A copy of the items: the metrics ask from a thread of their own.
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
 
     def unheard(self, run: JobRun) -> list[str]:
@@ -262,12 +302,20 @@ class Daemon:
         return [silo for silo in run.state.silos if runs and silo not in self._seen]
 
     def spool(self, silo: str, *, going_on: bool) -> Spool:
-        """A file for an upload in flight, or the one that an interrupted upload left."""
+        """A file for an upload in flight, or the one that an interrupted upload left.
+
+        There is one per silo, which uploads one thing at a time. RefusedError STORAGE
+        where the disk does not take it.
+        """
         with disk_errors(silo):
             return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
 
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
-        """The first task of this silo, in job order."""
+        """The first task of this silo, in job order.
+
+        None where no job has one for it. It follows from the jobs' states, so a task that was
+        lost on the way is given again.
+        """
         # The first in order: silos that served jobs in different orders would wait for each other.
         for run in self.runs:
             if (task := task_for(run.state, silo)) is not None:
@@ -314,12 +362,16 @@ class Daemon:
         return taken.receipt
 
     def delivered(self, run: JobRun, silo: str, round_: int, size: int, digests: Digests) -> None:
-        """Note a delivery that was sent to its end."""
+        """Note a delivery that was sent to its end.
+
+        The record in the ledger is durable when this returns.
+        """
         with self._keeping():
             self.receiving.delivered(run.job, silo, round_, size, digests)
 
     def receipt(self, run: JobRun, round_: int, silo: str, part: str = "") -> pb.Receipt | None:
         """The receipt of an upload that was accepted, and still counts."""
+        # With the receipt of an attempt that is over, the silo would not upload for the active one.
         if not run.collector.counts(silo, round_, part):
             return None
         given = self._database.submission(run.job.name, round_, silo, part)
@@ -333,7 +385,11 @@ class Daemon:
         )
 
     async def watch_silos(self) -> None:
-        """For ever: drop the silos of open rounds that were not heard of for some beats."""
+        """For ever: drop the silos of open rounds that were not heard of for some beats.
+
+        Silos that come back within the round stay out of it in a plain job, and may take part in
+        the next attempt of a blind one.
+        """
         while True:
             await asyncio.sleep(self.config.timing.beat_seconds)
             for run in self.runs:
@@ -356,6 +412,7 @@ class Daemon:
         """
         before = run.state
         state, effects = advance(before, event)
+        # What comes too late changes nothing, and is not worth a write.
         if state == before:
             return
 
@@ -368,10 +425,12 @@ class Daemon:
             record()
             run.collector.record(event, state)
 
+        # Not before the commit: nobody may act on a state that a restart would not find.
         run.state = state
         committed()
         run.collector.moved(event, before)
         self._run(run, effects)
+        # After the effects, so that a silo that wakes finds what they changed.
         self.tell(concerned(before, state))
         if state.expired and not before.expired:
             run.collector.expire()
@@ -388,6 +447,8 @@ class Daemon:
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
+        # The loop's handler stops the daemon (server.py): nothing may be
+        # promised that is not on the disk.
         try:
             yield
         except LocalError as error:
@@ -407,12 +468,18 @@ class Daemon:
         self._begin_next()
 
     def tidy(self) -> None:
-        """Let go what was held for a round that does not await it any more; wake all who wait."""
+        """Let go what was held for a round that does not await it any more; wake all who wait.
+
+        For a step of a secure sum that leaves the job's state as it was.
+        """
         self.let_go()
         self.tell()
 
     def let_go(self) -> None:
-        """Drop what was held for a round that does not await it any more."""
+        """Drop what was held for a round that does not await it any more.
+
+        With its file, so the silo has to upload from the beginning.
+        """
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round, held.context, held.part):
                 self.held.pop(silo).spool.discard()
@@ -422,6 +489,7 @@ class Daemon:
 
         The next wait anew.
         """
+        # Taken out first: a call that comes after this waits on a new event.
         for silo in list(self._changed_for) if silos is None else silos:
             if (waits := self._changed_for.pop(silo, None)) is not None:
                 waits.set()
@@ -437,6 +505,8 @@ class Daemon:
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)
+        # The job itself draws the cohort, so that silos can check what
+        # they are told (SECURITY.md 36).
         cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
@@ -448,6 +518,7 @@ class Daemon:
 
     def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
         loop = asyncio.get_running_loop()
+        # People decide on an offer; a round has the time that its job was signed with.
         seconds = {"admitting": self.config.timing.admission_seconds}.get(
             effect.stage, run.job.round_timeout
         )
@@ -468,10 +539,12 @@ class Daemon:
                 done(task)
 
         task = asyncio.get_running_loop().create_task(work)
+        # The event loop itself keeps only weak references to tasks.
         self._tasks.add(task)
         task.add_done_callback(ended)
 
     def _start_fold(self, run: JobRun, effect: Fold) -> None:
+        # Not the wall clock, which may be set meanwhile.
         began = time.monotonic()
         work = self.in_turn(run, effect.round, partial(run.fold, effect.round, effect.members))
         self.start(work, lambda done: self._folded(run, effect, done, time.monotonic() - began))
@@ -522,7 +595,10 @@ class Daemon:
             ) from error
 
     def broken(self, run: JobRun, error: LocalError) -> None:
-        """End a job whose files are damaged, or gone; its reason names the file."""
+        """End a job whose files are damaged, or gone; its reason names the file.
+
+        Nothing else is left to do: no silo can upload again what the coordinator published or kept.
+        """
         log.problem("job.broken", job=run.job.name, why=str(error))
         self.apply(run, Broken(str(error)))
 
@@ -541,10 +617,14 @@ class Daemon:
                     "fold.waits", job=run.job.name, round=round_, seconds=wait, why=str(error)
                 )
                 await asyncio.sleep(wait)
+        # The last try: its error ends the job.
         return await loop.run_in_executor(self._folding, work)
 
     async def stop(self) -> None:
-        """Let waiting polls go, finish the fold in hand."""
+        """Let waiting polls go, finish the fold in hand.
+
+        No task is left when this returns, so the ledger and the database may be closed.
+        """
         self.stopping = True
         self.tell()
         # A task may begin another: an open sum is folded, too.

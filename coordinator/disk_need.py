@@ -42,7 +42,10 @@ SPEC_BYTES = 1024
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes at most."""
+    """Upper bounds in bytes, one field per row of the table at the top of this module.
+
+    Its text has only the rows that are not zero.
+    """
 
     uploads: int
     versions: int
@@ -51,7 +54,10 @@ class Room:
 
     @property
     def total(self) -> int:
-        """The most that they take together at one time."""
+        """The most that they take together at one time.
+
+        A sum of upper bounds: all four may stand on the disk at once.
+        """
         return sum(vars(self).values())
 
     def __str__(self) -> str:
@@ -60,7 +66,10 @@ class Room:
 
 
 def room(job: Job) -> Room:
-    """The most that a job's tensors take at a time."""
+    """The most that a job's tensors take at a time.
+
+    It follows from the signed job alone. LocalError where the sums of a blind job are impossible.
+    """
     phases = JobPlan(job).phases
     # Phases may differ in what they fold and deliver: of each part the largest file counts.
     folded = chain.from_iterable(phase.sums for phase in phases)
@@ -69,7 +78,10 @@ def room(job: Job) -> Room:
     )
     waits = [part for part in delivered if KEEP in part.tensors]
     once = filterfalse(waits.__contains__, delivered)
+    # The metrics are rows of the database, not a file.
     summed = filter(lambda part: part.name != METRICS.name, folded)
+    # Parts and words may be largest in different phases, and the sum is
+    # an upper bound all the same.
     files = _largest([*summed, *once]) + max(map(words_bytes, phases))
     versions = _versions_kept(job, waits)
     # In a keyed job rows wait as what they are made of, which counts among the versions.
@@ -84,6 +96,7 @@ def room(job: Job) -> Room:
 
 def _versions_kept(job: Job, waits: Sequence[Part]) -> int:
     """How many versions of a padded upload lie there: those of rows that wait, too."""
+    # The version that counts, and the one that arrives.
     least = 2 * len(job.silos)
     return max(least, job.length * job.cohort_size) if waits else least
 
@@ -93,7 +106,9 @@ def _uploaded(job: Job, phase: RoundPlan) -> int:
     silos = len(job.silos)
     if not job.security.required:
         return silos * plain_bytes(phase.up)
+    # Padded and rotated parts are uploads of their own, next to the masked words.
     parts = silos * sum(map(part_bytes, phase.uploads))
+    # One float64 for each pair of silos and each vector of a silo.
     products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
     return silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
 
@@ -120,12 +135,18 @@ def _rows_bytes(job: Job, phase: RoundPlan) -> int:
 
 
 def plain_bytes(up: Sequence[Part]) -> int:
-    """Length of the upload of a silo in the clear."""
+    """Length of the upload of a silo in the clear.
+
+    In bytes, without a header: the manifest says how the tensors lie in it.
+    """
     return sum(item.spec.nbytes for item in upload_items(up))
 
 
 def opened_bytes(up: Sequence[Part]) -> int:
-    """The file of the open sum of these parts: what they fold to, with the total weights."""
+    """The file of the open sum of these parts: what they fold to, with the total weights.
+
+    In bytes. A sum has 8 bytes per element, and each tensor a header.
+    """
     return sum(
         HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements
         for part, spec in walk_tensors(up)
@@ -133,14 +154,20 @@ def opened_bytes(up: Sequence[Part]) -> int:
 
 
 def words_bytes(plan: RoundPlan) -> int:
-    """The files of the words that silos get of the sums of a round."""
+    """The files of the words that silos get of the sums of a round.
+
+    In bytes, each with room for the specification and signatures behind the words.
+    """
     groups = [group(part, plan.whole.bounds) for part in plan.sums if part.name in plan.published]
     tail = SPEC_BYTES * (len(plan.sums) + len(plan.job.silos))
     return sum(own.nbytes + tail for own in groups)
 
 
 def check_room(job: Job, most: int | None) -> Room:
-    """The disk need of a job; LocalError where the configuration allows a job less."""
+    """The disk need of a job; LocalError where the configuration allows a job less.
+
+    ``most`` is in bytes, None for no limit.
+    """
     found = room(job)
     if most is not None and found.total > most:
         raise LocalError(

@@ -85,7 +85,11 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 
 
 async def serve(config: configs.CoordinatorConfig) -> None:
-    """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong."""
+    """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong.
+
+    It returns once all is closed; LocalError, too, where an error stopped the coordinator. It sets
+    the process's umask, heap and limit of open files.
+    """
     # Uploads in the clear, the database and the ledger are for this user alone.
     os.umask(0o077)
     heap.one_heap()
@@ -104,7 +108,11 @@ async def serve(config: configs.CoordinatorConfig) -> None:
 
 @asynccontextmanager
 async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
-    """A coordinator that serves while the block runs; gives the address that it listens on."""
+    """A coordinator that serves while the block runs; gives the address that it listens on.
+
+    LocalError before the block for a wrong configuration, a taken port, or a folder that another
+    process holds. Once the block ends all is closed, and the ledger has a record of the stop.
+    """
     keys, roster = _identity(config)
     try:
         config.directory.mkdir(parents=True, exist_ok=True)
@@ -125,6 +133,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         )
         ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
+        # Jobs of the database first: a job file that is there already was verified when it came.
         stored = list(filter(None, map(_stored, database.jobs())))
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [_job(path, roster, known) for path in config.jobs]
@@ -151,6 +160,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         for job, signed in new:
             daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
+        # A watch that failed would leave silent silos in their rounds for ever.
         watching.add_done_callback(_raise)
         try:
             with metrics.served(
@@ -192,6 +202,7 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     keys = load_keys(config.keys)
     roster = rosters.load(config.roster)
     rosters.verify(roster, config.trust)
+    # The whole entry: silos accept only the certificate and the keys that the roster has.
     if roster.coordinator != keys.entry:
         raise LocalError(
             f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the"
@@ -207,6 +218,7 @@ def _stored(kept: StoredJob) -> tuple[Job, StoredJob] | None:
     try:
         return Job.from_document(parse_json(kept.signed, origin)["document"], origin), kept
     except LocalError as error:
+        # An ended job needs nothing any more, so it must not keep the others from starting.
         if kept.state.stage != "ended":
             raise
         log.problem("job.left_out", job=kept.state.job, why=str(error))
@@ -275,6 +287,7 @@ def stop_signal() -> asyncio.Future[str]:
         stop(why)
 
     loop.set_exception_handler(bug)
+    # In the loop, since a future may be set in its thread alone.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, "")
     return stopped

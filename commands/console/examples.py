@@ -52,10 +52,17 @@ def policy(
 
 
 def text(name: str) -> str:
-    """A template."""
+    """A template.
+
+    By its name without suffix, from the package's templates.
+    """
     return (resources.files(__package__) / "templates" / f"{name}.toml").read_text("utf-8")
 
 
 def write(path: Path, content: str, mode: int) -> None:
-    """A new file; LocalError if there is one already."""
+    """A new file; LocalError if there is one already.
+
+    ``mode`` is set when the file is made, so nobody else can read it in between. An
+    existing file stays as it is.
+    """
     write_new(path, content.encode(), mode)

@@ -23,6 +23,7 @@ from ...files.documents import Strict
 from . import examples
 from .toml import inline
 
+# The demo trains the same model.
 MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
 # What a method needs to make sense in a job as short as the demo's; there the other jobs run with
 # the same model and participation, so that the comparison is one.
@@ -43,9 +44,14 @@ WITHOUT_DEFAULT = (1.0, 1, 0.25)
 
 
 def job_text(method: str, *, private: bool = False) -> str:
-    """A job file for one method, its options and a model that works with it."""
+    """A job file for one method, its options and a model that works with it.
+
+    TOML text. LocalError names the known methods for an unknown one.
+    """
     chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
+    # Validated here: an example that cannot be signed would help nobody.
     model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
+    # Only a method that measures something releases statistics, which need noise of their own.
     measures = chosen.measure is not Method.measure
 
     # a line of the template with its default stands commented out
@@ -83,10 +89,14 @@ def _listed(names: Any) -> str:
 
 
 def options_text(model: type[Strict]) -> str:
-    """The options of a method, each commented out, below what its docstring says."""
+    """The options of a method, each commented out, below what its docstring says.
+
+    Lines that all begin with "# ". Defaults are shown as TOML values.
+    """
     docs, lines = docstrings(model), []
     for name, field in model.model_fields.items():
         sentences = [docs.get(name, ""), _choices(field)]
+        # TOML has no word for nothing, so its default cannot be written.
         if field.default is None:
             sentences.append("Left out by default.")
         lines += textwrap.wrap(" ".join(filter(None, sentences)), WIDTH)
@@ -95,8 +105,13 @@ def options_text(model: type[Strict]) -> str:
 
 
 def docstrings(model: type[Strict]) -> dict[str, str]:
-    """The string below each field, by name, those that it inherits first."""
+    """The string below each field, by name, those that it inherits first.
+
+    Read from the source: Python does not keep strings below fields.
+    """
     found: dict[str, str] = {}
+    # From the base down: inherited options come first, and one that is
+    # declared again has its own text.
     for cls in reversed(model.__mro__):
         if issubclass(cls, Strict) and cls is not Strict:
             found |= _docstrings(cls)
@@ -104,6 +119,7 @@ def docstrings(model: type[Strict]) -> dict[str, str]:
 
 
 def _docstrings(cls: type[Strict]) -> dict[str, str]:
+    # The fields' docstrings are expressions of the class's body, right after their fields.
     (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     found = {}
     for field, below in pairwise(cast("ast.ClassDef", source).body):
@@ -127,6 +143,7 @@ def _example(field: FieldInfo) -> Any:
     if field.default is not None:
         return field.default
     adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
+    # The annotation says what is allowed, and not an example of it.
     for number in WITHOUT_DEFAULT:
         try:
             return adapter.validate_python(number)

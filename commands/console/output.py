@@ -17,7 +17,10 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(count: float) -> str:
-    """``2048`` as ``2 KiB``; four digits at most."""
+    """``2048`` as ``2 KiB``; four digits at most.
+
+    ``count`` in bytes; units of 1024.
+    """
     for unit in UNITS[:-1]:
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -26,7 +29,10 @@ def size(count: float) -> str:
 
 
 def number(count: int, of: str) -> str:
-    """``1 tensor``, ``2 tensors``."""
+    """``1 tensor``, ``2 tensors``.
+
+    With thousands separated. ``of`` is the singular.
+    """
     plural = "" if count == 1 else "s"
     return f"{count:,} {of}{plural}"
 
@@ -37,7 +43,10 @@ UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": Fa
 
 
 def show(report: PreflightReport, as_json: bool) -> None:
-    """Print, and end with exit code 1 unless all is well."""
+    """Print, and end with exit code 1 unless all is well.
+
+    In JSON, an object with ``ok`` and the findings in their order.
+    """
     findings = report.findings
     if as_json:
         printer.show_json({"ok": report.ok, "findings": list(map(asdict, findings))})
@@ -49,11 +58,13 @@ def show(report: PreflightReport, as_json: bool) -> None:
         if failed:
             verdict = f"{failed} of {len(findings)} failed"
         printer.show(verdict)
+    # Scripts and service managers read the exit code, and not the text.
     if not report.ok:
         raise typer.Exit(1)
 
 
 def _wrapped(number: int, finding: Finding) -> list[str]:
     verdict = "ok" if finding.ok else "FAIL"
+    # Further lines begin below the text, so that a verdict stands out at the margin.
     head = f"{number:>2}  {verdict:<4}  {finding.name:<13}  "
     return textwrap.wrap(head + finding.text, WIDTH, subsequent_indent=" " * len(head), **UNBROKEN)

@@ -44,12 +44,14 @@ def printable(text: str) -> str:
     Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name
     that are not UTF-8), private and unassigned characters. Letters and spaces of any width stay.
     """
+    # Nearly all text is, and stays the same object.
     if text.isprintable():
         return text
     return "".join(map(_harmless, text))
 
 
 def _harmless(character: str) -> str:
+    # Spaces of other widths are not printable to Python, but harmless.
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return ascii(character)[1:-1]
@@ -86,7 +88,10 @@ def show(*shown: str | PrintedTable, err: bool = False) -> None:
 
 
 def show_json(value: Any, *, indent: int | None = None) -> None:
-    """Print JSON for scripts: ASCII, on one line unless it is indented."""
+    """Print JSON for scripts: ASCII, on one line unless it is indented.
+
+    Nothing in it can steer a terminal: everything beyond ASCII is escaped.
+    """
     _write(f"{json.dumps(value, indent=indent)}\n")
 
 
@@ -96,6 +101,7 @@ def show_file(data: bytes) -> None:
         # a file from elsewhere must not steer a terminal; a program that reads it needs every byte
         show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
+    # What was printed as text comes first; the buffer below does not know of it.
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
@@ -111,7 +117,10 @@ def show_error(text: str) -> None:
 
 
 def show_crash(error: BaseException) -> None:
-    """Print the traceback of an error that nobody expected, on standard error."""
+    """Print the traceback of an error that nobody expected, on standard error.
+
+    Line by line, since messages in it may quote what others wrote.
+    """
     show(*"".join(traceback.format_exception(error)).removesuffix("\n").split("\n"), err=True)
 
 
@@ -139,7 +148,10 @@ def escape_unknown() -> None:
 
 
 class Screen:
-    """Shows how a command's work goes: lines, and on a terminal progress bars below them."""
+    """Shows how a command's work goes: lines, and on a terminal progress bars below them.
+
+    It writes to one stream, and has no state of its own but rich's.
+    """
 
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
@@ -147,16 +159,23 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether bars can be redrawn."""
+        """True where bars can be redrawn."""
         return self._console.is_terminal
 
     def show(self, *lines: str) -> None:
-        """Print lines, above the bars where there are some."""
+        """Print lines, above the bars where there are some.
+
+        Each is one line, however long; what could steer the terminal is escaped.
+        """
         for line in lines:
+            # A line that is read by a program must not be broken at the width of a terminal.
             self._console.print(_text(line), soft_wrap=True)
 
     def waiting(self, for_what: str) -> AbstractContextManager[object]:
-        """Say what the command waits for while the block runs; on a terminal only."""
+        """Say what the command waits for while the block runs; on a terminal only.
+
+        To be used as a context manager.
+        """
         return self._console.status(_text(for_what))
 
     def progress(self, *, elapsed: bool = False) -> Progress:
@@ -164,6 +183,7 @@ class Screen:
 
         ``elapsed`` shows how long each has run.
         """
+        # Our own column for words: rich would read markup in a name.
         columns: list[bars.ProgressColumn] = [
             _Words("description"),
             bars.BarColumn(30),
@@ -191,10 +211,12 @@ class _Words(bars.ProgressColumn):
 def _write(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     stream.write(text)
+    # Whoever follows a command through a pipe sees each line when it is printed.
     stream.flush()
 
 
 def _show_table(table: PrintedTable, *, err: bool) -> None:
+    # Cells are ``Text``, which rich takes as it is: no markup is read in them.
     drawn = grids.Table(title=_text(table.title), **FRAMES[table.frame])
     for number, column in enumerate(table.columns):
         justify: Literal["left", "right"] = "left"

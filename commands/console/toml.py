@@ -6,7 +6,10 @@ from typing import Any
 
 
 def to_toml(document: Mapping[str, Any]) -> str:
-    """TOML of strings, numbers, lists and one level of tables: all that our files hold."""
+    """TOML of strings, numbers, lists and one level of tables: all that our files hold.
+
+    A key in a table may hold lists and inline tables, but no further table.
+    """
     plain: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for key, value in document.items():
@@ -23,7 +26,10 @@ def to_toml(document: Mapping[str, Any]) -> str:
 
 
 def inline(value: Any) -> str:
-    """TOML of one value, on one line."""
+    """TOML of one value, on one line.
+
+    Mappings as inline tables, sequences as arrays. TOML has no word for None.
+    """
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_assignments(value)) + " }"
     if isinstance(value, list | tuple):

@@ -34,6 +34,7 @@ from .processes import ChildProcess, running
 
 SEED = 7
 SILOS = 4
+# Of the Dirichlet draw: the smaller it is, the more the silos' labels differ.
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
 # noise grows with momentum
@@ -77,6 +78,7 @@ def demo(
     screen = Screen()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
+    # Kept even without --keep: a person may look at ledgers and logs afterwards.
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
     made = Demo(
         screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None
@@ -97,7 +99,10 @@ def demo(
 
 
 class Demo:
-    """One run of the demo."""
+    """One run of the demo.
+
+    The constructor makes keys, a roster and folders; nothing runs before ``run``.
+    """
 
     def __init__(
         self,
@@ -116,6 +121,7 @@ class Demo:
         """
         method_class(method)  # LocalError names the known ones
         self._screen = screen
+        # Each once, also where the method is one of the baselines.
         self._methods = tuple(dict.fromkeys((*BASELINES, method)))
         self._settings = SETTINGS.get(method, {})
         self._chosen = method
@@ -126,12 +132,17 @@ class Demo:
         self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(number)])
 
     def run(self) -> bool:
-        """All of it; whether every ledger verified."""
+        """Run all of it; True if every ledger verified.
+
+        All daemons are stopped when it returns or fails. AbortedError where one of them ends early.
+        """
         started = time.monotonic()
+        # The shards come first: in a blind job their class counts may stand in the job.
         shards = self._shards()
         jobs = [self._signed(method, shards) for method in self._methods]
         names = [job.name for job in jobs]
         local_federation.write_coordinator(self._federation, names, TIMING)
+        # It chooses a free port itself, so that a second demo does not collide with the first.
         coordinator = ChildProcess(
             "coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config
         )
@@ -142,6 +153,7 @@ class Demo:
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 local_federation.write_silo(self._federation, silo, address, shard, jobs)
+                # Into the list that the block stops, one by one: a failure here leaves none behind.
                 daemons.append(
                     ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo))
                 )
@@ -162,6 +174,7 @@ class Demo:
 
     def _signed(self, method: str, shards: list[Any]) -> Job:
         document = self._job(method)
+        # Plain as it stands: blindness is added only where the method's exchanges allow it.
         if not self._plain:
             document = local_federation.blind_where_it_can(self._federation, document, shards)
         return local_federation.sign_job(self._federation, document)
@@ -190,6 +203,7 @@ class Demo:
 
     def _shards(self) -> list[Any]:
         records = digits()
+        # At least 20 records each: some are held out for the test.
         parts = dirichlet(records.y.numpy(), len(self._federation.silos), ALPHA, SEED, minimum=20)
         return [records.take(part) for part in parts]
 
@@ -206,8 +220,11 @@ class Demo:
             ended = 0
             heard = time.monotonic()
             while ended < len(lengths):
+                # No longer than a second, so that a daemon that has died is noticed at once.
                 event = coordinator.event(1.0)
                 for daemon in daemons:
+                    # A silo that has ended would only be missing at the
+                    # coordinator, without a reason.
                     daemon.check()
                 if event is not None:
                     heard = time.monotonic()
@@ -227,6 +244,7 @@ class Demo:
     ) -> int:
         """Show one event; 1 when it ends a job."""
         bar = bars.get(str(event.get("job")))
+        # Events without a job, such as those of start and stop.
         if bar is None:
             return 0
         match event["event"]:
@@ -268,13 +286,16 @@ class Demo:
         tested = 0
         for silo in self._federation.silos:
             reports = self._reports(silo, names)
+            # Each method says which of its models a silo keeps in the end.
             correct = [report["final"][f"correct_{report['product']}"] for report in reports]
+            # The same for all jobs: the split follows from the silo's own key, not from the job.
             final = reports[0]["final"]["tested"]
             tested += final
             totals = [total + c for total, c in zip(totals, correct, strict=True)]
             present = sum(count > 0 for count in reports[0]["classes"])
             shown = [f"{c / final:.1%}" for c in correct]
             rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
+        # Over all records and not over silos: a small silo counts for less.
         rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
         right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
         printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
@@ -283,6 +304,7 @@ class Demo:
         """What the jobs cost each silo's data set, from its budget."""
         for silo in self._federation.silos:
             for found in spent.read(config.load(self._federation.silo_config(silo))):
+                # Nothing was spent of it, so no budget was opened.
                 if (budget := found.budget) is None:
                     continue
                 limit = budget.limit
@@ -299,6 +321,8 @@ class Demo:
         roster = rosters.load(self._federation.folder / "roster.json")
         for silo in self._federation.silos:
             path = ledger_folder(self._federation.state(silo))
+            # Verified as an auditor would, by the public key and not by
+            # what the ledger says of itself.
             key = own_log_key(self._federation.name, self._federation.keys(silo))
             for (job, part), total in summary(path).items():
                 numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))

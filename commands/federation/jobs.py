@@ -49,6 +49,7 @@ def show(
             " coordinator"
         )
     if roster is not None:
+        # Verified before it is printed: an unsigned job may say anything.
         signed = parse_json(read_bytes(Path(job)), job)
         printer.show_json(
             verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1
@@ -58,12 +59,14 @@ def show(
     # a name says nothing by itself: the coordinator has the job
     with connected(given_file(operator)) as here:
         report = here.show(job)
+    # One document, with its rounds.
     if as_json:
         printer.show_json(
             {**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1
         )
         return
     fields = status_fields(report.status)
+    # Codes of the wire are short; people need what they mean.
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
@@ -85,6 +88,8 @@ def submit(
     with connected(operator) as here:
         status = here.submit(signed)
     printer.show(_line(status))
+    # The coordinator answers a second submission with the job's status. A script should
+    # not take that for a new run.
     if status.stage == "ended":
         raise LocalError(
             f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a"
@@ -105,6 +110,7 @@ def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
 def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
     """Follow a job until it has ended; exit code 1 if it failed."""
     with connected(operator) as here:
+        # Printed as they come: a job may run for days.
         for report in here.watch(job):
             if as_json:
                 document = {**status_fields(report.status), "closed": round_fields(report.rounds)}
@@ -114,6 +120,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 said = f"{_shown(closed['members'])}: {_counts(closed['metrics'])}"
                 printer.show(f"round {closed['round']} closed: {said}")
             printer.show(_line(report.status))
+    # The last report is of the end, or the watch failed before.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
 
@@ -131,7 +138,11 @@ def resume(job: Name, operator: OperatorFile) -> None:
 
 
 def status_fields(status: pb.JobStatus) -> dict[str, Any]:
-    """A job's status as plain values."""
+    """A job's status as plain values.
+
+    For JSON and for text alike. Digests in hex; ``answers`` has every
+    silo, with "" where none came.
+    """
     return {
         "job": status.job,
         "method": status.method,
@@ -141,6 +152,7 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
         "rounds": status.rounds,
         "outcome": status.outcome,
         "reason": status.reason,
+        # In the order of the job, with those that have not answered.
         "answers": {silo: status.answers.get(silo, "") for silo in status.silos},
         "cohort": list(status.cohort),
         "given": list(status.given),
@@ -150,7 +162,10 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
 
 
 def round_fields(rounds: Sequence[pb.ClosedRound]) -> list[dict[str, Any]]:
-    """Closed rounds as plain values."""
+    """Closed rounds as plain values.
+
+    In ascending order; metrics are sums over the members.
+    """
     closed = []
     for one in rounds:
         metrics = dict(one.metrics)
@@ -167,6 +182,7 @@ def _line(status: pb.JobStatus) -> str:
         line += f", {len(status.given)} of {len(status.cohort)} silos uploaded"
     if status.reason:
         line += f": {status.reason}"
+    # After a restart of the coordinator this is all silos until each has called.
     if status.unheard:
         line += f"; not seen since the coordinator started: {', '.join(status.unheard)}"
     return line
@@ -186,7 +202,10 @@ def _counts(metrics: Mapping[str, Any]) -> str:
 
 
 def given_file(path: Path | None) -> Path:
-    """The operator's file; LocalError where none was given."""
+    """The operator's file; LocalError where none was given.
+
+    An operator's file is an option only where a command has another source, too.
+    """
     if path is None:
         raise LocalError("--operator is missing")
     return path

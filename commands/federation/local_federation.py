@@ -35,7 +35,10 @@ TEST_FRACTION = 0.25
 
 @dataclass(frozen=True)
 class LocalFederation:
-    """Where everything lies."""
+    """Where everything lies.
+
+    Paths follow from ``folder``; nothing is looked up on the disk.
+    """
 
     folder: Path
     silos: tuple[str, ...]
@@ -56,7 +59,10 @@ class LocalFederation:
         return FEDERATION
 
     def keys(self, silo: str) -> Path:
-        """A silo's folder of keys."""
+        """A silo's folder of keys.
+
+        Private keys lie there, for their owner alone.
+        """
         return self.folder / silo / "keys"
 
     def state(self, silo: str) -> Path:
@@ -65,7 +71,11 @@ class LocalFederation:
 
 
 def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
-    """Keys for everybody, and a roster that the founder has signed."""
+    """Keys for everybody, and a roster that the founder has signed.
+
+    LocalError for a folder that is not empty: keys are never overwritten. Everybody's keys are made
+    on this machine, as in no real federation.
+    """
     if folder.exists() and not folder.is_dir():
         raise LocalError(f"{folder}: not a folder; choose a new or an empty one")
     if folder.exists() and any(folder.iterdir()):
@@ -87,8 +97,10 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
             folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
         )
         entries[member] = create_keys(place, member, role, f"organisation of {member}")
+    # One founder suffices here; a real federation has several who vouch for the members.
     roster = rosters.new(FEDERATION, [entries["founder"]], 1)
     for member, entry in entries.items():
+        # It is in the roster from the beginning.
         if member != "founder":
             roster = rosters.add(roster, entry)
     rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
@@ -96,12 +108,16 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
 
 
 def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
-    """Write a job file and have the operator sign it."""
+    """Write a job file and have the operator sign it.
+
+    The job as silos will read it. Both files are replaced where they exist.
+    """
     folder = federation.folder / "jobs"
     folder.mkdir(exist_ok=True)
     source = folder / f"{document['name']}.toml"
     write_atomic(source, to_toml(document).encode(), 0o644)
     job = Job.from_toml(source).for_federation()
+    # As ``staddle job sign`` does: silos price a job by the noise that it names.
     if job.privacy is not None:
         job = planned(job, str(source))
     roster = rosters.load(federation.folder / "roster.json")
@@ -119,6 +135,7 @@ def blind_where_it_can(
     or with the training records of ``shards`` declared where a method compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
+    # With one colluder assumed, a sum takes four silos (SECURITY.md 6).
     if len(job.silos) <= FEWEST:
         return dict(document)
     declares = job.method().compares_labels
@@ -127,6 +144,7 @@ def blind_where_it_can(
         if declares
         else _private_weights(job, [*map(len, shards)])
     )
+    # A silo refuses sums of fewer, so a job that allows them would only fail later.
     made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
     try:
         Job.from_file(validate(made, JobFile, "the job"), "the job").document()
@@ -155,7 +173,9 @@ def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) 
     own = {}
     for silo, shard in zip(federation.silos, shards, strict=True):
         federation.state(silo).mkdir(exist_ok=True)
+        # The agent will draw the same: the key in its state folder decides each record's side.
         train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
+        # Of training records alone: these are what weights and labels are of.
         own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
     security: dict[str, Any] = {
         "secure_aggregation": "required",
@@ -178,7 +198,11 @@ def write_coordinator(
     timing: Mapping[str, float],
     listen: str = "127.0.0.1:0",
 ) -> None:
-    """The coordinator's configuration: these jobs in turn."""
+    """The coordinator's configuration: these jobs in turn.
+
+    ``jobs`` are names of signed jobs. Port 0 lets the system choose one,
+    which the daemon's log names.
+    """
     document = {
         "version": 1,
         "listen": listen,
@@ -194,7 +218,10 @@ def write_coordinator(
 
 
 def write_operator(federation: LocalFederation, address: str) -> Path:
-    """The operator's configuration; its path."""
+    """The operator's configuration; its path.
+
+    ``address`` as host:port.
+    """
     path = federation.folder / "operator.toml"
     document = {
         "version": 1,
@@ -210,7 +237,11 @@ def write_operator(federation: LocalFederation, address: str) -> Path:
 def write_silo(
     federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]
 ) -> None:
-    """A silo's configuration, its records, and a policy that allows only what these jobs need."""
+    """A silo's configuration, its records, and a policy that allows only what these jobs need.
+
+    The address is known only once the coordinator listens. The silo's
+    state folder is there afterwards.
+    """
     folder = federation.folder / silo
     save_npz(folder / "data.npz", data)
     write_atomic(folder / "policy.toml", policy_text(jobs).encode())

@@ -13,20 +13,27 @@ from typing import Any, TypeAlias
 
 from ...errors import AbortedError
 
+# A daemon finishes the fold in hand and its ledger before it ends.
 STOP_SECONDS = 20.0
 Event = Mapping[str, Any]
 Launcher: TypeAlias = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
 
 
 def launched(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """A child process; of what it writes, standard error is read."""
+    """A child process; of what it writes, standard error is read.
+
+    Standard input is closed and standard output dropped: the daemons log to standard error.
+    """
     return subprocess.Popen(  # noqa: S603 our own interpreter and program
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
 
 
 class ChildProcess:
-    """One child process; its JSON events go to a file and to a queue."""
+    """One child process; its JSON events go to a file and to a queue.
+
+    A thread reads its log, so that the process never blocks on a full pipe.
+    """
 
     def __init__(
         self, name: str, program: Sequence[str], config: Path, launch: Launcher = launched
@@ -37,6 +44,7 @@ class ChildProcess:
         # -P: the working folder is no place to import from, whatever it is called.
         self._process = launch([sys.executable, "-P", *program, "--config", str(config)])
         self._events: queue.Queue[Event | None] = queue.Queue()
+        # A daemon thread: it must not keep the command from ending.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -61,10 +69,14 @@ class ChildProcess:
                     continue  # a library's own line: it stands in the log
                 if isinstance(event, dict):
                     self._events.put(event)
+        # The end of the stream, for whoever waits for an event.
         self._events.put(None)
 
     def event(self, seconds: float) -> Event | None:
-        """The next event; None when none came in time. AbortedError when the process has ended."""
+        """The next event; None when none came in time. AbortedError when the process has ended.
+
+        ``seconds`` is the most to wait.
+        """
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -76,27 +88,41 @@ class ChildProcess:
         return event
 
     def wait_for(self, name: str, seconds: float) -> Event:
-        """The next event of this name; AbortedError when it does not come."""
+        """The next event of this name; AbortedError when it does not come.
+
+        Events before it are dropped. ``seconds`` is the most between two events.
+        """
         while (event := self.event(seconds)) is not None:
             if event.get("event") == name:
                 return event
         raise AbortedError(f"{self.name}: no event {name!r} within {seconds:g} s:\n{self.tail()}")
 
     def check(self) -> None:
-        """AbortedError if the process has ended."""
+        """AbortedError if the process has ended.
+
+        The text has the last lines of its log.
+        """
         if self._process.poll() is not None:
+            # The last lines, which say why it ended, may still be in the pipe.
             self._reader.join(timeout=5)
             raise AbortedError(
                 f"{self.name} ended with code {self._process.returncode}:\n{self.tail()}"
             )
 
     def tail(self) -> str:
-        """The last lines of its log."""
+        """The last lines of its log.
+
+        Five lines, of whatever its log holds by now.
+        """
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
     def stop(self) -> int:
-        """Ask it to stop; kill it if it does not. Its exit code."""
+        """Ask it to stop; kill it if it does not. Its exit code.
+
+        The whole log has been read when it returns.
+        """
         if self._process.poll() is None:
+            # As a service manager does, so that the ledger ends with a stop record.
             self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(STOP_SECONDS)
@@ -113,7 +139,10 @@ class ChildProcess:
 
 @contextmanager
 def running(daemons: Sequence[ChildProcess]) -> Iterator[None]:
-    """Stop all of them when the block ends, however it ends."""
+    """Stop all of them when the block ends, however it ends.
+
+    One after another, in the order of the list, which may grow in the block.
+    """
     try:
         yield
     finally:

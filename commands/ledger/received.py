@@ -13,7 +13,10 @@ KINDS = {"received": "received", "delivered": "delivered", "head.refused": "refu
 
 
 def is_coordinators(folder: Path) -> bool:
-    """Whether this is a coordinator's ledger: its first record says so."""
+    """True for a coordinator's ledger: its first record says so.
+
+    LocalError where that record cannot be read.
+    """
     for line in lines(folder):
         return bool(line.record["type"] == "serving")
     return False  # no record yet, as in a new silo's
@@ -31,7 +34,12 @@ def check_silos(folder: Path) -> None:
 def show(
     folder: Path, job: str | None, round_: int | None, silo: str | None, *, as_json: bool
 ) -> None:
-    """Print what was received and delivered, for one job, round or silo if they are named."""
+    """Print what was received and delivered, for one job, round or silo if they are named.
+
+    The rows are in the order of the ledger. ``silo`` is the one that
+    uploaded, or to which was delivered.
+    """
+    # What is left out of the command line selects all.
     wanted = {"job": job, "round": round_, "silo": silo}
     found = [record for record in _records(folder) if _matches(record, wanted)]
     if as_json:
@@ -44,9 +52,11 @@ def show(
         message = record.get("message", {})  # a refused head has none
         sizes.setdefault(record["type"], []).append(message.get("bytes", 0))
     for kind, name in KINDS.items():
+        # Kinds of which there is nothing are not shown.
         if kind not in sizes:
             continue
         said = f"{name}: {len(sizes[kind])}"
+        # A refused head has no bytes of its own.
         total = sum(sizes[kind])
         if total:
             said += f", {total:,} bytes"
@@ -60,6 +70,7 @@ def _records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _matches(record: dict[str, Any], wanted: Mapping[str, Any]) -> bool:
+    # A refused head is of no job and round, so it is shown only where none is named.
     return all(value in (None, record.get(key)) for key, value in wanted.items())
 
 

@@ -38,6 +38,7 @@ from ..privacy import budget_text
 from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100
+# More would hide the rule among its tensors.
 LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
 # of federations whose silos have about as many records, honest ones stayed below 2.2
@@ -147,7 +148,10 @@ def new(
 
 @dataclass
 class Drafted:
-    """One rule as it grows: the parts of one method that bear one name, and their jobs."""
+    """One rule as it grows: the parts of one method that bear one name, and their jobs.
+
+    It grows with each phase and job; ``dtypes`` and ``jobs`` keep their first order.
+    """
 
     method: str
     kind: Kind
@@ -157,9 +161,13 @@ class Drafted:
     jobs: dict[str, None] = field(default_factory=dict)
 
     def add(self, release: Release, job: str) -> None:
-        """Let this leave, too."""
+        """Let this leave, too.
+
+        Of tensors with one name and way, the largest counts.
+        """
         way = way_of(release)
         known = self.releases.get((way, release.name))
+        # A rule bounds the number of elements, so the largest tensor decides.
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
         self.dtypes[release.dtype] = self.jobs[job] = None
@@ -183,10 +191,12 @@ def draft(
     for job in jobs:
         for phase in JobPlan(job).phases:
             releases = upload_releases(phase)
+            # Of all phases and jobs: the limit is per round, whichever round it is.
             largest = max(largest, _most(job, phase, releases))
             for release in releases:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
+    # Rounded up to whole KiB, which a person reads more easily.
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
     texts = [_rule(part, rule) for (_, part), rule in rules.items()]
     return _head(jobs, limit, dataset, trust=trust) + "".join(texts)
@@ -194,6 +204,7 @@ def draft(
 
 def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
     """Bytes that a silo may upload in one round of a phase."""
+    # Of the tensors alone; protocol messages are added below.
     size = sum(release.nbytes for release in releases)
 
     # Twice, since a broken upload resumes where it broke and counts once more.
@@ -281,6 +292,7 @@ def _least_difference(colluders: int) -> list[str]:
 def _public_counts(blind: Sequence[Job]) -> list[str]:
     if not any(job.security.weights == "public" for job in blind):
         return []
+    # Class counts tell more of a silo than its number of records.
     what = ""
     if any(job.security.class_counts for job in blind):
         what = ", in all and per class"
@@ -343,6 +355,7 @@ def trusting_jobs(jobs: Sequence[Job]) -> str:
 
     Empty for none.
     """
+    # A plain job hides nothing, so it relies on nobody.
     blind = [job for job in jobs if job.security.required]
     return ", ".join(f"{job.name!r}" for job in blind if trusting(JobPlan(job)))
 
@@ -367,9 +380,11 @@ def _rule(part: str, rule: Drafted) -> str:
         "tensors": _distinct(names),
         "dtypes": list(rule.dtypes),
         "max_elements": max(elements),
+        # All that a silo sends goes to the coordinator; who can read it stands under readers.
         "recipients": ["coordinator"],
         "readers": _distinct(readers),
     }
+    # Left out, a rule lets tensors leave in the clear.
     if set(forms) != {PLAIN}:
         document["forms"] = _distinct(forms)
 
@@ -399,6 +414,7 @@ def _listed(releases: Sequence[Release]) -> str:
 
 
 def _glob(name: str) -> str:
+    # By the first segment: layers of one module leave together, and a rule stays short.
     head, dot, _ = name.partition(".")
     return f"{head}.**" if dot else head
 

@@ -19,7 +19,11 @@ SHARED = f"{MASKED} to be compared"
 
 
 def seen(job: Job) -> str:
-    """What the coordinator sees unless silos collude with it; for mixes, also where some do."""
+    """What the coordinator sees unless silos collude with it; for mixes, also where some do.
+
+    One sentence, for whoever signs or accepts the job. ``job`` is a
+    signed one, or one that could be.
+    """
     if not job.security.required:
         return "in the clear: the coordinator sees what each silo uploads"
 
@@ -43,6 +47,7 @@ def seen(job: Job) -> str:
         reads.append(f"nothing of what it mixes{_mixed(job)}")
     if Gram in exchanges:
         reads.append("the inner products of what it compares")
+    # No protocol here hides these.
     reads.append("and who took part, sizes and times")
     return f"blind: each silo's upload is masked; the coordinator reads {', '.join(reads)}"
 
@@ -53,8 +58,10 @@ def _sets(job: Job) -> str:
     whole = f"all {silos}"
     if job.cohort_size < silos:
         whole = f"{job.cohort_size} of {silos}"
+    # Batches are fixed for the job: sums over other sets cannot occur.
     if len(job.batches) > 1:
         return f"{whole} silos in fixed batches"
+    # Whichever silos are left: over many rounds such sums reveal single silos.
     if job.security.dropouts == "any":
         return f"{whole} silos, or over those that are left when some drop out"
     return f"{whole} silos"
@@ -66,6 +73,7 @@ def unbounded(plan: JobPlan) -> str:
     Empty where it is bounded, or where all is seen.
     """
     job = plan.job
+    # Differential privacy bounds what any model reveals of a record.
     is_bounded = job.privacy is not None
     if is_bounded or not job.security.required:
         return ""
@@ -102,6 +110,7 @@ def together(job: Job) -> str:
     """
     if not job.batches:
         return ""
+    # A lost silo then costs the whole round.
     if len(job.batches) == 1:
         return "its silos form one batch: a round waits for all of them"
     named = "; ".join(", ".join(batch) for batch in job.batches)
@@ -119,6 +128,7 @@ def revealed_by_likeness(plan: JobPlan) -> str:
     (docs/threat-model.md).
     """
     compared: list[Part] = []
+    # A job may compare in some of its phases only.
     for phase in plan.phases:
         compared += filter(_compares, phase.up)
     if not compared:
@@ -131,6 +141,7 @@ def revealed_by_likeness(plan: JobPlan) -> str:
             rows += [spec.shape[0] for spec in part.tensors]
 
     whom = "the coordinator"
+    # Members of a directed mix check its weights, and so see the similarities.
     if any(phase.rows for phase in plan.phases):
         whom = "the coordinator, and to the silos of a round, which check the weights of its rows,"
     return f"it compares silos, which reveals to {whom} {_facts(rows)}"
@@ -173,7 +184,11 @@ def _mixed(job: Job) -> str:
 
 
 def way_of(release: Release) -> str:
-    """How something leaves: its form, and of what is masked the one by who can read it."""
+    """How something leaves: its form, and of what is masked the one by who can read it.
+
+    One of the forms of release.py, or one of the three ways above.
+    """
+    # Before the other ways: such a sum is masked like any other.
     if SILOS_READER in release.readers:
         return FOR_SILOS
     if release.is_row:

@@ -43,7 +43,10 @@ def planned(job: Job, origin: str) -> Job:
 
 
 def drafted_noise(method: str) -> str:
-    """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it."""
+    """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it.
+
+    It is planned for the example as it stands; a person will change its rounds and records.
+    """
     file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
     try:
@@ -78,6 +81,7 @@ def least_clip_exponent(job: Job) -> int:
     if table is None:
         return SMALLEST_CLIP
     method = job.method()
+    # One round that measures is enough.
     measures = any(method.effort(round_).measures for round_ in range(job.length))
     if not measures:
         return SMALLEST_CLIP
@@ -90,7 +94,10 @@ def least_clip_exponent(job: Job) -> int:
 
 
 def noise(job: Job) -> str:
-    """What a planned job adds and costs, in one line; empty for a job that is not private."""
+    """What a planned job adds and costs, in one line; empty for a job that is not private.
+
+    Epsilon is rounded up. A job that was not planned yet has no line, too.
+    """
     if job.privacy is None or job.privacy.sigma is None:
         return ""
     table, sigma = job.privacy, job.privacy.sigma

@@ -27,18 +27,23 @@ WIDTH, HEIGHT = 680.0, 190.0
 LEFT, TOP, ACROSS, UP = 66.0, 12.0, 400.0, 132.0  # of the plot in it
 LEGEND = 492.0
 PATTERNS = 8  # that the template defines; the last stands for all further parts
+# With so many, the slot of a bar is 10 pixels wide.
 MAX_BARS = 40
 TICKS = 4  # at most, beside that of 0
 WIDEST = 60.0  # bar
 GLYPH = 6.0  # at most, of a character of a label below the bars
 MAX_NAME = 30  # characters of a name in the legend
+# Steps of an axis of bytes, in its unit.
 NICE = (1, 2, 5, 10, 20, 50, 100, 200, 250, 500, 1000, 2000)
 REST = "all others"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of one bar, and the bytes that it stands for."""
+    """One part of one bar, and the bytes that it stands for.
+
+    Coordinates in the picture, y downwards; ``column`` is the label of its bar.
+    """
 
     name: str
     bytes: int
@@ -52,7 +57,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A label at its place on an axis."""
+    """A label at its place on an axis.
+
+    ``at`` is x for an axis across, y for one upwards.
+    """
 
     at: float
     label: str
@@ -60,7 +68,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A line of the legend."""
+    """A line of the legend.
+
+    ``bytes`` are those of all bars together.
+    """
 
     pattern: int
     name: str  # shortened
@@ -70,7 +81,10 @@ class LegendEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture; the template knows the frame from the constants above."""
+    """One picture; the template knows the frame from the constants above.
+
+    ``title`` and ``description`` are for readers who do not see the picture.
+    """
 
     title: str
     description: str
@@ -86,6 +100,7 @@ def patterns(totals: Mapping[str, int]) -> dict[str, int]:
 
     The largest have one each, all others share one.
     """
+    # Names break ties, so that the same ledger gives the same picture.
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
     return {name: min(rank, PATTERNS - 1) for rank, name in enumerate(ranked)}
 
@@ -96,8 +111,10 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
     Where there are many rounds, a column is several of them.
     """
     first, last = min(rounds), max(rounds)
+    # Rounded up: as many rounds per bar as it takes for MAX_BARS to suffice.
     step = -(-(last - first + 1) // MAX_BARS)
     starts = range(first, last + 1, step)
+    # Rounds in which nothing left have their place: a gap is a fact.
     columns = [(_span(start, min(start + step - 1, last)), Counter[str]()) for start in starts]
     for number, parts in rounds.items():
         columns[(number - first) // step][1].update(parts)
@@ -106,6 +123,7 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
 
 def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
     """Columns of days (YYYY-MM-DD) on which something left; months or years if too many."""
+    # A time stamp begins with its date: cut off, it is the month, or the year.
     for digits in (10, 7, 4):
         columns: dict[str, Counter[str]] = {}
         for date in sorted(dates):
@@ -135,6 +153,7 @@ def stacked(
     for _, parts in columns:
         totals.update(parts)
     most = max(sum(parts.values()) for _, parts in columns)
+    # One scale for all bars of a picture, so that their heights compare.
     end, ticks = _scale(most)
     slot = ACROSS / len(columns)
     width = min(0.8 * slot, WIDEST)
@@ -146,8 +165,10 @@ def stacked(
         x, y = LEFT + slot * (number + 0.5) - width / 2, TOP + UP
         for name in order:
             count = parts.get(name, 0)
+            # A segment of no height would still draw a border.
             if not count:
                 continue
+            # Bytes over the upper end of the axis, times its height.
             height = UP * count / end
             y -= height
             segment = Segment(
@@ -167,8 +188,10 @@ def stacked(
     every = ceil(GLYPH * (2 + longest) / slot)
     labels = []
     for number in range(0, len(columns), every):
+        # Below the middle of its bar.
         middle = LEFT + slot * (number + 0.5)
         labels.append(Mark(_r(middle), columns[number][0]))
+    # The description says in words what the picture shows.
     by_part = ", ".join(f"{name} {totals[name]:,} bytes" for name in order)
     return Chart(
         title=title,
@@ -189,7 +212,10 @@ def stacked(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Epsilon that was spent up to one head of the budget."""
+    """Epsilon that was spent up to one head of the budget.
+
+    ``text`` is shown for it alone; coordinates as in ``Segment``.
+    """
 
     text: str
     x: float
@@ -200,7 +226,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class SpendingChart:
-    """One picture; ``limit`` is where the line stands."""
+    """One picture; ``limit`` is where the line stands.
+
+    There is one bar per head, or per several heads.
+    """
 
     title: str
     description: str
@@ -222,6 +251,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
 
     # the line at the limit must fit on the axis, too
     epsilons = [Decimal(at.record.epsilon) for at in shown]
+    # A budget may exceed a limit that was lowered later.
     end, ticks = _decimal_scale(max(Decimal(last.limit), *epsilons))
     slot = ACROSS / len(shown)
     width = min(0.8 * slot, WIDEST)
@@ -251,6 +281,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
 
 def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
     """The upper end of the axis, and its ticks: 1, 2 or 5 times a power of ten apart."""
+    # Of the digit behind the first, so that steps of 1, 2 or 5 are fine enough.
     power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
     step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
     count = max(1, ceil(most / step))
@@ -267,6 +298,7 @@ def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
         power += 1
     unit = 1024**power
     high = -(-most // unit)
+    # The smallest step with which the ticks are few enough.
     enough = [nice for nice in NICE if nice * TICKS >= high]
     step = enough[0] if enough else -(-high // TICKS)
     count = max(1, -(-high // step))
@@ -285,6 +317,7 @@ def _axis(labels: Sequence[str]) -> tuple[Mark, ...]:
 def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[LegendEntry, ...]:
     found: dict[int, tuple[str, int]] = {}
     for name, count in totals.items():
+        # Names that share the last pattern share its line.
         before = found.get(pattern[name])
         found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
     entries = []
@@ -295,4 +328,5 @@ def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Lege
 
 
 def _r(number: float) -> float:
+    # Hundredths of a pixel: the picture has to be the same bytes wherever it is made.
     return round(number, 2)

@@ -22,6 +22,8 @@ class SumRow:
     """The secure sums of one job.
 
     Numbers of silos as ``4`` or ``3 to 4``, empty where there is none.
+
+    ``masked`` and ``opened`` are rounds as in ``tables.spans``.
     """
 
     job: str
@@ -37,7 +39,10 @@ class SumRow:
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """One part that left padded or rotated."""
+    """One part that left padded or rotated.
+
+    ``readers`` are those who can open it, alone or mixed.
+    """
 
     job: str
     part: str
@@ -51,7 +56,10 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True)
 class SumsSection:
-    """All that a page says of secure sums, mixes and comparisons."""
+    """All that a page says of secure sums, mixes and comparisons.
+
+    Empty tables where the ledger has no such message.
+    """
 
     jobs: tuple[SumRow, ...]
     parts: tuple[PartRow, ...]
@@ -64,6 +72,7 @@ def sum_table(view: LedgerOverview) -> SumsSection:
     jobs: list[SumRow] = []
     hidden: list[PartRow] = []
     for job in view.jobs:
+        # By job: cohorts and thresholds are those of its sums.
         own = view.of(job)
         hidden += _parts(own.messages)
         row = _row(own, job)
@@ -86,9 +95,11 @@ def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
     """The forms of masked messages, by who reads the sum."""
     readers: set[str] = set()
     for message in messages:
+        # Only masked messages are in a sum.
         if message.intent.secagg:
             readers.update(message.intent.readers)
     forms = [form for reader, form in SUM_FORMS.items() if reader in readers]
+    # Readers by name are silos that read one row each.
     if readers - SUM_FORMS.keys() - {GRAM_READER}:
         forms.append(NAMED)
     return forms
@@ -130,6 +141,7 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
             thresholds.add(attempt.threshold)
             colluders.add(attempt.colluders)
             clipped += attempt.clipped
+    # A plain job, which has no place in this table.
     if not (rounds or view.protocol or view.sums):
         return None
 
@@ -139,6 +151,7 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
         if isinstance(at.record, SumOpened):
             opened.add(at.record.round)
             survivors.add(len(at.record.survivors))
+    # Keys, shares and notes: what the sums cost in messages.
     sizes = [sent.record.message.bytes for sent in view.protocol]
     return SumRow(
         job=job,

@@ -31,14 +31,20 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[RowT]):
-    """The newest rows of a table, and how many older ones are left out."""
+    """The newest rows of a table, and how many older ones are left out.
+
+    ``left_out`` is told on the page.
+    """
 
     rows: tuple[RowT, ...]
     left_out: int
 
 
 def newest(rows: Sequence[RowT], most: int | None = None) -> Listed[RowT]:
-    """At most so many rows, by default MAX_ROWS."""
+    """At most so many rows, by default MAX_ROWS.
+
+    In the order of ``rows``, whose last are the newest.
+    """
     most = MAX_ROWS if most is None else most
     return Listed(tuple(rows[-most:]), max(0, len(rows) - most))
 
@@ -58,6 +64,7 @@ def spans(numbers: Iterable[int]) -> str:
         if last > first:
             span = f"{first}\u2013{last}"
         shown.append(span)
+    # A cell of hundreds of spans would fill a page.
     more = len(runs) - MAX_SPANS
     if more > 0:
         shown.append(f"and {more} more spans up to {runs[-1][-1]}")
@@ -77,9 +84,13 @@ class JobFlows:
 
 
 def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
-    """One group per job; that of the control sessions last, if they are wanted."""
+    """One group per job; that of the control sessions last, if they are wanted.
+
+    In the order in which the jobs first sent something.
+    """
     shown = view
     if not control:
+        # A view without sessions, so that they do not count.
         shown = LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
     groups: dict[str, JobFlows] = {}
     for flow, totals in flows(shown).items():
@@ -108,13 +119,17 @@ class TaintRow:
 
 
 def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
-    """Tensors that left, by job and taint."""
+    """Tensors that left, by job and taint.
+
+    The taint is the silo's own statement: nobody else can see from where values come.
+    """
     found: dict[tuple[str, str], Totals] = {}
     paid: dict[str, dict[str, set[int]]] = {}  # job → data set → reservations
     for message in messages:
         intent = message.intent
         for tensor, count in intent.leaving:
             row = found.setdefault((intent.job, tensor.taint), Totals())
+            # Messages are counted elsewhere: one may have tensors of several taints.
             row.add(Totals(0, 1, tensor.elements, count))
         if intent.dp:
             of_job = paid.setdefault(intent.job, {})
@@ -140,7 +155,10 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """What a data set's privacy budget came to, by the last of its heads."""
+    """What a data set's privacy budget came to, by the last of its heads.
+
+    ``heads`` is how many there are.
+    """
 
     last: At[PrivacyHead]
     heads: int
@@ -148,12 +166,16 @@ class BudgetRow:
 
 
 def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
-    """One row a data set."""
+    """One row a data set.
+
+    In the order in which the data sets were first used. ``heads`` in the order of the ledger.
+    """
     sets: dict[str, list[At[PrivacyHead]]] = {}
     for at in heads:
         sets.setdefault(at.record.dataset, []).append(at)
     rows = []
     for own in sets.values():
+        # A head has all that was spent up to it.
         first, last = own[0], own[-1]
         rows.append(BudgetRow(last=last, heads=len(own), first=first.time))
     return tuple(rows)
@@ -164,7 +186,10 @@ def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the ledger knows it."""
+    """A job as the ledger knows it.
+
+    ``decisions`` are all answers to its offer; ``received_bytes`` came down to the silo.
+    """
 
     job: str
     methods: tuple[str, ...]
@@ -176,7 +201,10 @@ class JobRow:
 
 
 def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
-    """One row a job, in the order in which the ledger comes to them."""
+    """One row a job, in the order in which the ledger comes to them.
+
+    ``cohorts`` as the coordinator reported them; ``rounds`` as in ``spans``.
+    """
     return tuple(_job_row(view.of(job), job) for job in view.jobs)
 
 
@@ -187,6 +215,7 @@ def _job_row(view: LedgerOverview, job: str) -> JobRow:
         intent = message.intent
         methods[intent.method] = None
         rounds.add(intent.round)
+        # Not every message says who took part.
         if intent.cohort:
             cohorts.append((intent.round, intent.cohort))
     received = view.received.get(job, Counter())
@@ -242,12 +271,18 @@ def _cohorts(rounds: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
 
 
 def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:
-    """Sessions, and the sum of all of them."""
+    """Sessions, and the sum of all of them.
+
+    The sum is over all of them, also those that are not listed.
+    """
     return newest(sessions), added(session.totals for session in sessions)
 
 
 def added(totals: Iterable[Totals]) -> Totals:
-    """The sum of several totals."""
+    """The sum of several totals.
+
+    A new object; the parts stay as they are.
+    """
     sum_of_all = Totals()
     for each in totals:
         sum_of_all.add(each)
@@ -255,7 +290,10 @@ def added(totals: Iterable[Totals]) -> Totals:
 
 
 def event_table(view: LedgerOverview) -> Listed[tuple[int, str, str, str]]:
-    """Starts, stops, recoveries and new keys: seq, time, name and what it says."""
+    """Starts, stops, recoveries and new keys: seq, time, name and what it says.
+
+    Newest last.
+    """
     return newest([(e.seq, e.time, e.record.type, _event(e.record)) for e in view.events])
 
 
@@ -296,13 +334,15 @@ class MessageRow:
 def message_table(
     messages: Sequence[LedgerMessage], receipts: Collection[int] | None = None
 ) -> tuple[bool, Listed[MessageRow]]:
-    """Whether messages are grouped by round, and the rows.
+    """Return whether messages are grouped by round, and the rows.
 
     ``receipts`` are seqs of those whose receipt was checked.
     """
+    # One row per message would make hundreds of pages.
     grouped = len(messages) > MAX_ROWS
     groups: dict[tuple[str, int], list[LedgerMessage]] = {}
     for message in messages:
+        # A key that is the message's own, so each has its row.
         row = ("", message.seq)
         if grouped:
             row = (message.intent.job, message.intent.round)
@@ -351,6 +391,7 @@ def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> s
     A page is drawn only where no receipt is wrong.
     """
     held = {message.seq for message in group if message.receipt is not None}
+    # A receipt under a roster that was not given is held, and not checked.
     checked = held.intersection(good or ())
     count = f"{len(held)} of {len(group)}"
     if len(group) > 1:

@@ -27,7 +27,10 @@ NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 @dataclass(frozen=True)
 class Memberships:
-    """Memberships [N, K] and whose they are; rows of zeros for silos that released none."""
+    """Memberships [N, K] and whose they are; rows of zeros for silos that released none.
+
+    float rows that add up to 1 where they were released.
+    """
 
     silos: tuple[str, ...]
     memberships: Tensor
@@ -58,6 +61,7 @@ def show(
     the silos released exists: the job's option release_membership = "last" or "always". A silo may
     always look at its own. Nothing leaves the machine.
     """
+    # All files are read and checked before anything is drawn or printed.
     found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
@@ -66,6 +70,7 @@ def show(
     models = range(found.memberships.shape[1])
     rows = {"silo": [f"{model:>6}" for model in models]}
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
+        # A dash and not zeros: it released nothing, which is no statement on its mix.
         rows[silo] = [f"{'-':>6}"] * len(row)
         if any(row):
             rows[silo] = [f"{value:6.4f}" for value in row]
@@ -78,7 +83,11 @@ def show(
 
 
 def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
-    """The rows of all files; ``labels`` rename those of silos' own files."""
+    """The rows of all files; ``labels`` rename those of silos' own files.
+
+    In the order of the files. LocalError where they differ in the number of
+    models, or hold no memberships.
+    """
     own: list[Path] = []
     widths: dict[Path, int] = {}
     found: list[Memberships] = []
@@ -89,6 +98,7 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
         if not rows.silos:
             own.append(path)
 
+    # A label too many or too few would name the wrong silo.
     _check_labels(labels, len(own))
     _check_widths(widths)
 
@@ -97,6 +107,7 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     silos: list[str] = []
     for rows in found:
         silos += rows.silos or [next(names)]
+    # One under the other, in the order of the names.
     memberships = torch.cat([rows.memberships for rows in found])
     return Memberships(tuple(silos), memberships)
 
@@ -121,6 +132,7 @@ def _read(path: Path) -> Memberships:
     tensors = {}
     try:
         with safetensors.safe_open(path, "pt") as file:
+            # Before a tensor is believed: a file that the disk changed is refused.
             tensor_file.check_ours(path)
             # only a coordinator's result names silos
             metadata = file.metadata() or {}
@@ -131,6 +143,7 @@ def _read(path: Path) -> Memberships:
             # a silo's model may be large: one tensor of it is read
             if name in file.keys():  # noqa: SIM118
                 tensors[name] = file.get_tensor(name)
+    # A job that released nothing leaves no such file, so the error says what releases it.
     except FileNotFoundError:
         raise LocalError(
             f"{path}: there is no such file; a coordinator writes result.safetensors at the end of"
@@ -153,6 +166,7 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
         raise LocalError(
             "holds no membership; give a silo's model of a ppfl job, or the coordinator's result"
         )
+    # One row of a table [1, K].
     rows = Memberships((), tensors[OWN][None])
     heatmap.check(rows.memberships)
     return rows
@@ -161,6 +175,7 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
 def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
     memberships = heatmap.released(tensors)
     names = _names(silos)
+    # With the names, so that the error can say whose row is wrong.
     heatmap.check(memberships, names)
     return Memberships(tuple(names), memberships)
 

@@ -36,7 +36,10 @@ Picture = Annotated[
 
 @dataclass(frozen=True, eq=False)
 class PartitionCounts:
-    """Records of each silo by side [N, 3], and by class [N, C] where labels are known."""
+    """Records of each silo by side [N, 3], and by class [N, C] where labels are known.
+
+    ``classes`` is None where no labels are known. ``notes`` are sentences on how it was made.
+    """
 
     silos: tuple[str, ...]
     sides: Counts
@@ -58,8 +61,10 @@ def make(
 
     A simulation reads it with [partition] file = "partition.json".
     """
+    # A partition that others use must not change under its name.
     if out.exists():
         raise LocalError(f"{out}: exists already; move it away or choose another name")
+    # The same code as in a simulation, so that the file says what a run would use.
     population = _populated(file)
 
     # a partition's file names records of a data set by number, and these are in none
@@ -124,6 +129,7 @@ def _of_population(population: Population) -> PartitionCounts:
     sides = []
     for own in population.records.values():
         validation = 0
+        # Not every partition has a validation side.
         if own.validation is not None:
             validation = len(own.validation)
         sides.append((len(own.train), validation, len(own.test)))
@@ -147,6 +153,7 @@ def _of_file(partition: PartitionFile) -> PartitionCounts:
     if partition.seed is not None:
         how += f", seed {partition.seed}"
     notes = [f"made from {partition.records:,} records of {partition.data}: {how}"]
+    # A partition need not use every record.
     rest = partition.records - int(sides.sum())
     if rest:
         notes.append(f"{rest:,} of them are given to no client")
@@ -168,10 +175,13 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     ends: tuple[int, ...] = ()
     excerpt = len(sizes) > MOST_SILOS and not every
     if excerpt:
+        # Stable, so that silos of one size stay in their order.
         ranked = np.argsort(sizes, kind="stable")
         order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
+        # A line in the table where silos are left out.
         ends = (EACH_END - 1,)
     columns, rows = _table(held, order.tolist())
+    # All other columns are numbers, which stand on the right.
     of_text = {"silo", "most"}
     right = [number for number, column in enumerate(columns) if column not in of_text]
     table = printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH)
@@ -186,6 +196,7 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
         f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each: {by_side}"
     )
     if held.classes is not None:
+        # How many classes a silo has at all: the measure of its skew.
         present = (held.classes > 0).sum(1)
         printer.show(f"{held.classes.shape[1]} classes, {_range(present)} at each")
     printer.show(*held.notes)
@@ -202,6 +213,7 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
 
     columns = ["silo", "records", *map(SIDES.__getitem__, shown)]
     names = _class_names(held)
+    # A column per class would be wider than any page.
     if len(names) > MOST_CLASSES:
         names = ("classes", "most")
     return [*columns, *names], rows
@@ -210,6 +222,7 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
 def _class_names(held: PartitionCounts) -> tuple[str, ...]:
     if held.classes is None:
         return ()
+    # Classes without names are known by their numbers.
     return held.class_names or tuple(map(str, range(held.classes.shape[1])))
 
 
@@ -225,6 +238,7 @@ def _class_cells(held: PartitionCounts, silo: int) -> list[str]:
 
 def _most(counts: Counts, names: tuple[str, ...]) -> str:
     held = np.count_nonzero(counts)
+    # The most frequent say best what a silo holds.
     largest = np.argsort(-counts, kind="stable")[: min(MOST_LISTED, held)]
     listed = ", ".join(f"{names[number]}: {counts[number]}" for number in largest)
     rest = held - len(largest)
@@ -237,6 +251,7 @@ def _range(counts: Counts) -> str:
     least, most = counts.min(), counts.max()
     if least == most:
         return f"{least:,}"
+    # The median, since a few large silos would move the mean.
     return f"{least:,} to {most:,} (median {np.median(counts):,g})"
 
 

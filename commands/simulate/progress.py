@@ -16,7 +16,10 @@ SHOWN: dict[str, Measure] = {"trained": "all/trained", "aggregated": "all/aggreg
 
 @contextmanager
 def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
-    """Who watches these runs, in this order, for the person at the screen."""
+    """Who watches these runs, in this order, for the person at the screen.
+
+    Bars on a terminal, lines elsewhere.
+    """
     if not screen.is_terminal:
         yield Lines(screen.show)
         return
@@ -25,13 +28,17 @@ def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
 
 
 class Bars:
-    """One bar for all runs where there are several, one for the run and one for its round."""
+    """One bar for all runs where there are several, one for the run and one for its round.
+
+    ``clock`` in seconds; it is another one in tests.
+    """
 
     def __init__(
         self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic
     ) -> None:
         self._progress, self._clock = progress, clock
         self._pace, self._own = Pace(clock), Pace(clock)
+        # Of all runs together; ``begin`` takes off what is done.
         self._left = sum(run.job.rounds for run in runs)
         self._all = None
         if len(runs) > 1:
@@ -41,8 +48,9 @@ class Bars:
         self._rounds, self._seen = 0, ""
 
     def begin(self, run: Run, rounds: int) -> None:
-        """A run begins, or goes on."""
+        """A run begins, or resumes after ``rounds``."""
         self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
+        # Rounds of an earlier start are not left to do.
         self._left -= rounds
         self._progress.reset(
             self._run, total=run.job.rounds, completed=rounds, description=named(run), note=""
@@ -51,18 +59,22 @@ class Bars:
             self._progress.update(self._all, advance=rounds)
 
     def work(self, doing: Doing, silos: int) -> None:
-        """The next round, or a look."""
+        """The next round, or an evaluation, over so many silos."""
         self._progress.reset(self._round, total=silos, description=f"  {doing}", note="silos")
 
     def silo(self) -> None:
-        """One of them is done."""
+        """One of its silos is done."""
         self._progress.update(self._round, advance=1)
 
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
-        """A round is done."""
+        """A round is done.
+
+        ``rounds`` are done of this run; ``measured`` is empty where nothing was evaluated.
+        """
         self._pace.tick()
         self._own.tick()
         self._left -= 1
+        # Most rounds are not evaluated: the last figures stay until there are new ones.
         self._seen = accuracy(measured) or self._seen
         pace = f"{self._own.rate()}, {self._own.left(self._rounds - rounds)} left"
         note = f"rounds, {pace}"
@@ -79,7 +91,10 @@ class Bars:
 
 
 class Lines:
-    """A line where a run begins, every few seconds, and where it ends."""
+    """A line where a run begins, every few seconds, and where it ends.
+
+    For logs and pipes.
+    """
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell, self._clock, self._pace = tell, clock, Pace(clock)
@@ -90,6 +105,7 @@ class Lines:
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
         self._pace, self._told = Pace(self._clock), self._clock()
         state = f"resumes after round {rounds}" if rounds else "begins"
+        # A run that is finished is not run again, so nothing is said of it.
         if rounds < run.job.rounds:
             self._tell(f"{self._name}: {state}, of {self._rounds}")
 
@@ -104,6 +120,7 @@ class Lines:
         self._pace.tick()
         self._seen = accuracy(measured) or self._seen
         now = self._clock()
+        # The last line is always written: it has the result.
         last = rounds == self._rounds
         if last or now - self._told >= EVERY_SECONDS:
             self._told = now
@@ -116,12 +133,18 @@ class Lines:
 
 
 def named(run: Run) -> str:
-    """A run, for people."""
+    """A run, for people.
+
+    Its label is unique in an experiment, its seed among the runs of a label.
+    """
     return f"{run.label}, seed {run.seed}"
 
 
 def accuracy(measured: Sequence[Measured]) -> str:
-    """What an evaluation measured, the mean over all silos; empty where there was none."""
+    """What an evaluation measured, the mean over all silos; empty where there was none.
+
+    "macro": the mean over silos, whatever their size.
+    """
     macro = {one.measure: one.macro for one in measured}
     shown = []
     for name, measure in SHOWN.items():

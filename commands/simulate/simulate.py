@@ -28,12 +28,16 @@ from ..console.printer import Screen
 from . import results
 from .progress import named, shown
 
+# SIGHUP as well: a terminal that closes ends the command like Ctrl-C, and the same command resumes.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says beside the file."""
+    """What the command line says beside the file.
+
+    ``rounds`` and ``workers`` are None where the file, or the machine, decides.
+    """
 
     out: Path | None
     methods: Sequence[str]
@@ -47,7 +51,10 @@ class RunOptions:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Runs of an experiment that can begin, or resume, in their output folder."""
+    """Runs of an experiment that can begin, or resume, in their output folder.
+
+    The records are in memory. Nothing was trained or written yet.
+    """
 
     experiment: Experiment
     out: Path
@@ -108,6 +115,7 @@ def simulate(
         check_installed()
 
     screen = Screen(err=as_json)
+    # LocalError names the key before anything else is done.
     experiment = read(file)
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
 
@@ -118,19 +126,28 @@ def simulate(
 
 
 def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
-    """Read the records and deal them out; LocalError where the folder is of other runs."""
+    """Read the records and deal them out; LocalError where the folder is of other runs.
+
+    Minutes for large data sets. Nothing is written to ``out``.
+    """
     # refused before records are read, which may take a while
     chosen_methods(experiment, asked.methods)
     with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
+    # Results of other runs must not be mixed with these, or written over.
     out_folder.check(out, chosen, population, experiment.schedule)
     return Prepared(experiment, out, population, chosen)
 
 
 def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
-    """Run after run to its end; why some could not continue."""
+    """Run after run to its end; why some could not continue.
+
+    Runs that are finished are passed over. CancelledError once a signal asked for the
+    end; the same command resumes.
+    """
     population, schedule = prepared.population, prepared.experiment.schedule
+    # Made when it is needed, and again after a fault.
     engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
     screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
     with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
@@ -153,13 +170,19 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
 
 
 def report(prepared: Prepared) -> Path:
-    """Write the report of all that the folder holds; its summary."""
+    """Write the report of all that the folder holds; its summary.
+
+    It covers runs of earlier commands, too. Returns the path of the summary.
+    """
     summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared))
     return summary
 
 
 def raise_faults(faults: Sequence[str], count: int) -> None:
-    """LocalError of the runs that could not continue, if there were some."""
+    """LocalError of the runs that could not continue, if there were some.
+
+    The last thing a command does: results are shown before.
+    """
     if faults:
         raise LocalError(
             f"{number(len(faults), 'run')} of {count} could not continue: {'; '.join(faults)}"
@@ -184,6 +207,7 @@ def _each(
                 run = waiting.popleft()
                 try:
                     go_on(run, made)
+                # Both end all runs: a person asked for it, or the disk takes nothing more.
                 except (CancelledError, UnwritableError):
                     raise
                 except LocalError as error:
@@ -198,6 +222,7 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     if not finished:
         return
     summary = report(prepared)
+    # In the order of the experiment's file; runs that it no longer has come last.
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:
         printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})

@@ -45,7 +45,10 @@ class _DirectedAsides(Strict):
 
 @dataclass(frozen=True)
 class DirectedRow:
-    """One row that waits for a silo; ``keep`` as in ``method.Post``."""
+    """One row that waits for a silo; ``keep`` as in ``method.Post``.
+
+    ``kept`` is the file of its words, which only the silo's pads open.
+    """
 
     kept: KeptSum
     keep: float
@@ -65,7 +68,11 @@ class DirectedRow:
 
 
 class Directed:
-    """The directed rows of one job."""
+    """The directed rows of one job.
+
+    It holds no state of its own: rows that wait are files of the job's
+    folder, named in the database.
+    """
 
     def __init__(self, plan: JobPlan, store: JobStore) -> None:
         self._job = plan.job
@@ -78,6 +85,8 @@ class Directed:
     ) -> list[DirectedRow]:
         """Rows that a silo gets, in the order of the parts and, within one, of rounds."""
         mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)}
+        # A part of padded uploads is mixed when it is fetched
+        # (mix_rows.py), so it is no list of rounds.
         mailed &= self._parts.keys()
         names = among((part.name for part in down), mailed)
         found = []
@@ -127,7 +136,7 @@ class Directed:
         return frozenset(_name(each.round, part, silo) for each in self._asides(part, silo, data))
 
     def has(self, part: str) -> bool:
-        """Whether a part is mixed by directed rows."""
+        """True for a part that is mixed by directed rows."""
         return part in self._parts
 
     def _waiting(self, part: str, silo: str) -> tuple[_DirectedAside, ...]:
@@ -144,7 +153,10 @@ class Directed:
 
 
 def row_words(plan: RoundPlan) -> tuple[str, ...]:
-    """Names of all files of rows that the sum of a round can have."""
+    """Names of all files of rows that the sum of a round can have.
+
+    Also those of rows in which nobody is mixed, which have no file.
+    """
     return tuple(_name(plan.round, part.name, silo) for part in plan.rows for silo in plan.readers)
 
 

@@ -40,7 +40,10 @@ MOST_VERSIONS = 100
 
 @dataclass(frozen=True)
 class StoredUpload:
-    """One upload that arrived whole; ``version`` once a padded one is signed."""
+    """One upload that arrived whole; ``version`` once a padded one is signed.
+
+    ``context`` is what it is bound to; ``sha256`` is that of the whole file.
+    """
 
     context: bytes
     file: str
@@ -49,7 +52,10 @@ class StoredUpload:
 
 
 class HiddenUploadStore:
-    """The hidden uploads of one job, as the database has them."""
+    """The hidden uploads of one job, as the database has them.
+
+    It holds names and digests, no words. It knows of an upload only what the database has.
+    """
 
     def __init__(
         self, plan: JobPlan, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()
@@ -95,7 +101,8 @@ class HiddenUploadStore:
             raise RefusedError(silo, "MANIFEST", why)
 
     def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
-        """Whether an upload of this part, bound to this context, is still to come."""
+        """True while an upload of this part, bound to this context, is still to come."""
+        # A silo that is started again and again would fill our ledger, which only grows.
         if self._taken[round_, name, silo] >= MOST_VERSIONS:
             return False
         here = self._here.get((round_, name, silo))
@@ -106,7 +113,10 @@ class HiddenUploadStore:
         return replaces and here.context != context
 
     def lacks(self, silo: str, round_: int) -> list[str]:
-        """Parts of which a silo has still to upload, or to sign, its contribution to a round."""
+        """Parts of which a silo has still to upload, or to sign, its contribution to a round.
+
+        By name, in the order of the job's schema. Its masked words are refused until this is empty.
+        """
         return [
             part.name
             for part in self._plan.round(round_).uploads
@@ -121,16 +131,19 @@ class HiddenUploadStore:
     # What comes.
 
     def has(self, round_: int, name: str, silo: str) -> bool:
-        """Whether an upload arrived whole."""
+        """True once an upload arrived whole, signed or not."""
         return (round_, name, silo) in self._here
 
     def is_signed(self, round_: int, name: str, silo: str) -> bool:
-        """Whether its silo signed it."""
+        """True once its silo has signed it."""
         here = self._here.get((round_, name, silo))
         return here is not None and here.version is not None
 
     def take(self, stored: StoredHidden) -> None:
-        """Note an upload that is in the database."""
+        """Note an upload that is in the database.
+
+        It takes the place of an earlier version of the same part.
+        """
         place = (stored.round, stored.part, stored.silo)
         self._here[place] = _here(stored)
         # Counts of other rounds go: none of them takes uploads any more.
@@ -158,6 +171,7 @@ class HiddenUploadStore:
         if version.attempt or version.context(line) != here.context:
             why = f"signs version {version.number}, its upload is bound to another one"
             raise _refused(silo, Code.UPLOAD, why)
+        # Over all rounds that are kept: numbers only grow within a part.
         own = [signed for _, signed in self._signed(name) if signed.silo == silo]
         newest = max((signed.number for signed in own), default=-1)
         if version.number <= newest:
@@ -175,7 +189,10 @@ class HiddenUploadStore:
         return [(here, here.version) for here in own if here.version is not None]
 
     def sign(self, given: PaddedWord) -> None:
-        """Note a silo's word on its upload, which was checked and is in the database."""
+        """Note a silo's word on its upload, which was checked and is in the database.
+
+        From now on no other version may take its place.
+        """
         version = given.upload.version
         place = (version.round, given.part, version.silo)
         here = self._here[place]
@@ -193,7 +210,7 @@ class HiddenUploadStore:
         )
 
     def fits(self, name: str, version: Version) -> bool:
-        """Whether a version is of this roster's line; else its key is gone: nobody can open it."""
+        """True for a version of this roster's line; else its key is gone: nobody can open it."""
         here = self._here[version.round, name, version.silo]
         return here.context == version.context(self.lines[name])
 

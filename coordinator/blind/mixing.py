@@ -61,13 +61,17 @@ class Mixing:
                     if planned is not None:
                         found[part] = planned[:1]
                         memories |= self._planning.news(part, silo, planned[1])
+                # Directed rows lie in the sums of their rounds, and go down as files of words.
                 case Mail(part) if not self.directed.has(part):
                     found[part] = self._aside(part, silo)
         rows = [row for part in down for row in found.get(part.name, ())]
         return rows, memories
 
     def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
-        """The versions, by part, next to which the newest prekeys for a silo stand."""
+        """The versions, by part, next to which the newest prekeys for a silo stand.
+
+        Sorted by part and silo. Each silo's newest is the one next to its last version.
+        """
         others = sorted(set(self._job.silos) - {silo})
         mixes = sorted({part.name for part in down} & self.hidden.lines.keys())
         found: list[tuple[str, Version]] = []
@@ -78,7 +82,10 @@ class Mixing:
         return found[:MOST_TOLD]
 
     def remember(self, memories: Memories) -> None:
-        """Turn to memories of recipients' rows that are in the database."""
+        """Turn to memories of recipients' rows that are in the database.
+
+        Call it before one of these rows leaves.
+        """
         self._planning.memories.update(memories)
 
     def check_words(self, planned: Sequence[PlannedRow]) -> None:
@@ -98,7 +105,10 @@ class Mixing:
         self._store.check_files({file: digests[file].hex() for file in sorted(files)})
 
     def nbytes(self, planned: PlannedRow) -> int:
-        """Length of a row's words."""
+        """Length of a row's words.
+
+        In bytes; it follows from the job, whoever is mixed.
+        """
         return self.hidden.lines[planned.part].nbytes
 
     def words(self, planned: PlannedRow) -> Iterator[memoryview]:
@@ -159,6 +169,8 @@ class Mixing:
             planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
             if planned is None:
                 return None
+            # A member of the round has had what waited; for a silo that was away
+            # the new row comes behind it.
             data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
             if data is None:
                 log.problem(
@@ -191,7 +203,10 @@ class Mixing:
         mixed: dict[tuple[str, str], frozenset[str]],
         gone: Collection[str],
     ) -> None:
-        """Turn to a fold that is in the database, and let go of uploads that nothing needs."""
+        """Turn to a fold that is in the database, and let go of uploads that nothing needs.
+
+        ``gone`` are names of files, which the caller removes.
+        """
         self.remember(memories)
         self._mixed = mixed
         self.hidden.let_go(gone)
@@ -216,7 +231,10 @@ class Mixing:
 
 
 def part_bytes(part: Part) -> int:
-    """Length of the upload of a part on its own, in bytes: padded words, or vectors."""
+    """Length of the upload of a part on its own, in bytes: padded words, or vectors.
+
+    A Mix has words of 64 bits, whatever the tensors' own type; vectors of a Gram keep theirs.
+    """
     if isinstance(part.exchange, Mix):
         return WORD_BYTES * sum(spec.elements for spec in part.tensors)
     return sum(item.spec.nbytes for item in upload_items([part]))

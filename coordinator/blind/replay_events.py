@@ -24,12 +24,16 @@ _UPLOADED: Mapping[type[UploadBody], Callable[..., c.Event]] = {
 
 
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
-    """The event; a header is joined with its silo's masked words, and refused without them."""
+    """The event; a header is joined with its silo's masked words, and refused without them.
+
+    ``spooled`` by silo: words that are here whole.
+    """
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
         # Without words the length does not fit, so the machine refuses the header.
         case s.SendHeader(header):
+            # The header comes on its own, after the words that it is of.
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
             return c.WordsUploaded(header, here.size, here.sha256)
         case Over(code):
@@ -39,7 +43,10 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
 
 
 def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
-    """Whether the attempt has exactly this message of a silo."""
+    """True where the attempt has exactly this message of a silo.
+
+    A silo whose answer was lost sends the same again; that is no equivocation.
+    """
     match body:
         case s.SendKeys(bundle, keys):
             return state.bundles.get(silo) == bundle and state.keys.get(silo) == keys
@@ -65,7 +72,7 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
 
 
 def unneeded(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
-    """Whether enough others have signed, revealed or complained meanwhile."""
+    """True where enough others have signed, revealed or complained meanwhile."""
     # Nobody is refused for being the last: a refusal would count against a silo that is on time.
     if isinstance(body, s.SendComplaint):
         return bool(state.complaints)

@@ -59,7 +59,11 @@ UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
 
 
 class SecureSum:
-    """All attempts at one round's secure sum; only the latest is active."""
+    """All attempts at one round's secure sum; only the latest is active.
+
+    To be used from the event loop alone. What it does is durable before the
+    shell or a silo hears of it.
+    """
 
     def __init__(self, setting: SumSetting, shell: Shell, kept: Iterable[ReplayEntry] = ()) -> None:
         """``kept``: the rows of what happened before this process began, in order.
@@ -70,6 +74,7 @@ class SecureSum:
         self._shell = shell
         self._states: list[CoordinatorState] = []
         self._lists: dict[str, list[SecaggDelivery]] = {silo: [] for silo in setting.silos}
+        # Only the last attempt's: words of an earlier one were masked with other keys.
         self._spooled: dict[str, Spooled] = {}  # by silo, of the last attempt
         self._opening: c.Open | None = None
         self._why = ""  # the last attempt ended
@@ -95,6 +100,7 @@ class SecureSum:
             c.Open: lambda e: shell.open(self.attempt, self.spec, e),
             c.EndAttempt: self._log_end,
         }
+        # Into the same lists as before: a silo asks by number, and may have seen only some of them.
         for row in kept:
             self._replay(row.attempt, loaded(row))
 
@@ -115,7 +121,7 @@ class SecureSum:
 
     @property
     def goes_on(self) -> bool:
-        """Whether an attempt is under way."""
+        """True while an attempt is under way."""
         return self.stage not in ("waiting", "done", "ended")
 
     @property
@@ -133,6 +139,7 @@ class SecureSum:
     def told(self, silo: str, had: int) -> SecaggDelivery | None:
         """The next message for a silo that has received ``had``; None where there is none yet."""
         messages = self._lists[silo]
+        # A message is durable before it is sent, so an honest silo never had more.
         if had > len(messages):
             why = (
                 f"says that it had {had} messages of round {self._setting.round}, and was told"
@@ -171,7 +178,11 @@ class SecureSum:
         self._call_shell(effects)
 
     def give(self, silo: str, message: pb.SecureUpload) -> None:
-        """Take a message from a silo; the steps run in order. RefusedError says why not."""
+        """Take a message from a silo; the steps run in order. RefusedError says why not.
+
+        The message is durable when it returns. An answer that was lost may be asked for again: the
+        same message is taken twice in silence.
+        """
         # (1) It is of an attempt of this sum.
         number = self._attempt_of(silo, message.attempt.context)
         current = number == self.attempt
@@ -228,6 +239,8 @@ class SecureSum:
             if number == self.attempt:
                 self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
+        # The context is a hash of the specification; the names next to it
+        # must not say something else.
         if upload.attempt != self._named(number):
             raise RefusedError(
                 silo, "SECURE", "names another job, round or attempt than its context is of"
@@ -244,7 +257,7 @@ class SecureSum:
             raise RefusedError(silo, "ROUND_CLOSED", why)
 
     def awaits(self, silo: str, ctx: bytes) -> bool:
-        """Whether this silo's masked words are still to come in the attempt of this context."""
+        """True while this silo's masked words are still to come in the attempt of this context."""
         if (self.ctx, self.stage) != (ctx, "masked"):
             return False
         state = self._states[-1]
@@ -256,6 +269,8 @@ class SecureSum:
         """Note that a silo's masked words, which were awaited, have arrived whole.
 
         ``also`` is written in the same transaction.
+
+        They count once the silo's signed header has come, too.
         """
         entry = Spooled(silo, size, sha256)
         self._shell.keep(self.attempt, entry, also)
@@ -263,11 +278,15 @@ class SecureSum:
 
     @property
     def digests(self) -> dict[str, bytes]:
-        """SHA-256 of the masked words of the last attempt, by silo."""
+        """SHA-256 of the masked words of the last attempt, by silo.
+
+        Of the bytes that arrived; what lies on the disk is compared with
+        them when the sum is opened.
+        """
         return {silo: entry.sha256 for silo, entry in self._spooled.items()}
 
     def has_words(self, silo: str) -> bool:
-        """Whether a silo's masked words of the last attempt have arrived."""
+        """True once a silo's masked words of the last attempt have arrived."""
         return silo in self._spooled
 
     def drop(self, silo: str, code: str) -> None:
@@ -290,7 +309,10 @@ class SecureSum:
             self._take(self.attempt, c.SiloDropped(silo, str(code)))
 
     def halt(self) -> None:
-        """End the attempt, unless survivors may have signed already."""
+        """End the attempt, unless survivors may have signed already.
+
+        Survivors who signed take part in no other sum of the round, so theirs is finished.
+        """
         cohort = self.spec.cohort if self._states else ()
         for silo in cohort:
             # Asked for each: the one that drops out before may have ended the attempt.
@@ -313,11 +335,17 @@ class SecureSum:
             self._take(attempt, c.AttemptDeadline(stage))
 
     def opened(self, attempt: int, sha256: bytes) -> None:
-        """Note that the sum is open and durable; ``sha256`` is that of its file."""
+        """Note that the sum is open and durable; ``sha256`` is that of its file.
+
+        The members learn its digest; the sum cannot be taken back.
+        """
         self._take(attempt, c.SumPublished(sha256))
 
     def unopened(self, attempt: int, why: str, *, spoiled: bool = False) -> None:
-        """Note that the sum could not be opened; or that it is none of values, ``spoiled``."""
+        """Note that the sum could not be opened; or that it is none of values, ``spoiled``.
+
+        The attempt ends, and another may follow.
+        """
         self._take(attempt, c.OpenFailed(why, spoiled))
 
     def resume(self) -> None:
@@ -335,6 +363,8 @@ class SecureSum:
         for silo, code in state.failed.items():
             if self.goes_on or code in GUILTY:
                 self._shell.dropped(silo, code)
+        # The sum was not open yet, or its row was not written: it is
+        # opened again, from the same words.
         if state.stage == "opening" and self._opening is not None:
             self._shell.open(self.attempt, state.spec, self._opening)
         self._conclude()
@@ -371,12 +401,15 @@ class SecureSum:
             # Whoever signed survivors signs no others in this round: only they can repeat the sum.
             excused = dict.fromkeys(self._terms.excused, Code.MISDEALT.value)
             failed = {**signed.failed, **excused}
+            # The specification names the old cohort, but only those who
+            # can repeat the sum are asked.
             strangers = without(spec.cohort, self._repeating)
             out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in strangers}
         return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
         self._states.append(state)
+        # Nothing of an attempt that is over may be taken for the new one's.
         self._spooled, self._opening, self._why = {}, None, ""
         self._over = self._waiting = False
         self._turn(self.attempt, state, effects)
@@ -396,6 +429,7 @@ class SecureSum:
         state, effects = self._advanced(number, entry)
         # Durable before anybody hears of it: replayed, the rows make the lists that silos saw.
         if state != before:
+            # Evidence is for the life of the job, while the other rows go with the round.
             new = without(state.proofs, before.proofs)
             self._shell.keep(number, entry, nothing, [state.proofs[dealer] for dealer in new])
         self._turn(number, state, effects)
@@ -405,6 +439,7 @@ class SecureSum:
         for silo, code in state.failed.items():
             if before.failed.get(silo) != code:
                 self._shell.dropped(silo, code)
+        # Before the refusal is raised: the message may have ended the attempt.
         self._conclude()
         _raise_refused(effects)
 
@@ -456,6 +491,8 @@ class SecureSum:
         """What silos that have been away since receive in later rounds.
 
         None for nothing, or while no sum is open.
+
+        For the collector, which stores it when the round is over (settled.py).
         """
         return settled(self._states) if self.stage == "done" else None
 
@@ -472,6 +509,7 @@ class SecureSum:
         """
         if not self._states or self._regroups:
             return None
+        # The newest: those before it were repeated by it.
         return next((state for state in reversed(self._states) if state.evidence is not None), None)
 
     @property
@@ -522,6 +560,7 @@ class SecureSum:
     def _conclude(self) -> None:
         """Tell the shell once that the last attempt is over, when another may follow."""
         state = self._states[-1]
+        # The shell hears of the end once, though the last notes may still come in.
         if self._over or self.goes_on:
             return
         if state.stage == "done":

@@ -19,7 +19,10 @@ def nothing() -> None:
 
 
 class Shell(Protocol):
-    """The calls of a round's sum to the daemon."""
+    """The calls of a round's sum to the daemon.
+
+    secure_sum_runner.py is the one in the daemon; tests have their own.
+    """
 
     def keep(
         self,
@@ -53,13 +56,22 @@ class Shell(Protocol):
         """Remove a silo's masked words."""
 
     def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
-        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
+        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``.
+
+        It returns at once.
+        """
 
     def dropped(self, silo: str, code: str) -> None:
-        """Hear that a silo has dropped out of the active attempt."""
+        """Hear that a silo has dropped out of the active attempt.
+
+        It is called after the row is durable.
+        """
 
     def summed(self, members: tuple[str, ...]) -> None:
-        """Hear that the sum over these silos is open."""
+        """Hear that the sum over these silos is open.
+
+        It is called once per round.
+        """
 
     def failed(
         self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]
@@ -73,7 +85,11 @@ class Shell(Protocol):
 
 @dataclass(frozen=True)
 class SumSetting:
-    """The round whose sum is made, and the signatures that count in it."""
+    """The round whose sum is made, and the signatures that count in it.
+
+    It is the same for all attempts of the round. ``sign`` is the
+    coordinator's key, which is not shown.
+    """
 
     job: str
     job_digest: bytes

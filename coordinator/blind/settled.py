@@ -50,7 +50,7 @@ class SettledRound:
     shown: tuple[SurvivorsShown, ...] = ()
 
     def is_needed(self, counted: Mapping[str, int], round_: int) -> bool:
-        """Whether one of its silos has not been in a later round.
+        """True while one of its silos has not been in a later round.
 
         ``counted`` as in the job's state.
         """
@@ -58,7 +58,10 @@ class SettledRound:
 
 
 def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
-    """What to keep of a round whose last attempt was opened; None where nobody needs it."""
+    """What to keep of a round whose last attempt was opened; None where nobody needs it.
+
+    ``states`` are those of all attempts of the round, in order.
+    """
     last = states[-1]
     # Masked words may have left from all of U1 once U2 was delivered.
     trained = {silo for state in states if state.told for silo in state.u1}
@@ -87,7 +90,10 @@ def _first(by_silo: Mapping[str, T], most: int) -> list[T]:
 
 
 def dumped(kept: SettledRound) -> ReplayEntry:
-    """The row of it."""
+    """The row of it.
+
+    Notes are sorted, so that the same settled round gives the same bytes.
+    """
     notes = tuple(sorted(kept.notes, key=lambda note: (note.silo, note.signature)))
     told = spec_to_wire(SignedSpec(DOCUMENT, SIGNATURE, notes, (), kept.shown))
     body = {"silos": list(kept.silos), "told": told.SerializeToString(deterministic=True).hex()}
@@ -104,7 +110,10 @@ def loaded(row: ReplayEntry) -> SettledRound:
 def brought(
     rounds: Sequence[SettledRound],
 ) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
-    """Notes and survivors for one specification: as many of the newest rounds as fit."""
+    """Notes and survivors for one specification: as many of the newest rounds as fit.
+
+    ``rounds`` in ascending order.
+    """
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []
     size = 0

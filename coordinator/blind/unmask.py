@@ -64,7 +64,10 @@ class _Tail(Strict):
 
 @dataclass(frozen=True)
 class KeptSum:
-    """One file of words: the claim on them for the manifest, their digest and their bytes."""
+    """One file of words: the claim on them for the manifest, their digest and their bytes.
+
+    ``nbytes`` is the length of the words, which come first in the file.
+    """
 
     part: str
     claim: Claim
@@ -74,6 +77,7 @@ class KeptSum:
 
     def check(self) -> None:
         """LocalError where the disk changed the words, or they are gone."""
+        # Only the words: the claim behind them has a digest of its own (files/checked_file.py).
         digest, left = hashlib.sha256(), self.nbytes
         try:
             with self.path.open("rb") as file:
@@ -107,9 +111,13 @@ class KeptSum:
 
 
 def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file of words, piece by piece; each is hashed while it is written."""
+    """The bytes of a file of words, piece by piece; each is hashed while it is written.
+
+    The claim comes last, since it has the digest of the words.
+    """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as hasher:
+        # Hashed in a second thread while it is written, so that it is not read again for it.
         for words in numbers:
             hashing = hasher.submit(digest.update, piece := words.data.cast("B"))
             yield piece
@@ -149,7 +157,10 @@ NO_DIGEST = "0" * 64  # in place of digests where only sizes are computed
 
 @dataclass(frozen=True)
 class Keeping:
-    """Parts whose words are kept for silos, and the signature over the sum's specification."""
+    """Parts whose words are kept for silos, and the signature over the sum's specification.
+
+    Names of parts, in any order.
+    """
 
     parts: Sequence[str] = ()
     signature: bytes = b""
@@ -186,6 +197,7 @@ def open_sum(
     """
     survivors = opening.survivors
     accumulator = _added_up(store, spec, survivors, digests)
+    # Reversed, so that each is popped from the end, and freed, once it is folded.
     sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
 
     # The words go first: where there is a file of the sum, all that its header names is there.
@@ -204,6 +216,7 @@ def open_sum(
     if spec.compared is not None:
         tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
 
+    # The fold needs to know over whom the sum is, and which words belong to it.
     header = {SURVIVORS: json.dumps(list(survivors)), WORDS: json.dumps(words, sort_keys=True)}
     store.write(opened_sum(spec.round), tensors, header)
     with store.sum_file(spec.round).open("rb") as file:
@@ -238,6 +251,7 @@ def _write_words(
         mixes = is_row(own) and any(own.counts)
         if own.name not in keep.parts and not mixes:
             continue
+        # Each group has a tag of its own, which goes down with its words.
         tag = tag_of(opening.tags, index, len(spec.groups))
         claim = Claim(spec.payload(), keep.signature, opening.survivors, tag)
         numbers = (words for group, words in accumulator.numbers() if group == index)
@@ -268,7 +282,10 @@ def _products(compared: Compared, opening: Open) -> Tensor:
 
 
 class OpenedSums:
-    """The exchanges of a blind job, whose sums were opened before the fold."""
+    """The exchanges of a blind job, whose sums were opened before the fold.
+
+    It reads files that ``open_sum`` wrote. To be used in the thread of the folds.
+    """
 
     def __init__(self, store: JobStore, round_: Callable[[], int], bounds: Bounds) -> None:
         """``round_``: the one that is folded."""
@@ -305,12 +322,14 @@ class OpenedSums:
         if part.name in words:
             return self._of_words(part, words[part.name])
         if shared:
+            # The products are in the order of the survivors, the fold in that of the job.
             order = torch.tensor([survivors.index(silo) for silo in members])
             found[GRAM] = found[GRAM][:, order[:, None], order]
         return found
 
     def _of_words(self, part: Part, sha256: str) -> dict[str, Tensor]:
         """The fold of a part whose sum lies in words, which are mapped and hashed meanwhile."""
+        # The pads of a sum for silos alone hide it here, too, so there is nothing to fold.
         own = group(part, self._bounds)
         if own.reader != COORDINATOR_READS:
             return {}

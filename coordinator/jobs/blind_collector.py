@@ -50,7 +50,11 @@ SignedRow = tuple[PlannedRow, dict[str, bytes]]  # a row, and the words of silos
 
 
 class BlindCollector(Collector):
-    """The sum of the open round, the one of the round before, and what is mixed."""
+    """The sum of the open round, the one of the round before, and what is mixed.
+
+    Padded, rotated and masked uploads of its job all pass through it. Each method that a silo's
+    message reaches writes to the database before it changes anything in memory.
+    """
 
     def __init__(
         self, means: SumResources, host: DaemonCalls, run: JobRun, stored: StoredJob
@@ -69,6 +73,8 @@ class BlindCollector(Collector):
             Halt: self._halt,
         }
         self.kept_files = _kept_files(run, stored)
+        # Of every phase and every part on its own: the time for an upload is set
+        # before its manifest is here.
         self.largest_upload = max(
             self.upload_bytes(round_, part)
             for round_ in run.job.phase_starts
@@ -82,7 +88,10 @@ class BlindCollector(Collector):
 
     @property
     def summing(self) -> SecureSum | None:
-        """The sum of the open round, once it was begun."""
+        """The sum of the open round, once it was begun.
+
+        None before the first attempt of the round, and between rounds.
+        """
         return None if self._runner is None else self._runner.summing
 
     @property
@@ -97,6 +106,7 @@ class BlindCollector(Collector):
     def recover(self) -> None:
         """Expire what a job left that ended without us; read what is kept of the open sum."""
         run = self._run
+        # The process may have ended between the job's last step and the removal of its uploads.
         if run.state.expired:
             with self._host.writing():
                 self._database.expire_hidden(run.job.name)
@@ -105,10 +115,15 @@ class BlindCollector(Collector):
             _ = self._opened
 
     def resume(self) -> None:
-        """Resume the open sum; where an operator stopped the job, only what was signed."""
+        """Resume the open sum; where an operator stopped the job, only what was signed.
+
+        A round that is queued or stopped counts, too: its silos may have signed before the stop.
+        """
         state = self._run.state
         if state.stage not in ("queued", "round", "stopped") or not state.cohort:
             return
+        # The attempt first: it says whether survivors may have signed, and
+        # so whether it can be halted.
         self._opened.summing.resume()
         # Where survivors may have signed, their sum is finished: they sign no other in this round.
         if state.stage == "stopped":
@@ -141,7 +156,11 @@ class BlindCollector(Collector):
         return {part.name: part_bytes(part) for part in self._run.plan.round(round_).uploads}
 
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
-        """Masked words are awaited once all parts are here, and signed where they are padded."""
+        """True for an upload that is still to come in this context.
+
+        Masked words are awaited once all parts are here, and signed where they are padded: a sum
+        over a silo without its parts could not be folded with the others.
+        """
         if part:
             return self._hidden.awaits(silo, round_, part, context)
         if self.summing is None or self._hidden.lacks(silo, round_):
@@ -153,12 +172,18 @@ class BlindCollector(Collector):
         return self._hidden.lacks(silo, round_) if self._run.opens(silo, round_) else []
 
     def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
-        """RefusedError MANIFEST for tensors, and for a part where none crosses on its own."""
+        """RefusedError MANIFEST for tensors, and for a part where none crosses on its own.
+
+        A silo whose release takes the job for a plain one would send its tensors in the clear.
+        """
         if not manifest.context or (manifest.part and not self._job.keyed):
             raise misfit(silo, manifest, "tensors, the job's sums are blind")
 
     def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
-        """Masked words, or the words or vectors of a part."""
+        """Masked words, or the words or vectors of a part.
+
+        RefusedError MANIFEST where the manifest declares another size, part or context than is due.
+        """
         round_ = manifest.round
         if not manifest.part:
             return ExpectedUpload([_due(silo, manifest, self.upload_bytes(round_), "masked")])
@@ -167,6 +192,8 @@ class BlindCollector(Collector):
         if isinstance(part.exchange, Mix):
             due = _due(silo, manifest, self.upload_bytes(round_, part.name), "padded")
             return ExpectedUpload([due], part=part)
+        # Rotated vectors are tensors like those of a plain upload: the
+        # coordinator compares their values.
         items = upload_items([part])
         check_manifest(silo, manifest, items)
         return ExpectedUpload([item.spec.nbytes for item in items], items, part)
@@ -188,7 +215,11 @@ class BlindCollector(Collector):
         return store.keep_as(name, path)
 
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
-        """Masked words go into the sum of the round; a part waits for the fold, or for rows."""
+        """Masked words go into the sum of the round; a part waits for the fold, or for rows.
+
+        Masked words are rows of the sum's log, a part is a row of table ``hidden``; the ledger's
+        record is in the same transaction.
+        """
         again, sha256 = partial(stored.record, again=True), stored.digests.tensors[0]
         if not upload.name:
             self._opened.summing.spooled(silo, stored.size, sha256, again)
@@ -205,7 +236,10 @@ class BlindCollector(Collector):
         self._host.let_go()
 
     def counts(self, silo: str, round_: int, part: str) -> bool:
-        """In the open round, whether it is of the attempt that is active."""
+        """True unless the upload is of an attempt of the open round that is over.
+
+        Of a round that is closed every upload counts: its receipt stands.
+        """
         state = self._run.state
         if not state.cohort or state.round != round_:
             return True
@@ -216,7 +250,11 @@ class BlindCollector(Collector):
     # The messages of silos and coordinator.
 
     def padded(self, silo: str, word: PaddedWord, body: bytes) -> None:
-        """Take a silo's word on its upload of a part; RefusedError says why not."""
+        """Take a silo's word on its upload of a part; RefusedError says why not.
+
+        Its word is durable when this returns. RefusedError SECURE (EQUIVOCATION) for another word
+        on an upload that is signed already.
+        """
         version, job = word.upload.version, self._job
         if self._hidden.is_signed(version.round, word.part, silo):
             # Its answer was lost on the way. Another word would name another tag or other seeds for
@@ -228,6 +266,7 @@ class BlindCollector(Collector):
             )
         if not job.keyed or not self._run.opens(silo, version.round):
             raise not_awaited(silo, job, version.round)
+        # All checks run before the row is written, since what is signed is never replaced.
         self._hidden.check(silo, word)
         with self._host.writing():
             self._database.sign_hidden(job.name, version.round, word.part, silo, body)
@@ -256,6 +295,7 @@ class BlindCollector(Collector):
 
         RefusedError ROUND_CLOSED for a round that is neither the open one nor the one before.
         """
+        # The last silos of a round fetch its result when the next one is open already.
         before = self._closed(round_)
         if before is not None and (found := before.told(silo, had)) is not None:
             return found
@@ -271,7 +311,11 @@ class BlindCollector(Collector):
     # What goes down.
 
     async def beside(self, round_: int, silo: str) -> Beside:
-        """Sums and rows in words, and prekeys to seal to."""
+        """Sums and rows in words, and prekeys to seal to.
+
+        Which rows a recipient has had is durable when this returns. The words are read while they
+        are sent, one piece at a time.
+        """
         run, host = self._run, self._host
         rows = self._rows(round_, silo)
         prekeys = self._prekeys(round_, silo)
@@ -313,6 +357,8 @@ class BlindCollector(Collector):
             planned, memories = self._mixing.rows(
                 run.deliveries(round_, silo), run.job.down(round_), silo
             )
+        # Before a word of them leaves: after a crash the recipient might otherwise get other rows
+        # over the same versions, which together show more (SECURITY.md 4).
         if memories:
             with self._host.writing():
                 self._database.save_memories(run.job.name, memories)
@@ -326,6 +372,7 @@ class BlindCollector(Collector):
     def _prekeys(self, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
         """The other silos' words, by part and silo, whose prekeys a silo seals to in a round."""
         run = self._run
+        # The last delivery of a job: no upload follows that could be sealed to a prekey.
         if round_ == run.job.length:
             return []
         found = self._mixing.prekeys(run.job.down(round_), silo)
@@ -335,11 +382,16 @@ class BlindCollector(Collector):
     # The end of a round.
 
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
-        """LocalError where the disk changed vectors: the sum is open, nobody can upload again."""
+        """LocalError where the disk changed vectors: the sum is open, nobody can upload again.
+
+        Nothing is changed before ``committed``. The open sum itself is checked
+        when it is read (unmask.py).
+        """
         run, memories = self._run, dict[tuple[str, str], RowMemory]()
         plan = run.plan.round(round_)
         compared = [part for part in plan.uploads if isinstance(part.exchange, Gram)]
         self._mixing.check_rotated(round_, members, compared)
+        # The fold adds to ``memories`` through this; ``left`` reads them once it is done.
         posting = self._mixing.posting(round_, memories)
         archive = run.store.folding(round_, posting, plan.published)
 
@@ -359,7 +411,11 @@ class BlindCollector(Collector):
         self._mixing.committed(left.memories, left.mixed, left.gone)
 
     def record(self, event: Event, state: JobState) -> None:
-        """Forget the sum of a round that is over, and uploads that no fold will read."""
+        """Forget the sum of a round that is over, and uploads that no fold will read.
+
+        In the transaction of the event, so that a crash finds either the open
+        round with its sum, or neither.
+        """
         before = self._run.state
         if _over(before, state):
             self._settle(state)
@@ -378,6 +434,8 @@ class BlindCollector(Collector):
         job, round_, database = state.job, self._run.state.round, self._database
         rounds = {}
         if state.outcome == "running":
+            # Only while the job runs: at its end nobody trains on, so
+            # nobody needs to be shown anything.
             rounds = {number: settled.loaded(row) for number, row in database.settled_rows(job)}
             if (found := self._opened.summing.settled) is not None:
                 database.add_secure(job, round_, settled.dumped(found))
@@ -388,16 +446,24 @@ class BlindCollector(Collector):
         )
 
     def moved(self, event: Event, before: JobState) -> None:
-        """Turn from the sum of a round that is over; its files go where it was not folded."""
+        """Turn from the sum of a round that is over; its files go where it was not folded.
+
+        Files go only now that the database names them no more: the other order
+        could lose what a restart needs.
+        """
         if not _over(before, self._run.state):
             return
+        # The closed sum is kept in memory for silos that still ask for its result.
         self._before, self._runner = self.summing, None
         if not isinstance(event, Folded):
             self._hidden.let_go(self._hidden.files(before.round))
             self._run.store.discard_hidden(before.round)
 
     def expire(self) -> None:
-        """The job is over: nothing padded is in the database any more (SECURITY.md rule 10)."""
+        """The job is over: nothing padded is in the database any more (SECURITY.md rule 10).
+
+        The database has dropped them before; the files go after their rows.
+        """
         self._mixing.expire()
         self._run.store.expire()
 

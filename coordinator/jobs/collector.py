@@ -29,7 +29,10 @@ from ..storage.store import Folding
 
 
 class Upload(Protocol):
-    """One upload that arrived whole."""
+    """One upload that arrived whole.
+
+    ``round`` counts from 0; the end of its stream, with all digests, was checked.
+    """
 
     round: int
     context: bytes  # what it is bound to in a blind job, else empty
@@ -56,7 +59,10 @@ class StoredUploadFile:
 
 @dataclass(frozen=True)
 class ExpectedUpload:
-    """The sizes that a manifest has to declare, and the tensors among them."""
+    """The sizes that a manifest has to declare, and the tensors among them.
+
+    ``items`` in wire order, as their bytes follow one another in the upload.
+    """
 
     sizes: list[int]  # in bytes
     items: tuple[Item, ...] = ()  # none of words, which have no values to check
@@ -65,7 +71,10 @@ class ExpectedUpload:
 
 @dataclass(frozen=True)
 class DeliveredWords:
-    """The words of one sum or row, as they go down."""
+    """The words of one sum or row, as they go down.
+
+    ``pieces`` can be taken once: it reads a file, or adds up a row, as it goes.
+    """
 
     nbytes: int
     pieces: Iterator[memoryview]  # each valid until the next
@@ -74,7 +83,11 @@ class DeliveredWords:
 
 @dataclass(frozen=True)
 class Beside:
-    """All that goes down to a silo next to tensors."""
+    """All that goes down to a silo next to tensors.
+
+    Each field is empty in a plain job. ``proofs`` accompany sums and rows, for silos that check
+    who may be missing from them.
+    """
 
     rows: Sequence[secure.MixedRow] = ()
     prekeys: Sequence[secure.DeliveredPrekey] = ()
@@ -85,7 +98,10 @@ class Beside:
 
 @dataclass(frozen=True)
 class HiddenLeft:
-    """Changes by a fold among uploads that the coordinator cannot read."""
+    """Changes by a fold among uploads that the coordinator cannot read.
+
+    ``gone`` and ``mixed`` are names of files in the job's folder.
+    """
 
     memories: Memories = field(default_factory=dict)  # of the rows that were put aside
     # by part and silo: files that these rows are of
@@ -95,7 +111,11 @@ class HiddenLeft:
 
 @dataclass(frozen=True)
 class FoldInputs:
-    """Inputs of a fold and the archive that it changes; ``left`` is called once it is done."""
+    """Inputs of a fold and the archive that it changes; ``left`` is called once it is done.
+
+    ``read`` maps uploads into memory one tensor at a time. ``archive``
+    changes nothing that is committed.
+    """
 
     read: Callable[[str, str, str], Tensor]  # by part, silo and name
     archive: Folding
@@ -103,7 +123,11 @@ class FoldInputs:
 
 
 class Collector(ABC):
-    """Collects the rounds of one job; what it does not say is nothing to do in a plain job."""
+    """Collects the rounds of one job; what it does not say is nothing to do in a plain job.
+
+    The daemon and its service call these methods in the event loop; only ``inputs``, and what it
+    returns, is used in the thread of the folds.
+    """
 
     exchanges: Exchanges
     largest_upload: int  # bytes
@@ -115,7 +139,10 @@ class Collector(ABC):
 
     @property
     def needed(self) -> Collection[str]:
-        """Files of uploads that rows are of which were put aside."""
+        """Files of uploads from which rows put aside are still to be made.
+
+        They outlive the round they are of.
+        """
         return ()
 
     # After a restart.
@@ -130,11 +157,17 @@ class Collector(ABC):
 
     @abstractmethod
     def upload_bytes(self, round_: int, part: str = "") -> int:
-        """Length of a silo's upload in a round, or of this part of it."""
+        """Length of a silo's upload in a round, or of this part of it.
+
+        In bytes. ``part`` is empty for all that a silo uploads at the end of its round.
+        """
 
     @abstractmethod
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
-        """Whether an upload of the round, which is open to the silo, is still to come."""
+        """True while this upload is still to come, in a round that is open to the silo.
+
+        ``context`` is what a blind upload is bound to, empty in a plain job.
+        """
 
     def missing(self, silo: str, round_: int) -> Sequence[str]:
         """Parts that a silo has to upload, and sign, before all else in the open round."""
@@ -150,14 +183,21 @@ class Collector(ABC):
 
     @abstractmethod
     def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
-        """Name a checked upload, durably."""
+        """Name a checked upload, durably.
+
+        Returns the file's name in the job's folder. The name is durable when this returns, but
+        nothing counts before ``take``.
+        """
 
     @abstractmethod
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
-        """Count an accepted upload, in one transaction with what ``stored`` records."""
+        """Count an accepted upload, in one transaction with what ``stored`` records.
+
+        Durable when it returns, in both database and ledger.
+        """
 
     def counts(self, silo: str, round_: int, part: str) -> bool:
-        """Whether an upload still counts of which the database has a receipt."""
+        """True where an upload with a receipt in the database still counts."""
         return True
 
     # The messages of a secure sum.
@@ -176,7 +216,10 @@ class Collector(ABC):
         )
 
     def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
-        """The next message of a round's sum for a silo that has received ``had``; None: not yet."""
+        """The next message of a round's sum for a silo that has received ``had``; None: not yet.
+
+        RefusedError ROUND_CLOSED for a round without a sum.
+        """
         return self.sum_of(silo, round_).told(silo, had)
 
     # What goes down.
@@ -189,23 +232,32 @@ class Collector(ABC):
 
     @abstractmethod
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
-        """Inputs of the fold over these members; LocalError where the disk changed them."""
+        """Inputs of the fold over these members; LocalError where the disk changed them.
+
+        It runs in the thread of the folds. DamagedError where the silos concerned may upload again.
+        """
 
     def committed(self, left: HiddenLeft) -> None:  # noqa: B027
         """The database has what a fold left."""
 
     def record(self, event: Event, state: JobState) -> None:  # noqa: B027
-        """Write, in the event's transaction, what goes with the step to this state."""
+        """Write, in the event's transaction, what goes with the step to this state.
+
+        ``state`` is the one after the event; the job still has the one before.
+        """
 
     def moved(self, event: Event, before: JobState) -> None:  # noqa: B027
-        """The job has made a step, and the database has it."""
+        """Turn to the step that the job has made, once the database has it."""
 
     def expire(self) -> None:  # noqa: B027
         """The job is over: remove what nobody may open any more (SECURITY.md rule 10)."""
 
 
 def not_awaited(silo: str, job: Job, round_: int) -> RefusedError:
-    """ROUND_CLOSED: a round awaits nothing of this silo."""
+    """ROUND_CLOSED: a round awaits nothing of this silo.
+
+    The text is told to the silo: it names the job and the round, nothing of other silos.
+    """
     return RefusedError(silo, "ROUND_CLOSED", f"job {job.name!r}: round {round_} does not await it")
 
 

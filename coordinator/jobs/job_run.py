@@ -27,7 +27,11 @@ from .collector import Collector, HiddenLeft, not_awaited
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The results of a fold, to be committed."""
+    """The results of a fold, to be committed.
+
+    ``metrics`` are sums over the members. ``files`` maps each place that changed to a file in the
+    job's folder, or to None where it is gone.
+    """
 
     metrics: dict[str, int]
     method: CoordinatorState
@@ -38,7 +42,10 @@ class FoldResult:
 
 @dataclass(frozen=True)
 class SiloDelivery:
-    """The delivery to one silo: tensors by part, and known digests by (part, name)."""
+    """The delivery to one silo: tensors by part, and known digests by (part, name).
+
+    SHA-256 digests, of published values alone: other tensors are hashed while they are sent.
+    """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     digests: Mapping[tuple[str, str], bytes]
@@ -52,7 +59,10 @@ def nothing() -> None:
 
 
 class DaemonCalls(Protocol):
-    """The calls of a job's collector to the daemon."""
+    """The calls of a job's collector to the daemon.
+
+    A collector sees no more of the daemon than this, and tests can stand in for it.
+    """
 
     def apply(
         self,
@@ -64,7 +74,10 @@ class DaemonCalls(Protocol):
         """One event into one job, in one transaction with what ``record`` writes."""
 
     def writing(self) -> AbstractContextManager[None]:
-        """One transaction."""
+        """One transaction.
+
+        The daemon stops where the disk does not take it.
+        """
 
     def reading(self, run: "JobRun", silo: str) -> AbstractContextManager[None]:
         """Where what goes down is damaged the job ends; RefusedError ROUND_CLOSED for the silo."""
@@ -97,10 +110,12 @@ class JobRun:
         self.store = JobStore(
             folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given
         )
+        # More at a time would make the memory grow with the number of silos.
         self.reading = asyncio.Semaphore(2)  # deliveries in memory at a time
         self._method = job.method()
         self._method_state: CoordinatorState = stored.method
         self.collector = collecting(self, stored)
+        # Only now: the collector says which files of the open round may still be needed.
         self.store.clean(self.collector.kept_files, self.collector.needed)
 
     # Uploads.
@@ -109,6 +124,7 @@ class JobRun:
         """RefusedError ROUND_CLOSED unless this upload, bound to this context, is awaited."""
         if self.awaits(silo, round_, context, part):
             return
+        # One text for all reasons, with what the silo can do something about.
         why = not_awaited(silo, self.job, round_).why
         if part:
             why += f", or has all of part {part[:64]!r}"
@@ -119,11 +135,11 @@ class JobRun:
         raise RefusedError(silo, "ROUND_CLOSED", why)
 
     def awaits(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> bool:
-        """Whether this silo's upload of this round, bound to this context, is still to come."""
+        """True while this silo's upload of this round, bound to this context, is still to come."""
         return self.opens(silo, round_) and self.collector.awaits(silo, round_, context, part)
 
     def opens(self, silo: str, round_: int) -> bool:
-        """Whether a round is open for this silo."""
+        """True while a round is open for this silo: it has neither uploaded nor dropped out."""
         return (
             self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
         )
@@ -142,6 +158,7 @@ class JobRun:
         RefusedError for a bad value, or if the round closed meanwhile. Masked and padded words have
         no values of their own; the canaries of a sum are checked when it is opened.
         """
+        # In threads: fsync and a look at every value would hold up all other silos.
         path = await asyncio.to_thread(spool.finished)
         await asyncio.to_thread(SpooledUpload(path, items).check_values, silo)
         # Asked again: the round may have closed while the values were checked.
@@ -151,7 +168,10 @@ class JobRun:
     # Deliveries.
 
     async def delivery(self, round_: int, silo: str) -> SiloDelivery:
-        """The delivery to this silo at the start of this round."""
+        """The delivery to this silo at the start of this round.
+
+        LocalError where a file that it is read from is damaged, or gone.
+        """
         async with self.reading:
             tensors = await asyncio.to_thread(
                 aggregation.deliver,
@@ -165,11 +185,17 @@ class JobRun:
         return SiloDelivery(tensors, self.store.digests(tensors))
 
     def deliveries(self, round_: int, silo: str) -> Sequence[Delivery]:
-        """The deliveries of the method to a silo at the start of a round."""
+        """The deliveries of the method to a silo at the start of a round.
+
+        In the order in which the method names them; parts go down in that of the job.
+        """
         return self._method.deliveries(self._method_state, round_, silo)
 
     def sums(self, round_: int, silo: str) -> list[KeptSum]:
-        """The open sums that a silo gets in words, in wire order."""
+        """The open sums that a silo gets in words, in wire order.
+
+        None of a part that was not published yet. LocalError for a file that something else wrote.
+        """
         down = self.plan.round(round_).sums_down
         if not down:
             return []
@@ -185,19 +211,30 @@ class JobRun:
         return found
 
     def member_weights(self, silo: str) -> Mapping[str, float]:
-        """Weights by which the open round is mixed for one of its members."""
+        """Weights by which the open round is mixed for one of its members.
+
+        By silo, not normalised; empty where the method mixes nobody for it.
+        """
         return self._method.member_weights(self._method_state, silo)
 
     # The end of a round.
 
     def make_room(self) -> None:
-        """Let memory go that what is summed or folded next can take."""
+        """Let memory go that what is summed or folded next can take.
+
+        Published values are read again when the next delivery needs them.
+        """
         self.store.forget_loaded()
         if self.collector.largest_upload > heap.WORTH_BYTES:
             heap.trim()
 
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
-        """Fold the round's uploads; nothing changes before ``commit``."""
+        """Fold the round's uploads; nothing changes before ``commit``.
+
+        It runs in the thread of the folds, and may be run again: it reads what is
+        committed and writes under names of the round. LocalError or DamagedError
+        where the disk changed an upload.
+        """
         # Deliveries and folds are not in memory together: a round's parts are read anew after it.
         self.make_room()
         inputs = self.collector.inputs(round_, members)
@@ -219,7 +256,11 @@ class JobRun:
         return FoldResult(counted, method, archive.changes, archive.digests, inputs.left())
 
     def commit(self, round_: int, result: FoldResult) -> None:
-        """Turn to what the database has committed."""
+        """Turn to what the database has committed.
+
+        Call it after the transaction, in the event loop. Files that nothing
+        refers to any more are removed.
+        """
         self._method_state = result.method
         self.collector.committed(result.left)
         self.store.commit(round_, result.files, result.digests, self.collector.needed)

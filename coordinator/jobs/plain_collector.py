@@ -24,14 +24,18 @@ class PlainCollector(Collector):
         self.exchanges = PLAIN
         self.largest_upload = max(map(self.upload_bytes, run.job.phase_starts))
         state = stored.state
+        # The uploads that counted before a restart are not asked for again.
         self.kept_files = [f"{state.round}.{silo}.upload" for silo in state.given]
 
     def upload_bytes(self, round_: int, part: str = "") -> int:
-        """Length of all tensors that a silo uploads in a round."""
+        """Length of all tensors that a silo uploads in a round.
+
+        In bytes. Each silo uploads the same tensors, whatever its data.
+        """
         return sum(item.spec.nbytes for item in upload_items(self._job.up(round_)))
 
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
-        """While the round is open to the silo; no part crosses on its own."""
+        """True for an upload of the whole round; no part crosses on its own in a plain job."""
         return not part
 
     def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
@@ -41,7 +45,10 @@ class PlainCollector(Collector):
             raise misfit(silo, manifest, "masked words, the job is in the clear")
 
     def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
-        """The tensors of the round's parts."""
+        """The tensors of the round's parts.
+
+        RefusedError MANIFEST where the manifest declares other tensors than the job's schema.
+        """
         items = upload_items(self._job.up(manifest.round))
         check_manifest(silo, manifest, items)
         return ExpectedUpload([item.spec.nbytes for item in items], items)
@@ -52,6 +59,7 @@ class PlainCollector(Collector):
 
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
         """The upload counts as an event of the job."""
+        # The digest is in the job's state: a fold checks the file against it.
         event = UploadStored(silo, upload.round, stored.digests.total.hex())
         self._host.apply(self._run, event, stored.record, stored.committed)
 

@@ -40,7 +40,10 @@ Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by
 
 @dataclass(frozen=True)
 class SumResources:
-    """What every sum needs from the daemon."""
+    """What every sum needs from the daemon.
+
+    One for all jobs: the same keys and database, and contributions by job.
+    """
 
     timing: Timing
     roster: rosters.Roster
@@ -84,7 +87,12 @@ class SecureSumRunner:
     # An attempt begins.
 
     def gather(self, effect: Gather) -> None:
-        """Begin an attempt, unless it was begun."""
+        """Begin an attempt, unless it was begun.
+
+        Asked again after a restart for an attempt that was begun, it does nothing. The pause grows
+        with ``fruitless``, up to a minute.
+        """
+        # The log may have this attempt already: a restart runs the effects of the state again.
         if self.summing.attempt < effect.attempt:
             pause = PAUSES[min(effect.fruitless, len(PAUSES) - 1)]
             asyncio.get_running_loop().call_later(pause, self._start, effect)
@@ -95,20 +103,26 @@ class SecureSumRunner:
     async def _begin(self, effect: Gather) -> None:
         """Ask the cohort."""
         roster, job = self._means.roster, self._run.job
+        # The model's digest needs every delivery of the cohort, so silos are
+        # asked only once it is known.
         parts, model = self._means.contributions.parts(job), await self._model(effect)
         digest, weights = rosters.digest(roster), self._run.member_weights
         frame = self._plan.frame(roster.federation, digest, model, parts, weights)
+        # Survivors who signed an attempt that could not be opened repeat it: only with the same
+        # cohort do their signatures count.
         spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
         # The job may have been stopped meanwhile, and resumed.
         state = self._run.state
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
         if wanted and self.summing.attempt < effect.attempt:
             self.summing.begin(spec)
+            # Silos may have dropped out while the specification was made.
             for silo, code in state.failed.items():
                 self.summing.drop(silo, code)
 
     def _begun(self, effect: Gather, task: "asyncio.Task[None]") -> None:
         if (error := task.exception()) is not None:
+            # No later attempt can succeed either: it would be specified from the same deliveries.
             self._host.apply(
                 self._run, SumFailed(self.round, effect.attempt, _told(error), final=True)
             )
@@ -147,7 +161,10 @@ class SecureSumRunner:
         also: Callable[[], None],
         proofs: Sequence[Misdealing] = (),
     ) -> None:
-        """Write an entry durably, in one transaction with ``also`` and new evidence."""
+        """Write an entry durably, in one transaction with ``also`` and new evidence.
+
+        The daemon stops where the disk does not take it.
+        """
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
             for proof in proofs:
@@ -159,8 +176,13 @@ class SecureSumRunner:
         self._host.tidy()
 
     def watch(self, attempt: int, stage: str) -> None:
-        """Call ``deadline`` when the time of this stage is over."""
+        """Call ``deadline`` when the time of this stage is over.
+
+        Keys and masked words get all of the job's ``round_timeout``, since silos train meanwhile;
+        other stages at most ``secure_seconds``.
+        """
         whole = self._run.job.round_timeout
+        # A step without training never takes longer than the whole round may.
         seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
         asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
 
@@ -170,6 +192,8 @@ class SecureSumRunner:
         """What the other survivors sealed to a silo.
 
         RefusedError ROUND_CLOSED once their uploads are gone.
+
+        They are read from where they lie behind the masked words, one dealer at a time.
         """
         found = []
         for dealer in without(survivors, (silo,)):
@@ -190,11 +214,15 @@ class SecureSumRunner:
         self._run.store.discard(self.round, silo)
 
     def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
-        """Add up the survivors' words and take these masks off."""
+        """Add up the survivors' words and take these masks off.
+
+        It returns at once; ``opened`` or ``unopened`` of the sum follow in the event loop.
+        """
         run, plan = self._run, self._plan
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
         keep = Keeping(plan.published, signature)
 
+        # Taken here: the thread must not read what the event loop changes.
         digests = self.summing.digests
 
         def work() -> bytes:
@@ -206,16 +234,24 @@ class SecureSumRunner:
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:
         if (error := task.exception()) is not None:
+            # A RefusedError says that the sum is none of values; any
+            # other error is of this machine.
             self.summing.unopened(attempt, _told(error), spoiled=isinstance(error, RefusedError))
         else:
             self.summing.opened(attempt, task.result())
 
     def dropped(self, silo: str, code: str) -> None:
-        """A silo has dropped out of the attempt that goes on."""
+        """A silo has dropped out of the attempt that goes on.
+
+        The job's state learns of it, and may ask another cohort.
+        """
         self._host.apply(self._run, SiloFailed(silo, self.round, code))
 
     def summed(self, members: tuple[str, ...]) -> None:
-        """The sum over these silos is open."""
+        """The sum over these silos is open.
+
+        The job folds the round over these silos.
+        """
         self._host.apply(self._run, Summed(self.round, members))
 
     def failed(
@@ -232,6 +268,7 @@ def _digests(items: Sequence[Item], delivery: SiloDelivery, hashed: Hashed) -> l
         place = item.part, item.spec.name
         tensor = delivery.tensors[item.part][item.spec.name]
         digest = delivery.digests.get(place)
+        # The very same object: two silos may get different values of one name.
         if digest is None and place in hashed and hashed[place][0] is tensor:
             digest = hashed[place][1]
         if digest is None:

@@ -13,12 +13,18 @@ Stage: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Began:
-    """It is this job's turn."""
+    """It is this job's turn.
+
+    The daemon raises it for one job at a time, in the order in which jobs came.
+    """
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A silo accepted the job (code None) or declined it with a code."""
+    """A silo accepted the job (code None) or declined it with a code.
+
+    ``code`` is a name of ``ErrorCode``, without its prefix.
+    """
 
     silo: str
     code: str | None
@@ -38,7 +44,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class UploadStored:
-    """A silo's upload was checked and stored."""
+    """A silo's upload was checked and stored.
+
+    ``digest`` is the SHA-256 over all digests of its tensors, in hex: a fold compares the file with
+    it. In a blind job the event changes nothing.
+    """
 
     silo: str
     round: int
@@ -47,7 +57,10 @@ class UploadStored:
 
 @dataclass(frozen=True)
 class Summed:
-    """The sum of a blind round is open, over these silos."""
+    """The sum of a blind round is open, over these silos.
+
+    In job order. What was added up is durable, and cannot be taken apart again.
+    """
 
     round: int
     members: tuple[str, ...]
@@ -82,21 +95,31 @@ class SiloFailed:
 
 @dataclass(frozen=True)
 class SiloLost:
-    """A silo was not heard of for some beats; it may come back."""
+    """A silo was not heard of for some beats; it may come back.
+
+    It counts as an answer that does not come: a round goes on without the silo, and the end of
+    the job does not wait for it.
+    """
 
     silo: str
 
 
 @dataclass(frozen=True)
 class Folded:
-    """The round's results are published."""
+    """The round's results are published.
+
+    It is raised in the transaction that stores them.
+    """
 
     round: int
 
 
 @dataclass(frozen=True)
 class FoldFailed:
-    """The round could not be folded."""
+    """The round could not be folded.
+
+    The job ends, since the same fold would fail again; what the disk changed is ``Damaged``.
+    """
 
     round: int
     reason: str
@@ -104,7 +127,10 @@ class FoldFailed:
 
 @dataclass(frozen=True)
 class Damaged:
-    """The disk changed what these silos gave in a round that is to be folded."""
+    """The disk changed what these silos gave in a round that is to be folded.
+
+    Only uploads of a plain job: silos still have what they uploaded, and send it once more.
+    """
 
     round: int
     silos: tuple[str, ...]
@@ -128,21 +154,31 @@ class RoundDeadline:
 
 @dataclass(frozen=True)
 class Unkeyed:
-    """The key that the silos of a keyed job share fits no more."""
+    """The key that the silos of a keyed job share fits no more.
+
+    A silo of the job left the roster, or the roster has changed: each roster has a key
+    of its own (SECURITY.md 13).
+    """
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Broken:
-    """What the job needs is damaged, or gone."""
+    """What the job needs is damaged, or gone.
+
+    No silo can bring it back, so the job ends.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True)
 class OperatorStopped:
-    """An operator stops the job until it is resumed."""
+    """An operator stops the job until it is resumed.
+
+    A fold that is running is finished first, and of a blind round the sum that was signed.
+    """
 
 
 @dataclass(frozen=True)
@@ -183,7 +219,10 @@ class DrawCohort:
 
 @dataclass(frozen=True)
 class Fold:
-    """Fold the uploads of these silos, in this order."""
+    """Fold the uploads of these silos, in this order.
+
+    The order is that of the job, so that a round folded again gives the same bytes.
+    """
 
     round: int
     members: tuple[str, ...]
@@ -191,7 +230,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class StartRoundTimer:
-    """Raise Deadline(stage, round) when the time of this stage is over."""
+    """Raise Deadline(stage, round) when the time of this stage is over.
+
+    A timer of an earlier stage of the job is replaced.
+    """
 
     stage: Stage
     round: int
@@ -213,7 +255,10 @@ class Gather:
 
 @dataclass(frozen=True)
 class Drop:
-    """A silo cannot take part in the attempt that goes on."""
+    """A silo cannot take part in the attempt that goes on.
+
+    Only in a blind job, whose sum has a state of its own (coordinator/blind/secure_sum.py).
+    """
 
     silo: str
     code: str
@@ -228,7 +273,10 @@ class Halt:
 
 @dataclass(frozen=True)
 class LogEvent:
-    """Tell the operator: a name of an event and its fields."""
+    """Tell the operator: a name of an event and its fields.
+
+    No tensor, and no value of one, is in it.
+    """
 
     event: str
     fields: Mapping[str, str | int | tuple[str, ...]]

@@ -12,12 +12,19 @@ from .selection import without
 
 @dataclass(frozen=True)
 class OfferTask:
-    """Decide on the job."""
+    """Decide on the job.
+
+    The signed job goes with it, so the silo can check all of it.
+    """
 
 
 @dataclass(frozen=True)
 class RoundTask:
-    """Take part in a round, from the state after the last round that counted."""
+    """Take part in a round, from the state after the last round that counted.
+
+    ``counted`` is one more than the last round to which the silo contributed. The silo holds it
+    against its own state: a state older than that was put back from a copy.
+    """
 
     round: int
     cohort: tuple[str, ...]
@@ -26,7 +33,10 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class FinishTask:
-    """Fetch the last results and confirm."""
+    """Fetch the last results and confirm.
+
+    ``round`` is the job's length where it completed, else the round in which it failed.
+    """
 
     round: int
     completed: bool
@@ -37,7 +47,10 @@ SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
 
 
 def task_for(state: JobState, silo: str) -> SiloTask | None:
-    """The present task of this silo; None where it has none in this job."""
+    """The present task of this silo; None where it has none in this job.
+
+    The same for the same state, however often it is asked. A silo has at most one task per job.
+    """
     counted = state.counted.get(silo, 0)
     if state.may_answer(silo):
         return OfferTask()
@@ -49,7 +62,10 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
 
 
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
-    """Silos that another task waits for than before; in a blind job all of them."""
+    """Silos that another task waits for than before; in a blind job all of them.
+
+    They are woken once a state is stored; all others keep waiting.
+    """
     # While the stage stays, tasks are only done: silos answer, upload, fail or confirm.
     if _moved(before) == _moved(after):
         return ()
@@ -67,9 +83,13 @@ def _moved(state: JobState) -> tuple[str, int, int, str]:
 
 
 def awaited(state: JobState) -> tuple[str, ...]:
-    """Silos without which the stage does not end before its deadline."""
+    """Silos without which the stage does not end before its deadline.
+
+    Silos that are silent for too long are dropped from these alone.
+    """
     if state.stage == "round":
         return state.open
+    # A silo that failed is not waited for a second time.
     if state.stage == "finishing":
         return without(state.unconfirmed, state.failed)
     return ()

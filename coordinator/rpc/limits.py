@@ -22,13 +22,19 @@ OTHERS_AT_ONCE = 4
 
 @dataclass
 class Bucket:
-    """A token bucket: full at first, filled at a rate, one token a call."""
+    """A token bucket: full at first, filled at a rate, one token a call.
+
+    It holds at most ``BURST`` tokens. ``filled`` is when it was last looked at, in seconds.
+    """
 
     tokens: float = BURST
     filled: float = 0.0
 
     def take(self, now: float) -> bool:
-        """Take a token if there is one."""
+        """Take a token if there is one.
+
+        ``now`` in seconds of a monotonic clock. A call that is refused costs no token.
+        """
         # Whoever was silent for days may not ask for days' worth of calls at once.
         self.tokens = min(BURST, self.tokens + (now - self.filled) * CALLS_PER_SECOND)
         self.filled = now
@@ -49,12 +55,19 @@ class CallLimits:
     running: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def enter(self, member: str, rpc: str, now: float) -> None:
-        """Count a call in; RefusedError LIMIT where the member asks too much."""
+        """Count a call in; RefusedError LIMIT where the member asks too much.
+
+        Each call of ``enter`` that returns needs one of ``leave``.
+        ``rpc`` is the method's bare name.
+        """
+        # A member that is new starts with a full bucket, however late it comes.
         bucket = self.buckets.setdefault(member, Bucket(filled=now))
         if not bucket.take(now):
             raise RefusedError(
                 member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls a second; slow down"
             )
+        # After the bucket: calls that are refused here cost tokens, too, so trying again
+        # and again is no way around it.
         allowed = AT_ONCE.get(rpc, OTHERS_AT_ONCE)
         if self.running[member, rpc] >= allowed:
             raise RefusedError(
@@ -63,7 +76,10 @@ class CallLimits:
         self.running[member, rpc] += 1
 
     def leave(self, member: str, rpc: str) -> None:
-        """Count a call out."""
+        """Count a call out.
+
+        Also for a call that failed or was cancelled.
+        """
         self.running[member, rpc] -= 1
         # Only calls that run stand here: the metrics show each entry.
         if not self.running[member, rpc]:

@@ -44,15 +44,23 @@ def job_of(signed: bytes, roster: Roster, origin: str) -> Job:
 
 
 class Operations:
-    """The calls of operations.proto."""
+    """The calls of operations.proto.
+
+    Changes are durable when a call returns. The guard lets only operators in.
+    """
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobStatus:  # noqa: N802 gRPC's name
-        """Queue a job."""
+        """Queue a job.
+
+        It may be submitted again: the same job is answered with its status. RefusedError
+        JOB_SIGNATURE, JOB_INVALID, STORAGE or LIMIT says why it cannot be queued.
+        """
         operator = caller(context, self._daemon.roster).id
         try:
+            # In a thread: signatures and a whole job are checked while other calls go on.
             job = await asyncio.to_thread(
                 job_of, request.signed_job, self._daemon.roster, "the submitted job"
             )
@@ -80,16 +88,26 @@ class Operations:
         return self._status(known)
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:  # noqa: N802
-        """All jobs."""
+        """All jobs.
+
+        In the order in which they run, ended ones included.
+        """
         return pb.ListReply(jobs=[self._status(run) for run in self._daemon.runs])
 
     async def Show(self, request: pb.JobRequest, context: Context) -> pb.JobReport:  # noqa: N802
-        """One job and its closed rounds."""
+        """One job and its closed rounds.
+
+        RefusedError UNKNOWN_JOB where there is no such job.
+        """
         run = self._run(request, context)
         return pb.JobReport(status=self._status(run), rounds=self._rounds(run, 0))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:  # noqa: N802
-        """Reports until the job has ended, or the coordinator stops."""
+        """Reports until the job has ended, or the coordinator stops.
+
+        The first report has all closed rounds, each later one those that are new. RefusedError
+        STOPPING where the coordinator stops first.
+        """
         run, told = self._run(request, context), 0
         before: pb.JobStatus | None = None
         while not self._daemon.stopping:
@@ -107,13 +125,19 @@ class Operations:
         raise RefusedError(operator, "STOPPING", "this coordinator is stopping; try again later")
 
     async def Stop(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
-        """Stop a job until it is resumed."""
+        """Stop a job until it is resumed.
+
+        Uploads of an open round stay, and the round resumes with them.
+        """
         run = self._run(request, context)
         self._daemon.apply(run, OperatorStopped())
         return self._status(run)
 
     async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
-        """Queue a stopped job again."""
+        """Queue a stopped job again.
+
+        It begins again when its turn comes. A job that is not stopped stays as it is.
+        """
         run = self._run(request, context)
         self._daemon.apply(run, Resumed())
         return self._status(run)
@@ -141,7 +165,11 @@ class Operations:
 
 
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
-    """A job as operators see it."""
+    """A job as operators see it.
+
+    ``unheard``: silos of the job of which this process has not heard. No
+    digest and no tensor is in it.
+    """
     state = run.state
     fields: dict[str, Any] = {
         name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")

@@ -41,7 +41,11 @@ WITNESSED_BEFORE_A_TASK = 4
 
 
 class Service:
-    """The calls of silos; identity and limits were checked by the guard."""
+    """The calls of silos; identity and limits were checked by the guard.
+
+    Each call first finds out who calls, then whether the session is the one that counts. Errors are
+    raised as RefusedError, and become statuses in the guard.
+    """
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -49,7 +53,11 @@ class Service:
         self._witnessed: Counter[str] = Counter()  # silo → witness tasks since its last other one
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
-        """Agree on a version; open a session."""
+        """Agree on a version; open a session.
+
+        RefusedError IDENTITY, PROTOCOL_VERSION, ROSTER or MANIFEST, by the steps below. The reply
+        has the head of the silo's ledger that is held here: a silo whose own is older was set back.
+        """
         silo = caller(context, self._daemon.roster).id
         # (1) The name that is claimed is the certificate's.
         if request.silo != silo:
@@ -97,7 +105,11 @@ class Service:
         )
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
-        """Wait for a task."""
+        """Wait for a task.
+
+        At most ``hold_seconds``, then with a task that says nothing. Questions of other silos come
+        before the silo's own tasks, but only so many in a row.
+        """
         silo = self._silo(request.session, context)
         until = self._daemon.hold()
         while True:
@@ -116,7 +128,11 @@ class Service:
                 return pb.Task(nothing=pb.Nothing())
 
     async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
-        """Pass on what a silo says that it holds of another one's ledger, if that one asked."""
+        """Pass on what a silo says that it holds of another one's ledger, if that one asked.
+
+        The answer is signed for the silo that asked; here it is only matched with its question.
+        RefusedError MANIFEST for one of the wrong form.
+        """
         silo = self._silo(request.session, context)
         if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
             raise RefusedError(
@@ -129,7 +145,11 @@ class Service:
         return pb.AttestReply()
 
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
-        """Note that a silo is alive; say whether its work is wanted, and what others ask it."""
+        """Note that a silo is alive; say whether its work is wanted, and what others ask it.
+
+        A silo that trains stops once its work is not wanted any more. Questions go with the reply,
+        since a silo at work does not poll.
+        """
         silo = self._silo(request.session, context)
         found = self._daemon.task_for(silo)
         wanted = (
@@ -140,12 +160,17 @@ class Service:
         return pb.BeatReply(wanted=wanted, asked=self._daemon.attesting.questions(silo))
 
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
-        """Take an answer into the job's state; a late one changes nothing."""
+        """Take an answer into the job's state; a late one changes nothing.
+
+        What it says is durable when the call returns. RefusedError SECURE where a silo accepts a
+        keyed job without a part in its key.
+        """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
         code = _code(request.code)
         match request.kind:
             case pb.ANSWER_KIND_ACCEPT:
+                # Its part of the key comes first: with the last acceptance the job begins.
                 if run.job.keyed:
                     self._daemon.contributions.check_silo(run.job, silo)
                 self._daemon.apply(run, Answered(silo, None))
@@ -160,7 +185,11 @@ class Service:
         return pb.AnswerReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:  # noqa: N802
-        """Stream what is delivered to this silo at the start of its round."""
+        """Stream what is delivered to this silo at the start of its round.
+
+        RefusedError ROUND_CLOSED where the silo has no such task, LIMIT where it fetches or reads
+        without end. The delivery is in the ledger before its last frame.
+        """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
         found = self._daemon.task_for(silo)
@@ -178,6 +207,8 @@ class Service:
         beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
+        # In the order of the job's schema: silo and coordinator then
+        # agree on where each tensor lies.
         down = [part for part in run.job.down(request.round) if part.name in delivery.tensors]
         items = delivered_items(down)
         sizes = [*(item.spec.nbytes for item in items), *(each.nbytes for each in beside.words)]
@@ -194,6 +225,7 @@ class Service:
             proofs=beside.proofs,
         )
 
+        # Hashed while it goes down, so nothing is read twice.
         digester = Digester(sizes, _known(items, delivery, beside))
         tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
         words = [each.pieces for each in beside.words]
@@ -221,11 +253,18 @@ class Service:
         log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **some)
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
-        """Take what a silo gives."""
+        """Take what a silo gives.
+
+        One stream, from manifest to end frame. The receipt is signed and durable when it leaves.
+        """
         return await self._uploads.receive(caller(context, self._daemon.roster).id, frames)
 
     async def Standing(self, request: pb.StandingRequest, context: Context) -> pb.StandingReply:  # noqa: N802
-        """Say what has come of an upload whose connection the silo lost."""
+        """Say what has come of an upload whose connection the silo lost.
+
+        The receipt where it was accepted, else the number of bytes that are here. An upload that
+        still runs from our side is cut off first.
+        """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
         return await self._uploads.standing(silo, run, request.round, request.part)
@@ -233,7 +272,10 @@ class Service:
     async def Padded(  # noqa: N802
         self, request: secure.PaddedWordUpload, context: Context
     ) -> secure.SecureTaken:
-        """Take a silo's word on its upload of a Mix."""
+        """Take a silo's word on its upload of a Mix.
+
+        It is durable when the call returns, and binding: no other word on this upload is taken.
+        """
         silo = self._silo(request.session, context)
         word = received(silo, request)
         run = self._run(silo, word.job, word.job_digest)
@@ -241,7 +283,11 @@ class Service:
         return secure.SecureTaken()
 
     async def Secure(self, request: secure.SecureUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
-        """Take a message into a round's secure sum."""
+        """Take a message into a round's secure sum.
+
+        It is durable before it takes effect. The same message may come again;
+        another in its place is refused.
+        """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.attempt.job, request.attempt.job_digest)
         run.collector.sum_of(silo, request.attempt.round).give(silo, request)
@@ -250,7 +296,11 @@ class Service:
     async def SecureNext(  # noqa: N802
         self, request: secure.SecurePoll, context: Context
     ) -> secure.SecureDelivery:
-        """Wait for the next message of a round's secure sum."""
+        """Wait for the next message of a round's secure sum.
+
+        At most ``hold_seconds``. ``had`` in the request is how many messages the silo has received,
+        so that a lost answer is sent again.
+        """
         silo = self._silo(request.session, context)
         asked = poll_from_wire(silo, request)
         run = self._run(silo, asked.job, asked.job_digest)
@@ -264,13 +314,20 @@ class Service:
                 return secagg_delivery_to_wire(None)
 
     async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
-        """Take what a silo gives to the key of a job."""
+        """Take what a silo gives to the key of a job.
+
+        It is durable when the call returns. A second contribution that differs is refused.
+        """
         silo = self._silo(request.session, context)
         self._daemon.contribute(self._run(silo, request.job, request.job_digest), silo, request)
         return secure.SecureTaken()
 
     async def GroupKey(self, request: secure.KeyPoll, context: Context) -> secure.KeyReply:  # noqa: N802
-        """Pass on what the other silos gave to the key of a job, once all of them did."""
+        """Pass on what the other silos gave to the key of a job, once all of them did.
+
+        Nothing before all have contributed. Each comes with the letter
+        that this silo alone can open.
+        """
         silo = self._silo(request.session, context)
         asked = key_poll_from_wire(silo, request)
         bodies = self._daemon.contributions.bodies(self._run(silo, asked.job, asked.job_digest).job)
@@ -278,11 +335,13 @@ class Service:
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)
+        # The upload's stream may outlast its session: only the manifest is checked for it.
         return self._run(silo, manifest.job, manifest.job_digest)
 
     def _silo(self, session: bytes, context: Context) -> str:
         silo = caller(context, self._daemon.roster).id
         self._check_session(silo, session)
+        # Any call in a session is a sign of life.
         self._daemon.saw(silo)
         return silo
 
@@ -303,6 +362,7 @@ class Service:
         run = next((r for r in self._daemon.runs if r.job.name == job), None)
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
+        # A name says nothing of the job: the silo may have been offered another one under it.
         if digest != bytes.fromhex(run.job.digest):
             raise RefusedError(
                 silo,
@@ -342,6 +402,7 @@ async def _chunks(
 
     These are read, or a row is added up, in a thread, while they are sent.
     """
+    # No thread where nothing has to be read or added up.
     if not words:
         for chunk in chunks(tensors):
             yield chunk

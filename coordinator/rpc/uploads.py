@@ -57,17 +57,27 @@ class Arriving:
         return "" if self.part is None else self.part.name
 
     def write(self, chunk: memoryview) -> None:
-        """Take bytes that the manifest declared."""
+        """Take bytes that the manifest declared.
+
+        RefusedError STORAGE where the disk does not take them.
+        """
         self.spool.write(chunk)
 
     def discard(self) -> None:
-        """Remove what arrived."""
+        """Remove what arrived.
+
+        Nothing is removed where the bytes were kept for the rest of their upload.
+        """
         if self.spooled:
             self.spool.discard()
 
 
 class Uploads:
-    """The uploads of all silos, at most one of each at a time."""
+    """The uploads of all silos, at most one of each at a time.
+
+    Bytes that arrived before a lost connection are held by the daemon, so that both this and the
+    end of a round may drop them.
+    """
 
     def __init__(self, daemon: Daemon, admit: Admit) -> None:
         """``admit`` gives the job that a manifest is of, or refuses its session or its job."""
@@ -76,16 +86,23 @@ class Uploads:
         self._running: dict[str, asyncio.Task[pb.Receipt]] = {}
 
     async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
-        """One upload from its first frame to its receipt."""
+        """One upload from its first frame to its receipt.
+
+        RefusedError says why it was refused; with INTERRUPTED or LIMIT the silo may try again. The
+        upload runs in a task of its own, which ``standing`` can stop.
+        """
         if silo in self._running:
             raise RefusedError(
                 silo, "LIMIT", "an upload of this silo is running already; wait for its end"
             )
+        # One at a time: two streams of one silo would write into one spool.
         running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
         try:
             return await running
         except asyncio.CancelledError:
             this = asyncio.current_task()
+            # gRPC cancels this call when the connection is lost; anything
+            # else came from ``standing``.
             if this is not None and this.cancelling():  # the connection is lost
                 raise
             raise RefusedError(
@@ -97,7 +114,11 @@ class Uploads:
     async def standing(
         self, silo: str, run: JobRun, round_: int, part: str = ""
     ) -> pb.StandingReply:
-        """The receipt of a silo's upload, or how many bytes of it have arrived."""
+        """The receipt of a silo's upload, or how many bytes of it have arrived.
+
+        0 bytes mean that the silo has to begin from the start. An upload that
+        still runs is stopped first.
+        """
         # The silo asks after a lost connection, which may still stand from our side.
         if (running := self._running.get(silo)) is not None:
             running.cancel()
@@ -120,6 +141,7 @@ class Uploads:
             async with asyncio.timeout(transfer_seconds(largest)):
                 async for frame in frames:
                     inbound.feed(frame)
+                    # What is here is hashed again: the digest at the end is over the whole upload.
                     if not isinstance(frame, ChunkFrame) and frame.manifest.offset:
                         await asyncio.to_thread(inbound.take_up, arriving.spool.held())
                     self._daemon.saw(silo)
@@ -127,6 +149,7 @@ class Uploads:
             run = arriving.run
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
+            # Before the upload is kept: under a head that does not hold it is refused.
             head = self._daemon.receiving.heads.check(silo, end)
             file = await run.accept(
                 silo,
@@ -160,6 +183,7 @@ class Uploads:
 
         It is open, fits job and disk, and goes on where the bytes here end.
         """
+        # Session and job first; nothing is said of a round to a silo that is not of the job.
         run = self._admit(silo, manifest)
         run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
@@ -171,6 +195,7 @@ class Uploads:
             )
             raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
+        # Deliveries have the same kind of manifest; nothing would read these fields of an upload.
         if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
             brought = (
                 f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)}"
@@ -179,7 +204,9 @@ class Uploads:
             raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
         expected = run.collector.expected(silo, manifest)
         arriving.items, arriving.part = expected.items, expected.part
+        # Before the first byte, so that a full disk costs no transfer.
         run.store.check_space(silo, manifest.size - manifest.offset)
+        # What was held is used now, or overwritten: there is one spool per silo.
         self._daemon.held.pop(silo, None)
         arriving.spool = self._daemon.spool(silo, going_on=manifest.offset > 0)
         arriving.spooled = True
@@ -190,6 +217,7 @@ class Uploads:
         held = self._daemon.held.get(silo)
         if held is None or not held.fits(run, manifest.round, manifest.part):
             return 0
+        # Bytes of another attempt were masked with other keys, so they are worth nothing now.
         return held.size if held.context == manifest.context else 0
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
@@ -200,6 +228,7 @@ class Uploads:
             and arriving.spooled
             and run.awaits(silo, arriving.round, arriving.context, arriving.name)
         ):
+            # Else ``discard`` at the end of the call would remove the file.
             arriving.spooled = False
             size = arriving.spool.suspend()
             held = PartialUpload(

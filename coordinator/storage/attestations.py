@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from ...proto import federation_pb2 as pb
 
 WITNESSES = 3  # answers that each session should have
+# More than are needed: some may be gone, or keep silent, and the others'
+# answers must not depend on them.
 MOST_ASKED = 6  # with those that have not answered yet
 
 
@@ -39,7 +41,10 @@ class _Question:
 
 
 class Attesting:
-    """The questions of all sessions."""
+    """The questions of all sessions.
+
+    In memory alone: after a restart each silo begins a new session, and asks again.
+    """
 
     def __init__(self) -> None:
         self._questions: dict[str, _Question] = {}
@@ -60,7 +65,10 @@ class Attesting:
         }
 
     def waiting(self, silo: str) -> pb.Witness | None:
-        """Take what waits for this silo: questions about others, answers about itself."""
+        """Take what waits for this silo: questions about others, answers about itself.
+
+        What is taken counts as delivered. None where nothing waits.
+        """
         asked = self.questions(silo)
         own = self._questions.get(silo)
         told: list[pb.Attestation] = []
@@ -69,10 +77,14 @@ class Attesting:
         return pb.Witness(asked=asked, told=told) if asked or told else None
 
     def questions(self, silo: str) -> list[pb.Challenge]:
-        """Take the questions about others alone: what goes with a heartbeat."""
+        """Take the questions about others alone: what goes with a heartbeat.
+
+        Each silo is asked once per session of another.
+        """
         asked = []
         for other, question in list(self._open.items()):
             if other != silo and silo not in question.asked:
+                # Noted when it is handed out: whether it arrives is not known before the answer.
                 question.asked.add(silo)
                 asked.append(pb.Challenge(silo=other, challenge=question.challenge))
                 if not question.wanted:
@@ -80,11 +92,14 @@ class Attesting:
         return asked
 
     def wants(self, silo: str) -> bool:
-        """Whether one more silo is asked about this one."""
+        """True while one more silo is to be asked about this one."""
         return silo in self._open
 
     def answered(self, by: str, said: pb.Attestation) -> bool:
-        """Keep an answer for the silo that asked; False for one that nobody waits for."""
+        """Keep an answer for the silo that asked; False for one that nobody waits for.
+
+        Signatures are checked by the silo that asked: the coordinator may not be trusted with that.
+        """
         question = self._questions.get(said.silo)
         if question is None:
             return False
@@ -95,6 +110,7 @@ class Attesting:
 
         question.answered.add(by)
         question.empty += not said.held
+        # Field by field: what else an answer has is not passed on.
         question.answers.append(
             pb.Attestation(
                 by=by,

@@ -38,7 +38,10 @@ Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folde
 
 
 def relayed(places: Iterable[Place]) -> tuple[str, ...]:
-    """Parts whose sum is there in words alone, which only silos can open."""
+    """Parts whose sum is there in words alone, which only silos can open.
+
+    Sorted by name.
+    """
     found = set(places)
     return tuple(
         sorted(
@@ -157,7 +160,11 @@ _STATE = TypeAdapter(JobState)
 
 @dataclass(frozen=True)
 class StoredHidden:
-    """One padded or rotated upload of a blind job, which a file holds whole."""
+    """One padded or rotated upload of a blind job, which a file holds whole.
+
+    ``context`` is what the upload is bound to. ``sha256`` is of the whole
+    file, whose ``size`` is in bytes.
+    """
 
     round: int
     part: str
@@ -172,7 +179,11 @@ class StoredHidden:
 
 @dataclass(frozen=True)
 class StoredJob:
-    """One job as it stood when the last transaction ended."""
+    """One job as it stood when the last transaction ended.
+
+    ``signed`` is the job file as the operator signed it. ``method`` is the state of the
+    method's coordinator half, by name.
+    """
 
     signed: bytes
     state: JobState
@@ -187,7 +198,11 @@ class StoredJob:
 
 @dataclass(frozen=True)
 class Submission:
-    """One accepted upload."""
+    """One accepted upload.
+
+    ``sha256`` and ``ledger_leaf`` in hex, ``size`` in bytes. ``receipt`` is the signature alone;
+    its text follows from the other fields.
+    """
 
     round: int
     silo: str
@@ -210,14 +225,21 @@ class StoredContribution:
 
 @dataclass(frozen=True)
 class StoredHead:
-    """The last checkpoint that is held of a silo's ledger."""
+    """The last checkpoint that is held of a silo's ledger.
+
+    ``note`` is a signed note as the silo wrote it, byte for byte.
+    """
 
     log_key: str  # hex
     note: bytes
 
 
 class Database:
-    """The rows; ``transaction`` around what belongs together."""
+    """The rows; ``transaction`` around what belongs together.
+
+    Reads may be made at any time, writes only in a transaction. LocalError names the file where
+    the disk or a row is at fault.
+    """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open or create the file.
@@ -247,8 +269,10 @@ class Database:
         # must survive a loss of power.
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
+        # Off by default: a row of a job that is not there must not be written.
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
+        # A new file has version 0, so it takes all tables; an old one those that it lacks.
         if found in BEFORE or not found:
             new = (
                 (SCHEMA, 0),
@@ -258,15 +282,19 @@ class Database:
             )
             scripts = [script for script, last in new if found <= last]
             with self.transaction():
+                # One at a time: ``executescript`` would first commit the transaction.
                 for statement in ";\n".join(
                     (*scripts, *(PARTS if found in BEFORE[:2] else ()))
                 ).split(";\n"):
                     run(statement)
+                # Before any row is written under this release: what an
+                # old one left is taken as it is.
                 table_seals.begin(self._connection)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
             self._check_version()
             table_seals.check(self._connection, self._path)
+        # Only now: ``begin`` has counted the rows that were there before.
         table_seals.keep(self._connection)
 
     def _check_version(self) -> None:
@@ -282,6 +310,8 @@ class Database:
         """Make all of the block's changes or none, on the disk when it ends.
 
         LocalError if the disk fails.
+
+        To be entered in the event loop alone, and never inside of another.
         """
         with self._explained():
             # Where another program holds the file this fails now, not in the middle.
@@ -313,7 +343,10 @@ class Database:
     # Jobs.
 
     def jobs(self) -> list[StoredJob]:
-        """All jobs in their order."""
+        """All jobs in their order.
+
+        With all that the daemon needs of them. LocalError for a state that cannot be read.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT name, signed, state, method FROM jobs ORDER BY position"
@@ -321,7 +354,10 @@ class Database:
             return [self._stored(*row) for row in rows]
 
     def states(self) -> list[JobState]:
-        """The states of all jobs in their order, without anything that is large."""
+        """The states of all jobs in their order, without anything that is large.
+
+        For a status: no method's tensors are read.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT name, state FROM jobs ORDER BY position"
@@ -340,6 +376,7 @@ class Database:
             raise LocalError(
                 f"{self._path}: the state of job {name!r} cannot be read; restore a backup"
             ) from error
+        # In a blind round no upload counts before the sum does, and between rounds there are none.
         if read.blind or not read.cohort:
             return read
         rows = self._connection.execute(
@@ -350,6 +387,7 @@ class Database:
 
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
+        # A plain job has none; its tables need not be read.
         hidden, memories = self._hidden(name) if read.blind else ((), {})
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
@@ -363,14 +401,20 @@ class Database:
         )
 
     def files(self, job: str) -> dict[Place, str]:
-        """The files of a job by place, since its last folded round."""
+        """The files of a job by place, since its last folded round.
+
+        Names are relative to the job's folder.
+        """
         rows = self._connection.execute(
             "SELECT room, part, silo, file FROM files WHERE job = ?", (job,)
         )
         return {(room, part, silo): file for room, part, silo, file in rows}
 
     def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
-        """Append a job to the queue."""
+        """Append a job to the queue.
+
+        Positions only grow, so the order of jobs is that in which they came.
+        """
         self._connection.execute(
             "INSERT INTO jobs SELECT ?, coalesce(max(position), 0) + 1, ?, ?, ? FROM jobs",
             (state.job, signed, _dumped(state), tensor_file.to_bytes(method)),
@@ -398,26 +442,38 @@ class Database:
         )
 
     def drop_submissions(self, job: str, round_: int, silos: Iterable[str]) -> None:
-        """Forget accepted uploads of a round: their silos are asked for them again."""
+        """Forget accepted uploads of a round: their silos are asked for them again.
+
+        With them their receipts: a silo that asks is not told that it has uploaded.
+        """
         rows = [(job, round_, silo) for silo in silos]
         self._connection.executemany(
             "DELETE FROM submissions WHERE job = ? AND round = ? AND silo = ?", rows
         )
 
     def heads(self) -> dict[str, StoredHead]:
-        """The head that is held of each silo's ledger."""
+        """The head that is held of each silo's ledger.
+
+        Under its own id, the coordinator's own head is among them.
+        """
         with self._explained():
             rows = self._connection.execute("SELECT silo, log_key, note FROM heads").fetchall()
         return {silo: StoredHead(log_key, note) for silo, log_key, note in rows}
 
     def save_head(self, silo: str, head: StoredHead) -> None:
-        """Replace the head that is held of a silo's ledger."""
+        """Replace the head that is held of a silo's ledger.
+
+        An older head is gone: the new one was proven to extend it.
+        """
         self._connection.execute(
             "INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note)
         )
 
     def submission(self, job: str, round_: int, silo: str, part: str = "") -> Submission | None:
-        """A silo's accepted upload in a round, or of one part in a blind one; None for none."""
+        """A silo's accepted upload in a round, or of one part in a blind one; None for none.
+
+        ``part`` is empty for all that a silo uploads in its round.
+        """
         with self._explained():
             row = self._connection.execute(
                 "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt, part"
@@ -429,7 +485,10 @@ class Database:
     # Secure sums.
 
     def add_secure(self, job: str, round_: int, row: ReplayEntry) -> None:
-        """Append an event of a round's sum."""
+        """Append an event of a round's sum.
+
+        Rows are numbered in the order in which they come.
+        """
         self._connection.execute(
             "INSERT INTO secure SELECT ?, ?, coalesce(max(number), -1) + 1, ?, ?, ?, ? FROM secure "
             "WHERE job = ? AND round = ?",
@@ -437,7 +496,10 @@ class Database:
         )
 
     def secure_rows(self, job: str, round_: int) -> list[ReplayEntry]:
-        """The events of a round's sum, in order."""
+        """The events of a round's sum, in order.
+
+        With those of all its attempts.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY"
@@ -448,13 +510,17 @@ class Database:
 
     def add_misdealing(self, job: str, evidence: Misdealing) -> None:
         """Keep evidence against a dealer for the life of the job; the first that was kept stays."""
+        # One piece of evidence against a dealer is enough; the first stays.
         body = misdealing_to_wire(evidence).SerializeToString(deterministic=True)
         self._connection.execute(
             "INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body)
         )
 
     def misdealings(self, job: str) -> tuple[Misdealing, ...]:
-        """All evidence of a job, ascending by dealer."""
+        """All evidence of a job, ascending by dealer.
+
+        Silos receive them in this order.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT dealer, body FROM misdealings WHERE job = ? ORDER BY dealer", (job,)
@@ -504,13 +570,19 @@ class Database:
         }
 
     def add_hidden(self, job: str, upload: StoredHidden) -> None:
-        """Note an upload that is here whole."""
+        """Note an upload that is here whole.
+
+        Its file is durable already. An earlier version of the same part has to be dropped before.
+        """
         fields = (upload.round, upload.part, upload.silo, upload.context, upload.file, upload.size)
         row = (job, *fields, upload.sha256.hex(), upload.signed)
         self._connection.execute("INSERT INTO hidden VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def sign_hidden(self, job: str, round_: int, part: str, silo: str, signed: bytes) -> None:
-        """Note a silo's word on its upload."""
+        """Note a silo's word on its upload.
+
+        ``signed`` is a ``PaddedWordUpload`` without its session.
+        """
         place = (signed, job, round_, part, silo)
         self._connection.execute(
             "UPDATE hidden SET signed = ? WHERE job = ? AND round = ? AND part = ? AND silo = ?",
@@ -532,7 +604,10 @@ class Database:
         return bytes(row[0])
 
     def drop_hidden(self, job: str, files: Iterable[str]) -> None:
-        """Forget uploads, by the names of their files."""
+        """Forget uploads, by the names of their files.
+
+        Their files stay until the caller removes them.
+        """
         self._connection.executemany(
             "DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files]
         )
@@ -545,7 +620,10 @@ class Database:
         )
 
     def save_memories(self, job: str, memories: Mapping[tuple[str, str], RowMemory]) -> None:
-        """Replace what is known of the rows of a part that recipients have had."""
+        """Replace what is known of the rows of a part that recipients have had.
+
+        To be written before a row leaves: what it shows would otherwise be forgotten in a crash.
+        """
         self._connection.executemany(
             "INSERT OR REPLACE INTO mixed VALUES (?, ?, ?, ?)",
             [(job, part, silo, _plain(memory)) for (part, silo), memory in memories.items()],
@@ -554,7 +632,11 @@ class Database:
     # The keys that silos share.
 
     def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
-        """Note a silo's contribution to the key of a job; each contributes once."""
+        """Note a silo's contribution to the key of a job; each contributes once.
+
+        A second one is an error of SQLite: it would make another key than
+        the one that silos may have.
+        """
         self._connection.execute(
             "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body)
         )
@@ -568,7 +650,10 @@ class Database:
         return StoredContribution(*row) if row else None
 
     def contributions(self, job: str) -> dict[str, StoredContribution]:
-        """The contributions to the key of a job, by silo."""
+        """The contributions to the key of a job, by silo.
+
+        An empty mapping where no silo has contributed.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
@@ -586,12 +671,17 @@ class Database:
         method: Mapping[str, Tensor],
         files: Mapping[Place, str | None],
     ) -> None:
-        """Note the results of a round's fold, with the files that changed (None: gone)."""
+        """Note the results of a round's fold, with the files that changed (None: gone).
+
+        The files are durable already; those that are gone are removed by the
+        caller, after the transaction.
+        """
         run = self._connection.execute
         run(
             "INSERT INTO rounds VALUES (?, ?, ?, ?)",
             (job, round_, json.dumps(members), json.dumps(dict(metrics))),
         )
+        # With the round, so that a method's state never belongs to another round than its files.
         run("UPDATE jobs SET method = ? WHERE name = ?", (tensor_file.to_bytes(method), job))
         # Files are there before these rows name them, and are removed only after the commit.
         for place, file in files.items():
@@ -604,7 +694,10 @@ class Database:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
     def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, int]]]:
-        """Number, members and metrics of the closed rounds."""
+        """Number, members and metrics of the closed rounds.
+
+        In ascending order.
+        """
         with self._explained():
             rows = self._connection.execute(
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)

@@ -26,7 +26,10 @@ NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 
 class KeyContributions:
-    """Contributions to the keys of all jobs, under the roster that this coordinator has."""
+    """Contributions to the keys of all jobs, under the roster that this coordinator has.
+
+    It is asked in the event loop. What it keeps is public or sealed to single silos.
+    """
 
     def __init__(self, roster: rosters.Roster, database: Database) -> None:
         self._roster = roster
@@ -49,7 +52,10 @@ class KeyContributions:
         return f"{why}; submit it again under a new name"
 
     def check_silo(self, job: Job, silo: str) -> None:
-        """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
+        """RefusedError where a silo accepts a keyed job, and gave nothing to its key.
+
+        It is asked before the silo's acceptance counts.
+        """
         if self._database.contribution(job.name, silo) is None:
             # Without its part the other silos would wait for a key that cannot be made.
             why = (
@@ -90,13 +96,20 @@ class KeyContributions:
         return body
 
     def keep(self, job: Job, silo: str, body: bytes) -> None:
-        """Store what ``taken`` gave, inside of a transaction."""
+        """Store what ``taken`` gave, inside of a transaction.
+
+        The caller has the transaction, and has checked it with ``taken``.
+        """
         self._database.add_contribution(job.name, silo, self._digest, body)
 
     def bodies(self, job: Job) -> Mapping[str, bytes]:
-        """What each silo contributed to the key of a job, once all of them did; nothing before."""
+        """What each silo contributed to the key of a job, once all of them did; nothing before.
+
+        Sorted by silo, as serialised messages without a session.
+        """
         kept = self._database.contributions(job.name)
         return (
+            # All or nothing: a silo with some of the contributions could not make the key.
             {silo: kept[silo].body for silo in sorted(kept)}
             if kept.keys() == set(job.silos)
             else {}
@@ -113,7 +126,10 @@ class KeyContributions:
 
 
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
-    """Contributions of the other silos, by id, each with the letter for this silo."""
+    """Contributions of the other silos, by id, each with the letter for this silo.
+
+    Sorted by silo. A letter for another silo is left out, which this one could not open anyway.
+    """
     given = [_loaded(other, bodies[other]) for other in without(bodies, (silo,))]
     return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
 

@@ -38,7 +38,10 @@ class Taken:
 
     @property
     def receipt(self) -> pb.Receipt:
-        """The receipt, as the silo receives it."""
+        """The receipt, as the silo receives it.
+
+        With ``head``, the silo checks that the coordinator's ledger only grew.
+        """
         given = self.submission
         return pb.Receipt(
             round=given.round,
@@ -50,7 +53,10 @@ class Taken:
 
 
 class Receiving:
-    """Heads and receipts of all silos."""
+    """Heads and receipts of all silos.
+
+    Used from the event loop alone. Nothing that it keeps in memory runs ahead of the database.
+    """
 
     def __init__(
         self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger
@@ -105,6 +111,8 @@ class Receiving:
         or an older version.
         """
         given, job = taken.submission, taken.job
+        # First our ledger: a crash may leave a record without a receipt, but
+        # no receipt without its record.
         sealed = self.ledger.seal(
             Received(
                 silo=given.silo,
@@ -118,6 +126,8 @@ class Receiving:
                 receipt=given.receipt.hex(),
             )
         )
+        # From the head that the silo holds: it checks that our ledger
+        # was neither cut nor rewritten.
         taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
         self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
@@ -126,7 +136,10 @@ class Receiving:
         self._database.save_head(self._keys.entry.id, own)
 
     def committed(self, taken: Taken) -> None:
-        """Turn to what the database has committed."""
+        """Turn to what the database has committed.
+
+        Only now is the new head the one that the silo's next upload has to extend.
+        """
         given = taken.submission
         self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
         # For `staddle ledger verify --known SEQ:LEAF`: a silo that cuts its ledger is found out.
@@ -155,7 +168,10 @@ class Receiving:
         return times if last == round_ else 0
 
     def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
-        """A delivery was sent to its end."""
+        """A delivery was sent to its end.
+
+        The record is durable when it returns.
+        """
         self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
         record = DeliveredRecord(
             silo=silo,

@@ -39,14 +39,20 @@ NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 @dataclass(frozen=True)
 class Begun:
-    """The cohort is asked into an attempt."""
+    """The cohort is asked into an attempt.
+
+    The first entry of each attempt.
+    """
 
     spec: RoundSpec
 
 
 @dataclass(frozen=True)
 class Said:
-    """A silo's message; ``given`` without its session."""
+    """A silo's message; ``given`` without its session.
+
+    What others sent is not in it: it follows from the entries before.
+    """
 
     silo: str
     given: SecaggUpload
@@ -76,7 +82,10 @@ _KINDS = {entry: kind for kind, entry in _PLAIN.items()}
 
 @dataclass(frozen=True)
 class ReplayEntry:
-    """One entry as it is kept; ``silo`` is empty but for a silo's message."""
+    """One entry as it is kept; ``silo`` is empty but for a silo's message.
+
+    ``body`` as the table at the top of this module says.
+    """
 
     attempt: int
     kind: str
@@ -91,7 +100,10 @@ def said(silo: str, given: SecaggUpload) -> Said:
 
 
 def dumped(attempt: int, entry: Entry) -> ReplayEntry:
-    """The row of an entry."""
+    """The row of an entry.
+
+    The same entry gives the same bytes: canonical JSON, or protobuf in its fixed order.
+    """
     match entry:
         case Begun(spec):
             return ReplayEntry(attempt, "begun", "", spec.payload())
@@ -117,9 +129,11 @@ def loaded(row: ReplayEntry) -> Entry:
         return Begun(parse_canonical(row.body, RoundSpec, origin))
     if row.kind == "given":
         message = pb.SecureUpload.FromString(row.body)
+        # A message without one is refused when it is read: the wire wants a session.
         message.session = NO_SESSION
         return Said(row.silo, secagg_upload_from_wire(row.silo, message))
     fields = parse_json(row.body, origin)
+    # Digests alone are bytes; JSON has them in hex.
     if "sha256" in fields:
         fields["sha256"] = bytes.fromhex(fields["sha256"])
     return _PLAIN[row.kind](**fields)

@@ -54,15 +54,20 @@ from ...proto.wire import tensor_bytes
 from .database import Files, Place
 from .spool import MARGIN_BYTES, SpooledUpload
 
+# SHA-256 releases the interpreter's lock, so files are hashed side by side.
 READERS = 4  # uploads that are read at a time
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
 # of all that is kept
+# The first four are uploads of silos, which go with the round that read them (``commit``).
 SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")
 
 
 class DamagedError(LocalError):
-    """The disk changed what these silos uploaded in the open round; they may upload it again."""
+    """The disk changed what these silos uploaded in the open round; they may upload it again.
+
+    Raised for plain rounds alone, before their fold.
+    """
 
     def __init__(self, why: str, silos: tuple[str, ...]) -> None:
         super().__init__(why)
@@ -91,6 +96,9 @@ class JobStore:
     The places of the last committed round (database.py) say which of them count; the others are
     rubbish, left by a fold that did not come to its end, or still read by somebody: they go with
     the round after.
+
+    ``commit`` and ``clean`` run in the event loop; deliveries and folds read in threads, so values
+    that they share are under a lock.
     """
 
     def __init__(
@@ -124,7 +132,10 @@ class JobStore:
             raise LocalError(f"{folder}: cannot make it: {unwritable(error)}") from error
 
     def check_space(self, silo: str, size: int) -> None:
-        """RefusedError STORAGE where an upload of this size would fill the disk."""
+        """RefusedError STORAGE where an upload of this size would fill the disk.
+
+        In bytes; a margin stays free for what the coordinator itself has to write.
+        """
         # The database and the ledger must be written, whatever silos upload.
         free = shutil.disk_usage(self._folder).free
         if free < size + MARGIN_BYTES:
@@ -135,7 +146,10 @@ class JobStore:
     # Uploads of the open round.
 
     def keep(self, silo: str, round_: int, spooled: Path, *, masked: bool = False) -> str:
-        """Give a checked upload its name, which is returned."""
+        """Give a checked upload its name, which is returned.
+
+        Durable when it returns; the bytes were made durable before (spool.py).
+        """
         return self.keep_as((masked_words if masked else _upload)(round_, silo), spooled)
 
     def keep_as(self, name: str, spooled: Path) -> str:
@@ -150,6 +164,7 @@ class JobStore:
 
         ``given`` are digests by silo.
         """
+        # Checked again: they may have lain here for the whole of a round.
         uploads = self._uploads(given, round_)
         with ThreadPoolExecutor(READERS) as pool:
             found = dict(
@@ -158,6 +173,7 @@ class JobStore:
         if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
             files = ", ".join(_upload(round_, silo) for silo in changed)
             raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
+        # The upload may become a version of a Mix, which is checked with the same digest later.
         self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
 
     def check_files(self, digests: Mapping[str, str]) -> None:
@@ -171,13 +187,19 @@ class JobStore:
             )
 
     def check_once(self, name: str, check: Callable[[], None]) -> None:
-        """Run a check of a file unless it was found unchanged since the last commit."""
+        """Run a check of a file unless it was found unchanged since the last commit.
+
+        Each commit forgets what was found, so a disk that fails later is noticed in the next round.
+        """
         if name not in self._sound:
             check()
             self._sound.add(name)
 
     def found_sound(self, name: str) -> None:
-        """Note that a fold read these words unchanged: the next round need not hash them."""
+        """Note that a fold read these words unchanged: the next round need not hash them.
+
+        Called by a fold; it counts from the next commit on.
+        """
         self._folded.add(name)
 
     def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
@@ -185,7 +207,10 @@ class JobStore:
             raise LocalError(_changed(self._folder, name))
 
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
-        """``read(part, silo, name)`` over the uploads of these silos."""
+        """``read(part, silo, name)`` over the uploads of these silos.
+
+        Tensors are mapped when they are asked for, one at a time.
+        """
         uploads = self._uploads(members, round_)
         return lambda part, silo, name: uploads[silo].read(part, name)
 
@@ -196,7 +221,10 @@ class JobStore:
     def rotated(
         self, members: Sequence[str], round_: int, parts: Sequence[Part]
     ) -> Callable[[str, str, str], Tensor]:
-        """``read(part, silo, name)`` over the rotated vectors of these silos."""
+        """``read(part, silo, name)`` over the rotated vectors of these silos.
+
+        Shapes and dtypes are those of the job's schema.
+        """
         uploads = {
             (part.name, silo): SpooledUpload(
                 self._folder / rotated_vectors(round_, silo, part.name), upload_items([part])
@@ -207,7 +235,10 @@ class JobStore:
         return lambda part, silo, name: uploads[part, silo].read(part, name)
 
     def path(self, name: str) -> Path:
-        """Where a file of this job lies."""
+        """Where a file of this job lies.
+
+        It may be missing.
+        """
         return self._folder / name
 
     def masked(self, round_: int, silo: str) -> Path:
@@ -215,7 +246,10 @@ class JobStore:
         return self._folder / masked_words(round_, silo)
 
     def discard(self, round_: int, silo: str) -> None:
-        """Remove the masked words of a silo."""
+        """Remove the masked words of a silo.
+
+        It may be gone already.
+        """
         remove(self.masked(round_, silo))
 
     def sum_file(self, round_: int) -> Path:
@@ -229,6 +263,8 @@ class JobStore:
 
         None, too, of a part that silos get in words.
         """
+        # Silos get the words of the sum itself, which their tags prove, and
+        # not what the fold made of it.
         if self.words(part) is not None:
             return None
         # Deliveries to several silos run in threads: a value is read from the disk but once.
@@ -239,7 +275,10 @@ class JobStore:
             return self._loaded.get(part)
 
     def words(self, part: str) -> Path | None:
-        """Where the words of the published value of a part lie; None of one that has none."""
+        """Where the words of the published value of a part lie; None of one that has none.
+
+        The path of the last committed round.
+        """
         name = self._files.get(("words", part, ""))
         return None if name is None else self._folder / name
 
@@ -260,12 +299,15 @@ class JobStore:
             }
 
     def forget_loaded(self) -> None:
-        """Let the memory of published values go."""
+        """Let the memory of published values go.
+
+        Deliveries that are in progress keep theirs; the next one reads them again.
+        """
         with self._loading:
             self._loaded.clear()
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo has uploaded a version."""
+        """True if a silo has uploaded a version, in a round that was committed."""
         return ("version", part, silo) in self._files
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -279,7 +321,10 @@ class JobStore:
         return upload.read(part, name)
 
     def file(self, part: str, silo: str) -> str | None:
-        """Name of the file of a silo's version."""
+        """Name of the file of a silo's version.
+
+        None where it has none.
+        """
         return self._files.get(("version", part, silo))
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
@@ -293,7 +338,10 @@ class JobStore:
         return (self._folder / name).read_bytes() if name.endswith(ROWS) else None
 
     def mailed(self, silo: str | None = None) -> list[Place]:
-        """Where something is put aside for a silo, or for any."""
+        """Where something is put aside for a silo, or for any.
+
+        Also where rows of a blind job wait.
+        """
         return [place for place in self._files if place[0] == "mail" and silo in (None, place[2])]
 
     # A fold, and its commit.
@@ -323,7 +371,10 @@ class JobStore:
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
     def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
-        """The files by place, once these changes are committed."""
+        """The files by place, once these changes are committed.
+
+        Nothing is changed.
+        """
         changed = {**self._files, **changes}
         return {place: name for place, name in changed.items() if name is not None}
 
@@ -339,8 +390,10 @@ class JobStore:
         ``mixed`` are the padded words of rows put aside. Files that nothing refers to go.
         """
         with self._loading:
+            # Under the lock: a delivery that is reading must not bring an old value back.
             self._loaded.clear()
             self._digests |= digests
+            # What counted until now may still be read, for as long as a delivery takes.
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
             # Every file is looked at once per round; the fold itself has read some of them.
@@ -359,7 +412,10 @@ class JobStore:
         self._rubbish = before - wanted
 
     def discard_hidden(self, round_: int) -> None:
-        """Remove the padded words and rotated vectors of a round that was not folded."""
+        """Remove the padded words and rotated vectors of a round that was not folded.
+
+        The database has dropped them before.
+        """
         for kind in ("padded", "rotated"):
             for path in self._folder.glob(f"{round_}.*.{kind}"):
                 remove(path)
@@ -384,8 +440,11 @@ class JobStore:
         """Remove every file that nothing refers to.
 
         ``uploads`` are those of the open round, ``mixed`` the padded words of rows put aside.
+
+        To be called before the job goes on, while nobody reads. Files of other kinds stay.
         """
         self._mixed = mixed
+        # The result has no row, and stays whatever the database says.
         wanted = {RESULT, *self._files.values(), *uploads, *mixed}
         for path in self._folder.iterdir():
             if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
@@ -396,6 +455,7 @@ class JobStore:
 
         OSError where the disk does not take it.
         """
+        # Under another name, so that a crash leaves no half of a file that something refers to.
         temporary, descriptor = self._temporary(name)
         with os.fdopen(descriptor, "wb") as file:
             for piece in pieces:
@@ -407,7 +467,10 @@ class JobStore:
     def write(
         self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None
     ) -> None:
-        """Write a file and make it durable; OSError where the disk does not take it."""
+        """Write a file and make it durable; OSError where the disk does not take it.
+
+        ``header`` becomes the file's metadata. There is no file of this name before it is complete.
+        """
         temporary, descriptor = self._temporary(name)
         os.close(descriptor)
         try:
@@ -420,6 +483,7 @@ class JobStore:
     def _temporary(self, name: str) -> tuple[Path, int]:
         """A new file that only we can read, open, next to where it will lie."""
         temporary = self._folder / f".{name}.tmp"
+        # A crash may have left one, and O_EXCL takes none that is there.
         temporary.unlink(missing_ok=True)
         return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -429,6 +493,8 @@ class Folding:
 
     It reads what is committed, so folding a round again after a crash or a full disk gives the
     same.
+
+    It is used in the thread of the folds, and dropped after the commit.
     """
 
     def __init__(
@@ -451,7 +517,10 @@ class Folding:
         return self._store.latest(part)
 
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the published value of a part; the disk writes while its tensors are hashed."""
+        """Replace the published value of a part; the disk writes while its tensors are hashed.
+
+        The file is durable when it returns, and named by nothing before the commit.
+        """
         # Each silo that receives the value then finds its digest known.
         with ThreadPoolExecutor(1) as hasher:
             hashing = hasher.submit(_digests, tensors)
@@ -459,7 +528,10 @@ class Folding:
             self.digests[part] = hashing.result()
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let a silo's upload of this round be its version of a Mix part."""
+        """Let a silo's upload of this round be its version of a Mix part.
+
+        ``read`` is not used.
+        """
         # The file stays as it is, so nothing is read or copied.
         name = (
             padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
@@ -467,7 +539,7 @@ class Folding:
         self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
-        """Whether a silo had uploaded a version before this round."""
+        """True if a silo had uploaded a version before this round."""
         return self._store.has(part, silo)
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
@@ -485,6 +557,8 @@ class Folding:
         if tensors is not None:
             self._write(place, f"{name}.safetensors", tensors)
             return True
+        # Where the fold has cleared the place it is among the changes:
+        # what waited there is not kept.
         rows = None if self._rows is None else self._rows(post, place in self.changes)
         if rows is not None:
             self._store.write_aside(f"{name}{ROWS}", (rows,))
@@ -492,7 +566,10 @@ class Folding:
         return rows is not None
 
     def clear_mail(self, silo: str) -> None:
-        """Remove all that is put aside for a silo."""
+        """Remove all that is put aside for a silo.
+
+        The files go after the commit.
+        """
         self.changes |= dict.fromkeys(self._store.mailed(silo))
 
     def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -523,27 +600,27 @@ def _number(path: Path) -> int:
 
 
 def masked_words(round_: int, silo: str) -> str:
-    """Name of a file."""
+    """Name of the file of a silo's masked words."""
     return f"{round_}.{silo}.masked"
 
 
 def padded_words(round_: int, silo: str, part: str) -> str:
-    """Name of a file."""
+    """Name of the file of a silo's padded words of a part."""
     return f"{round_}.{silo}.{part}.padded"
 
 
 def rotated_vectors(round_: int, silo: str, part: str) -> str:
-    """Name of a file."""
+    """Name of the file of a silo's rotated vectors of a part."""
     return f"{round_}.{silo}.{part}.rotated"
 
 
 def opened_sum(round_: int) -> str:
-    """Name of a file; no part is named so."""
+    """Name of the file of a round's open sum; no part is named so."""
     return f"{round_}.@sum.safetensors"
 
 
 def summed_words(round_: int, part: str) -> str:
-    """Name of a file; its part is no silo's upload, whose suffix differs."""
+    """Name of the file of a published sum's words; a silo's upload has another suffix."""
     return f"{round_}.{part}.words"
 
 

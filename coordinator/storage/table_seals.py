@@ -29,7 +29,10 @@ Value: TypeAlias = str | int | float | bytes | None
 
 
 def begin(connection: sqlite3.Connection) -> None:
-    """Seal a new database, or one of an earlier release, in the transaction that is open."""
+    """Seal a new database, or one of an earlier release, in the transaction that is open.
+
+    What the tables hold is taken as right.
+    """
     if "seals" not in _names(connection):
         connection.execute(TABLE.strip())
     connection.execute("DELETE FROM seals")
@@ -38,13 +41,18 @@ def begin(connection: sqlite3.Connection) -> None:
 
 
 def keep(connection: sqlite3.Connection) -> None:
-    """Keep the seals of all that is written through this connection."""
+    """Keep the seals of all that is written through this connection.
+
+    To be called once per connection, before anything is written through it. The triggers are
+    temporary: they go with the connection.
+    """
     connection.create_function("staddle_sealed", -1, _sealed, deterministic=True)
     # Else INSERT OR REPLACE would delete a row without a trigger.
     connection.execute("PRAGMA recursive_triggers = ON")
     for table in _tables(connection):
         columns = _columns(connection, table)
         added, gone = (", ".join(f"{row}.{column}" for column in columns) for row in ("NEW", "OLD"))
+        # XOR is its own inverse: an update takes the old row out and puts the new one in.
         for event, rows in (("INSERT", [added]), ("DELETE", [gone]), ("UPDATE", [gone, added])):
             steps = (
                 f"UPDATE seals SET sha256 = staddle_sealed(sha256, {row}) WHERE name = '{table}';"  # noqa: S608 ours
@@ -64,6 +72,7 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version < SEALED_SINCE:
         return
+    # Our digests first: they name the table.
     changed = _changed(connection)
     # Pages that hang together wrongly may still give all rows: SQLite's own check finds them.
     (whole,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -107,6 +116,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
 def _found(connection: sqlite3.Connection, table: str) -> bytes:
     """The seal of a table as it is."""
     seal = NO_ROWS
+    # In any order, since XOR does not depend on it.
     for row in connection.execute(f"SELECT {', '.join(_columns(connection, table))} FROM {table}"):  # noqa: S608 ours
         seal = _sealed(seal, *row)
     return seal
@@ -120,6 +130,8 @@ def _sealed(seal: bytes, *row: Value) -> bytes:
 def _digest(row: Sequence[Value]) -> bytes:
     digest = hashlib.sha256()
     for value in row:
+        # With type and length, so that no two rows have the same bytes: 1 and "1" differ, and so do
+        # ("ab", "c") and ("a", "bc").
         data = value if isinstance(value, bytes) else repr(value).encode()
         digest.update(f"{type(value).__name__} {len(data)} ".encode() + data)
     return digest.digest()
