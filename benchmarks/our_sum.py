@@ -141,7 +141,7 @@ class OurRound:
         state, dealt = self._setup()
         whole, without = Accumulator(self.spec), Accumulator(self.spec)
         contributions = [given(part_of(self.spec.groups[0].elements), self.spec.groups[0], tensors)]
-        told = {each.silo: s.SharesReceived(each.deliveries) for each in dealt}
+        told = {each.silos[0]: each.message for each in dealt}
         given_headers: list[c.Event] = []
         for silo in self.spec.cohort:
             upload: Any = self._silo(silo, told[silo], "setup")[-1]
@@ -182,7 +182,7 @@ class OurRound:
     def _tagger(self) -> Tagger:
         return Tagger(bytes(32), self.spec.context(), len(self.spec.groups))
 
-    def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.DeliverShares]]:
+    def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.Tell]]:
         """Steps 0 and 1, up to what the silos are told of one another's shares."""
         signers, terms, sign = self.members.signers, Terms(), self.members.sign
         self.given: list[UploadBody] = []
@@ -195,18 +195,12 @@ class OurRound:
                 entered = machine.begin(party, self.frame, ask.document, ask.signature, Memory())
             self.states[silo], (_, keys) = entered
             self._note(silo, keys)
-            events.append(c.KeysUploaded(keys.bundle, keys.keys))  # type: ignore[union-attr]
+            events.append(keys)  # type: ignore[arg-type]
         state, effects = self._coordinate(state, events, "")
-        told = {
-            e.silo: s.KeysReceived(e.bundles, e.keys)
-            for e in effects
-            if isinstance(e, c.DeliverKeys)
-        }
+        told = {e.silos[0]: e.message for e in effects if isinstance(e, c.Tell)}
         shares: list[Any] = [self._silo(silo, told[silo], "setup")[-1] for silo in self.spec.cohort]
-        state, effects = self._coordinate(
-            state, [c.SharesUploaded(e.dealing, e.portions) for e in shares], ""
-        )
-        return state, [effect for effect in effects if isinstance(effect, c.DeliverShares)]
+        state, effects = self._coordinate(state, shares, "")
+        return state, [effect for effect in effects if isinstance(effect, c.Tell)]
 
     def _finish(
         self,
@@ -221,21 +215,15 @@ class OurRound:
         """
         states, clock = dict(self.states), self.clock
         state, effects = self._coordinate(state, events, name)
-        told = next(e for e in effects if isinstance(e, c.DeliverSurvivors))
+        told = next(e for e in effects if isinstance(e, c.Tell))
         phase = "unmask" if not name else "unmask after a dropout"
-        signed: list[Any] = [
-            self._silo(silo, s.SurvivorsReceived(told.headers), phase)[-1] for silo in told.silos
-        ]
-        state, effects = self._coordinate(
-            state, [c.SurvivalUploaded(e.survival) for e in signed], name
-        )
-        notes = next(e for e in effects if isinstance(e, c.DeliverNotes))
-        reveals: list[Any] = [
-            self._silo(silo, s.NotesReceived(notes.survivals), phase)[-1] for silo in notes.silos
-        ]
+        signed: list[Any] = [self._silo(silo, told.message, phase)[-1] for silo in told.silos]
+        state, effects = self._coordinate(state, signed, name)
+        notes = next(e for e in effects if isinstance(e, c.Tell))
+        reveals: list[Any] = [self._silo(silo, notes.message, phase)[-1] for silo in notes.silos]
         with clock.of(f"open{name}"):
             for each in reveals[: self.spec.threshold]:
-                state, effects = coordinator.advance(state, c.RevealUploaded(each.reveal))
+                state, effects = coordinator.advance(state, each)
             left: Any = effects[-1]
             (opened,) = sums.open(left.terms, left.survivors)
         with clock.of(f"check of the tag{name}"):

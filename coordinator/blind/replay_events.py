@@ -1,6 +1,6 @@
 """A silo's message in a secure sum: its event of the machine, and whether it was taken."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from ...proto.convert.secagg_sent import Over, UploadBody
@@ -10,17 +10,6 @@ from ...security.secagg.coordinator import CoordinatorState
 from ..storage.replay_log import Said, Spooled
 
 Happened: TypeAlias = Said | c.SiloDropped | c.AttemptDeadline | c.SumPublished | c.OpenFailed
-
-
-# Events that have the fields of their messages.
-_UPLOADED: Mapping[type[UploadBody], Callable[..., c.Event]] = {
-    s.SendKeys: c.KeysUploaded,
-    s.SendShares: c.SharesUploaded,
-    s.SendComplaint: c.ComplaintUploaded,
-    s.SendSurvival: c.SurvivalUploaded,
-    s.SendReveal: c.RevealUploaded,
-    s.SendAbandon: c.AbandonUploaded,
-}
 
 
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
@@ -39,7 +28,7 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
         case Over(code):
             return c.SiloDropped(entry.silo, code)
         case body:
-            return _UPLOADED[type(body)](**vars(body))
+            return body
 
 
 def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:

@@ -85,12 +85,7 @@ class SecureSum:
         # what they did is on the disk or is done again by ``resume``.
         self._replayed: dict[type[c.Effect], Callable[[Any], None]] = {
             c.Ask: self._ask,
-            c.DeliverKeys: lambda e: self._tell((e.silo,), s.KeysReceived(e.bundles, e.keys)),
-            c.DeliverShares: lambda e: self._tell((e.silo,), s.SharesReceived(e.deliveries)),
-            c.DeliverSurvivors: lambda e: self._tell(e.silos, s.SurvivorsReceived(e.headers)),
-            c.DeliverNotes: lambda e: self._tell(e.silos, s.NotesReceived(e.survivals)),
-            c.DeliverResult: lambda e: self._tell(e.silos, s.ResultReceived(e.sha256, e.tags)),
-            c.AskAbandon: lambda e: self._tell(e.silos, s.AbandonAsked()),
+            c.Tell: lambda e: self._tell(e.silos, e.message),
             c.Open: self._remember_opening,
             c.EndAttempt: self._tell_end,
         }

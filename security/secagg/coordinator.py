@@ -49,30 +49,19 @@ from ..identity.domains import SECAGG_SPEC
 from ..identity.pairwise_keys import agree, pair_key, self_key
 from ..identity.signers import Sign, Signers
 from .coordinator_events import (
-    AbandonUploaded,
     Ask,
-    AskAbandon,
     AttemptDeadline,
-    ComplaintUploaded,
-    DeliverKeys,
-    DeliverNotes,
-    DeliverResult,
-    DeliverShares,
-    DeliverSurvivors,
     Discard,
     Effect,
     EndAttempt,
     Event,
-    KeysUploaded,
     Open,
     OpenFailed,
     Refuse,
-    RevealUploaded,
-    SharesUploaded,
     SiloDropped,
     StartTimer,
     SumPublished,
-    SurvivalUploaded,
+    Tell,
     WordsUploaded,
 )
 from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
@@ -83,6 +72,20 @@ from .messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, 
 from .receiving_keys import ReceivingKey, check_keys, deliver_keys
 from .shared_gram import OpenedGram
 from .shared_gram import opened as opened_gram
+from .silo_events import (
+    AbandonAsked,
+    KeysReceived,
+    NotesReceived,
+    ResultReceived,
+    SendAbandon,
+    SendComplaint,
+    SendKeys,
+    SendReveal,
+    SendShares,
+    SendSurvival,
+    SharesReceived,
+    SurvivorsReceived,
+)
 from .spec import RoundSpec, Terms, check_cohort, check_survivors
 
 Stage: TypeAlias = Literal[
@@ -171,24 +174,24 @@ def advance(state: CoordinatorState, event: Event) -> Step:
     """
     spec = state.spec
     match event:
-        case KeysUploaded(bundle, keys):
+        case SendKeys(bundle, keys):
             take = partial(_take_keys, state, bundle, keys)
             return _receive(state, "keys", bundle.silo, spec.cohort, take)
-        case SharesUploaded(dealing, portions):
+        case SendShares(dealing, portions):
             take = partial(_take_shares, state, dealing, portions)
             return _receive(state, "shares", dealing.dealer, state.u1, take)
-        case ComplaintUploaded(complaint):
+        case SendComplaint(complaint):
             return _complained(state, complaint)
         case WordsUploaded(header, length, sha256):
             take = partial(_take_words, state, header, length, sha256)
             return _receive(state, "masked", header.silo, state.u2, take)
-        case SurvivalUploaded(survival):
+        case SendSurvival(survival):
             take = partial(_take_survival, state, survival)
             return _receive(state, "survivors", survival.silo, state.u3, take)
-        case RevealUploaded(reveal):
+        case SendReveal(reveal):
             take = partial(_take_reveal, state, reveal)
             return _receive(state, "reveal", reveal.silo, tuple(state.survivals), take)
-        case AbandonUploaded(note):
+        case SendAbandon(note):
             return _abandoned(state, note)
         # The first reason for which a silo failed stands: a timeout must not hide its fault.
         case SiloDropped(silo, code) if silo in spec.cohort and silo not in state.failed:
@@ -197,7 +200,8 @@ def advance(state: CoordinatorState, event: Event) -> Step:
         case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case SumPublished(sha256) if state.stage == "opening":
-            return replace(state, stage="done"), (DeliverResult(state.u3, sha256, state.tags),)
+            result = Tell(state.u3, ResultReceived(sha256, state.tags))
+            return replace(state, stage="done"), (result,)
         case OpenFailed(why, spoiled) if state.stage == "opening":
             return _end(replace(state, spoiled=spoiled), Code.SUM, "", why)
         case _:
@@ -269,7 +273,7 @@ def _take_survival(state: CoordinatorState, survival: Survival) -> Step:
     state = replace(state, survivals={**state.survivals, survival.silo: survival})
     if state.stage != "reveal":
         return state, ()
-    return state, (DeliverNotes((survival.silo,), _enough(state)),)
+    return state, (Tell((survival.silo,), NotesReceived(_enough(state))),)
 
 
 def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
@@ -447,9 +451,10 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     by_sender = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
 
-    def delivery(silo: str) -> DeliverKeys:
+    def delivery(silo: str) -> Tell:
         others = [other for other in members if other != silo]
-        return DeliverKeys(silo, bundles, tuple(by_sender[other][silo] for other in others))
+        keys = tuple(by_sender[other][silo] for other in others)
+        return Tell((silo,), KeysReceived(bundles, keys))
 
     deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
@@ -464,9 +469,9 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     portions = {silo: state.portions[silo] for silo in members}
     by_dealer = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
 
-    def delivery(silo: str) -> DeliverShares:
+    def delivery(silo: str) -> Tell:
         number = state.u1.index(silo)
-        return DeliverShares(silo, tuple(dealt[number] for dealt in by_dealer))
+        return Tell((silo,), SharesReceived(tuple(dealt[number] for dealt in by_dealer)))
 
     deliveries: list[Effect] = [delivery(silo) for silo in members]
 
@@ -485,11 +490,12 @@ def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     headers = tuple(state.headers[silo] for silo in members)
     h_u3 = set_digest(b"U3", state.ctx, [header.encoded(state.ctx) for header in headers])
     state = replace(state, stage="survivors", u3=members, h_u3=h_u3)
-    return _opened_stage(state, (DeliverSurvivors(members, headers), StartTimer("survivors")))
+    told = Tell(members, SurvivorsReceived(headers))
+    return _opened_stage(state, (told, StartTimer("survivors")))
 
 
 def _close_survivors(state: CoordinatorState, members: tuple[str, ...]) -> Step:
-    notes = DeliverNotes(members, _enough(state))
+    notes = Tell(members, NotesReceived(_enough(state)))
     return replace(state, stage="reveal"), (notes, StartTimer("reveal"))
 
 
@@ -648,5 +654,5 @@ def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
     effects: list[Effect] = [Discard(silo) for silo in state.headers]
     effects.append(EndAttempt(code, blame, why))
     if state.told and not signed:
-        effects.append(AskAbandon(state.u1))
+        effects.append(Tell(state.u1, AbandonAsked()))
     return replace(state, stage="ended"), tuple(effects)

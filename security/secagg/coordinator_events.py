@@ -1,86 +1,41 @@
-"""Events into the coordinator's ``advance`` in a secure sum, and the effects that come out."""
+"""Events into the coordinator's ``advance`` in a secure sum, and the effects that come out.
+
+A message has one type on both sides (silo_events.py): the effect of a silo that sends it is the
+event here, and the message of a ``Tell`` is the event at each silo that receives it.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..arithmetic.masks import Term
 from ..faults import Code
-from .dealing import Dealing, KeyBundle, Portion, PortionDelivery
-from .evidence import Complaint
-from .messages import Abandon, Header, Reveal, Survival
-from .receiving_keys import KeyDelivery, ReceivingKey
-
-
-@dataclass(frozen=True)
-class KeysUploaded:
-    """A silo gave its keys.
-
-    ``keys`` are those that others seal to, one for each other member of the cohort, in its order.
-    """
-
-    bundle: KeyBundle
-    keys: tuple[ReceivingKey, ...]
-
-
-@dataclass(frozen=True)
-class SharesUploaded:
-    """A silo dealt its shares.
-
-    ``portions`` are one per member of U1, in its order; its own holds commitments only.
-    """
-
-    dealing: Dealing
-    portions: tuple[Portion, ...]
-
-
-@dataclass(frozen=True)
-class ComplaintUploaded:
-    """A silo shows that a dealer sealed rubbish to it.
-
-    One that holds ends the attempt and names the dealer; any other costs its sender the sum.
-    """
-
-    complaint: Complaint
+from .messages import Header
+from .silo_events import (
+    AbandonAsked,
+    KeysReceived,
+    NotesReceived,
+    ResultReceived,
+    SendAbandon,
+    SendComplaint,
+    SendKeys,
+    SendReveal,
+    SendShares,
+    SendSurvival,
+    SharesReceived,
+    SurvivorsReceived,
+)
 
 
 @dataclass(frozen=True)
 class WordsUploaded:
-    """A silo's upload is spooled whole; ``length`` and ``sha256`` are of the bytes that arrived."""
+    """A silo sent its header, and its masked words are spooled whole.
+
+    ``length`` and ``sha256`` are of the bytes that arrived.
+    """
 
     header: Header
     length: int
     sha256: bytes
-
-
-@dataclass(frozen=True)
-class SurvivalUploaded:
-    """A survivor signed.
-
-    Welcome until the sum is open, as a late signer may reveal in another's place.
-    """
-
-    survival: Survival
-
-
-@dataclass(frozen=True)
-class RevealUploaded:
-    """A survivor revealed its shares.
-
-    Only those whose signature came before are heard; t of them open the sum.
-    """
-
-    reveal: Reveal
-
-
-@dataclass(frozen=True)
-class AbandonUploaded:
-    """A silo gave this attempt up for good.
-
-    It drops out of an attempt that still runs; after the end its note counts towards the next
-    one.
-    """
-
-    note: Abandon
 
 
 @dataclass(frozen=True)
@@ -120,13 +75,13 @@ class OpenFailed:
 
 
 Event: TypeAlias = (
-    KeysUploaded
-    | SharesUploaded
-    | ComplaintUploaded
+    SendKeys
+    | SendShares
+    | SendComplaint
     | WordsUploaded
-    | SurvivalUploaded
-    | RevealUploaded
-    | AbandonUploaded
+    | SendSurvival
+    | SendReveal
+    | SendAbandon
     | SiloDropped
     | AttemptDeadline
     | SumPublished
@@ -147,62 +102,18 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class DeliverKeys:
-    """Send one member of U1 the keys of all, and those to which it seals.
-
-    ``bundles`` have the signatures of all of U1; ``keys`` are one of each other member, with its
-    proof.
-    """
-
-    silo: str
-    bundles: tuple[KeyBundle, ...]
-    keys: tuple[KeyDelivery, ...]
-
-
-@dataclass(frozen=True)
-class DeliverShares:
-    """Send one member of U2 what was dealt to it."""
-
-    silo: str
-    deliveries: tuple[PortionDelivery, ...]
-
-
-@dataclass(frozen=True)
-class DeliverSurvivors:
-    """Send the headers of U3 to its members."""
+class Tell:
+    """Send a message to each of these silos."""
 
     silos: tuple[str, ...]
-    headers: tuple[Header, ...]
-
-
-@dataclass(frozen=True)
-class DeliverNotes:
-    """Send survivors' signatures to these survivors, who have signed themselves.
-
-    They are t of those that came, the first by id: as many as a silo needs before it reveals.
-    """
-
-    silos: tuple[str, ...]
-    survivals: tuple[Survival, ...]
-
-
-@dataclass(frozen=True)
-class DeliverResult:
-    """Send the digest of the result, and the survivors' tags together, to the survivors."""
-
-    silos: tuple[str, ...]
-    sha256: bytes
-    tags: bytes
-
-
-@dataclass(frozen=True)
-class AskAbandon:
-    """Ask these silos to give the attempt up for good, so that another can follow.
-
-    They are all of U1; ``CoordinatorState.notes_missing`` says how many answers are still needed.
-    """
-
-    silos: tuple[str, ...]
+    message: (
+        KeysReceived
+        | SharesReceived
+        | SurvivorsReceived
+        | NotesReceived
+        | ResultReceived
+        | AbandonAsked
+    )
 
 
 @dataclass(frozen=True)
@@ -260,17 +171,4 @@ class EndAttempt:
     why: str
 
 
-Effect: TypeAlias = (
-    Ask
-    | DeliverKeys
-    | DeliverShares
-    | DeliverSurvivors
-    | DeliverNotes
-    | DeliverResult
-    | AskAbandon
-    | Discard
-    | StartTimer
-    | Refuse
-    | Open
-    | EndAttempt
-)
+Effect: TypeAlias = Ask | Tell | Discard | StartTimer | Refuse | Open | EndAttempt
