@@ -104,10 +104,8 @@ def unexplained(calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) 
     """What crossed of one silo and no record explains, or what the ledger says of it that is not
     so; in plain words.
     """
-    return [
-        f"call {place} ({method}): {why}"
-        for place, method, why in _Reader(calls, ledger, roster).problems()
-    ]
+    found = _Reader(calls, ledger, roster).problems()
+    return [f"call {place} ({method}): {why}" for place, method, why in found]
 
 
 @dataclass
@@ -129,31 +127,25 @@ class _Reader:
         self.ledger = ledger
         self.roster = roster
         self.tree = Tree(bytes.fromhex(entry.leaf) for entry in ledger)
-        self.challenges = {
-            bytes.fromhex(e.leaf) for e in ledger if isinstance(e.record, ControlOpen)
-        }
+        of = lambda kind: [e for e in ledger if isinstance(e.record, kind)]  # noqa: E731
+        self.challenges = {bytes.fromhex(e.leaf) for e in of(ControlOpen)}
         self.known = {0}  # sizes of this ledger whose heads the coordinator may hold
         self.ours = {0}  # sizes of the coordinator's ledger whose heads came down
         self.heads: set[tuple[str, bytes]] = set()  # (silo, head) as they came down
         self.asked: set[tuple[str, bytes]] = set()  # (silo, challenge)
-        self.silo = next(e.record.silo for e in ledger if isinstance(e.record, Start | Intent))
-        self.intents = [e for e in ledger if isinstance(e.record, Intent)]
-        self.parts = {
-            (e.record.job, e.record.round, e.record.part) for e in self.intents if e.record.hidden
-        }
+        self.silo = of(Start | Intent)[0].record.silo
+        self.intents = of(Intent)
+        hidden = (e.record for e in self.intents if e.record.hidden)
+        self.parts = {(record.job, record.round, record.part) for record in hidden}
         self.padded = [e for e in self.intents if e.record.form == "padded"]
         self.words = {(e.record.job, e.record.part): _whole(e.record) for e in self.padded}
-        self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
-        self.outcomes = {
-            e.record.ref: e.record for e in ledger if isinstance(e.record, OutcomeRecord)
-        }
+        self.digests = {e.record.ref: e for e in of(Digest)}
+        self.outcomes = {e.record.ref: e.record for e in of(OutcomeRecord)}
         self.dropped = set(_dropped(ledger))
-        self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
-        decided = [e.record for e in ledger if isinstance(e.record, JobAccept | JobDecline)]
+        self.protocol = of(ProtocolMessage)
+        decided = [e.record for e in of(JobAccept | JobDecline)]
         self.jobs = {(record.job, bytes.fromhex(record.job_digest)) for record in decided}
-        self.rosters = {
-            bytes.fromhex(e.record.roster) for e in ledger if isinstance(e.record, Start)
-        }
+        self.rosters = {bytes.fromhex(e.record.roster) for e in of(Start)}
         self.token = b""  # of the session that is open
         self.rounds = {0}  # that the silo was asked for
         # (job, round) → messages of its secure sums that came down
@@ -236,14 +228,9 @@ class _Reader:
         """Whether the silo signed the other fields, and nothing else: Ed25519 leaves it no choice
         of the bytes.
         """
-        fields = {
-            "by": said.by,
-            "challenge": said.challenge.hex(),
-            "federation": self.roster.federation,
-            "head": said.held.decode(),
-            "roster": rosters.digest(self.roster),
-            "silo": said.silo,
-        }
+        fields = {"by": said.by, "silo": said.silo, "challenge": said.challenge.hex()}
+        fields |= {"federation": self.roster.federation, "head": said.held.decode()}
+        fields |= {"roster": rosters.digest(self.roster)}
         return self.roster[self.silo].has_signed(HEAD, canonical_json(fields), signature)
 
     def _learn(self, message) -> None:
@@ -280,21 +267,16 @@ class _Reader:
         greeted = {session.challenge: session for session in self.sessions}
         strangers = greeted.keys() - {bytes.fromhex(entry.leaf) for entry in opened}
         if strangers or len(greeted) != len(self.sessions):
-            yield (
-                f"{len(opened)} control sessions are recorded, {len(self.sessions)} greetings"
-                " crossed"
-            )
+            crossed = f"{len(self.sessions)} greetings crossed"
+            yield f"{len(opened)} control sessions are recorded, {crossed}"
         for entry in opened:
             # a greeting is counted before it leaves, also one whose handshake then failed
             session = greeted.get(bytes.fromhex(entry.leaf), _Session(b""))
             ahead = 2 * session.work if session.messages else 1
             seen, close = (session.messages, session.bytes), closed.get(entry.seq)
             if close is None:  # the process was killed: its cap stands
-                after = [
-                    e.record
-                    for e in self.ledger
-                    if e.seq > entry.seq and isinstance(e.record, Start | ControlOpen)
-                ]
+                later = [e.record for e in self.ledger if e.seq > entry.seq]
+                after = [record for record in later if isinstance(record, Start | ControlOpen)]
                 if after and not isinstance(after[0], Start):
                     yield f"session {entry.seq} was never closed, and another began"
                 if seen[0] > entry.record.max_messages or seen[1] > entry.record.max_bytes:
@@ -305,11 +287,8 @@ class _Reader:
                 0 <= close.messages - seen[0] <= ahead
                 and 0 <= close.bytes - seen[1] <= (close.messages - seen[0]) * MAX_CONTROL_BYTES
             ):
-                said = (close.messages, close.bytes)
-                yield (
-                    f"session {entry.seq}: {seen} messages and bytes crossed, the ledger closes it"
-                    f" with {said}"
-                )
+                closed_with = f"the ledger closes it with {(close.messages, close.bytes)}"
+                yield f"session {entry.seq}: {seen} messages and bytes crossed, {closed_with}"
 
     # The protocols of secure sums and mixes: a record for each message, of its very bytes.
 
@@ -320,33 +299,19 @@ class _Reader:
             message = yield from _message(sends, data)
             if message is None:
                 continue
-            wanted = (len(data), sha256(data).hexdigest())
-            found = [
-                e
-                for e in self.protocol
-                if (e.record.message.bytes, e.record.message.sha256) == wanted
-            ]
+            wanted, of = (len(data), sha256(data).hexdigest()), lambda e: e.record.message
+            found = [e for e in self.protocol if (of(e).bytes, of(e).sha256) == wanted]
             if not found:
-                what = (
-                    message.WhichOneof("body") if call.method == SECURE else message.DESCRIPTOR.name
-                )
+                secured = call.method == SECURE
+                what = message.WhichOneof("body") if secured else message.DESCRIPTOR.name
                 yield f"no record is of this message of {len(data)} bytes, {what!r}"
                 continue
             self.protocol.remove(found[0])
-            record = found[0].record
-            said = (
-                record.rpc,
-                record.kind,
-                record.job,
-                record.job_digest,
-                record.round,
-                record.ctx,
-            )
+            r = found[0].record
+            said = (r.rpc, r.kind, r.job, r.job_digest, r.round, r.ctx)
             if said not in self._records_of(call.method, message):
-                yield (
-                    f"record {found[0].seq} has another kind, job, round or attempt than its"
-                    " message"
-                )
+                why = "has another kind, job, round or attempt than its message"
+                yield f"record {found[0].seq} {why}"
             if message.session != self.token:
                 yield "the message names another session"
 
@@ -360,55 +325,28 @@ class _Reader:
                 # Of the job's one key under a roster, before its first round; sealed by us, to
                 # others of the roster.
                 federation, job = self.roster.federation.encode(), message.job_digest
+                ours = message.contribution.sealing.sender == self.silo
                 for digest in self.rosters:
-                    context = sha256(
-                        framed(GROUP_CONTEXT, federation, digest, job, bytes(8))
-                    ).hexdigest()
-                    if message.contribution.sealing.sender == self.silo and self._to_others(
-                        message.pieces
-                    ):
-                        yield (
-                            method,
-                            "contribution",
-                            message.job,
-                            message.job_digest.hex(),
-                            0,
-                            context,
-                        )
+                    context = framed(GROUP_CONTEXT, federation, digest, job, bytes(8))
+                    if ours and self._to_others(message.pieces):
+                        of = (message.job, job.hex(), 0, sha256(context).hexdigest())
+                        yield (method, "contribution", *of)
             case secure.PaddedWordUpload():
                 # Of the upload that left: its version, its part, and the digest of its bytes.
-                upload = message.upload
-                for entry in self.padded:
-                    intent, digest = entry.record, self.digests.get(entry.seq)
-                    own = (
-                        intent.job,
-                        intent.job_digest,
-                        intent.round,
-                        intent.part,
-                        intent.hidden.number,
-                    )
-                    told = (
-                        message.job,
-                        message.job_digest.hex(),
-                        upload.round,
-                        message.part,
-                        upload.number,
-                    )
-                    whole = (
-                        digest and digest.record.message.sha256 == sha256(upload.sha256).hexdigest()
-                    )
-                    ours = {upload.silo, upload.sealing.sender} == {self.silo} and self._to_others(
-                        message.pieces
-                    )
-                    if own == told and whole and ours:
-                        yield (method, "padded", *own[:3], intent.hidden.ctx)
+                upload, job_digest = message.upload, message.job_digest.hex()
+                told = (message.job, job_digest, upload.round, message.part, upload.number)
+                total = sha256(upload.sha256).hexdigest()
+                ours = {upload.silo, upload.sealing.sender} == {self.silo}
+                for entry in self.padded if ours and self._to_others(message.pieces) else ():
+                    i, digest = entry.record, self.digests.get(entry.seq)
+                    own = (i.job, i.job_digest, i.round, i.part, i.hidden.number)
+                    if own == told and digest and digest.record.message.sha256 == total:
+                        yield (method, "padded", *own[:3], i.hidden.ctx)
 
     def _to_others(self, pieces) -> bool:
         """Whether each piece is for another silo of the roster, each once and in order."""
-        named, others = (
-            [piece.recipient for piece in pieces],
-            {entry.id for entry in self.roster.silos} - {self.silo},
-        )
+        named = [piece.recipient for piece in pieces]
+        others = {entry.id for entry in self.roster.silos} - {self.silo}
         return named == sorted(set(named)) and set(named) <= others
 
     # Uploads.
@@ -423,20 +361,15 @@ class _Reader:
         if not frames:
             return
         bodies = [frame.WhichOneof("body") for frame in frames]
-        ends = bodies.count("end")
-        if (
-            bodies != ["manifest", *["chunk"] * (len(bodies) - 1 - ends), *["end"] * ends]
-            or ends > 1
-        ):
+        ends = min(bodies.count("end"), 1)
+        if bodies != ["manifest", *["chunk"] * (len(bodies) - 1 - ends), *["end"] * ends]:
             yield f"frames {bodies} are no manifest, chunks and end"
             return
         manifest = frames[0].manifest
         entry = self._intent(manifest, frames[-1].end if ends else None)
         if entry is None:
-            yield (
-                f"no intent declares the upload of job {manifest.job!r} round {manifest.round} at"
-                f" {manifest.offset}"
-            )
+            what = f"job {manifest.job!r} round {manifest.round} at {manifest.offset}"
+            yield f"no intent declares the upload of {what}"
             return
         yield from self._manifest(manifest, entry.record)
         chunks = b"".join(frame.chunk for frame in frames if frame.WhichOneof("body") == "chunk")
@@ -456,28 +389,18 @@ class _Reader:
         Those before it were never sent, so none of them may have a digest, but for what a kill
         dropped.
         """
-        wanted = (
-            manifest.job,
-            manifest.job_digest.hex(),
-            manifest.round,
-            manifest.offset,
-            manifest.context.hex(),
-        )
-        found = []
+        m, found, chosen = manifest, [], None
+        wanted = (m.job, m.job_digest.hex(), m.round, m.offset, m.context.hex())
         for entry in self.intents:
-            record = entry.record
+            record, digest = entry.record, self.digests.get(entry.seq)
             bound = record.secagg or record.hidden
             ctx = bound.ctx if bound else ""
             if (record.job, record.job_digest, record.round, record.offset, ctx) == wanted:
                 found.append(entry)
-            if entry.seq in self.digests and entry.seq not in self.dropped:
+                if end and digest and digest.seq == end.ledger_seq:
+                    chosen = chosen or entry
+            if digest and entry.seq not in self.dropped:
                 break
-        digests = {
-            entry.seq: self.digests[entry.seq].seq for entry in found if entry.seq in self.digests
-        }
-        chosen = next(
-            (entry for entry in found if end and digests.get(entry.seq) == end.ledger_seq), None
-        )
         chosen = chosen or (found[0] if found else None)
         if chosen:
             del self.intents[: self.intents.index(chosen) + 1]
@@ -493,47 +416,29 @@ class _Reader:
         unnamed = intent.form in UNNAMED
         size = _whole(intent) if unnamed else sum(t.bytes for t in intent.tensors)
         if (manifest.size, manifest.size - manifest.offset) != (size, intent.message.bytes):
-            yield (
-                f"the manifest has {manifest.size} bytes from {manifest.offset}, its intent another"
-                " size"
-            )
+            spelt = f"{manifest.size} bytes from {manifest.offset}"
+            yield f"the manifest has {spelt}, its intent another size"
         named = () if unnamed else intent.tensors
         declared = [(t.part, t.kind, t.name, t.dtype, t.shape, t.bytes) for t in named]
-        names = {number: name for name, number in DTYPES.items()}
-        found = [
-            (
-                t.part,
-                _kind(t.kind),
-                t.name,
-                names.get(t.dtype, str(t.dtype)),
-                tuple(t.shape),
-                t.size,
-            )
-            for t in manifest.tensors
-        ]
+        names, found = {number: name for name, number in DTYPES.items()}, []
+        for t in manifest.tensors:
+            dtype = names.get(t.dtype, str(t.dtype))
+            found.append((t.part, _kind(t.kind), t.name, dtype, tuple(t.shape), t.size))
         if found != declared:
-            wrong = [one for one in found if one not in declared] or [
-                one for one in declared if one not in found
-            ]
-            yield f"the manifest's tensors are not the intent's: {(wrong or found)[:1]}"
+            wrong = [one for one in found if one not in declared]
+            wrong = wrong or [one for one in declared if one not in found] or found
+            yield f"the manifest's tensors are not the intent's: {wrong[:1]}"
 
     def _end(self, end, entry: Entry, payload: bytes) -> Iterator[str]:
-        recorded = self.digests.get(entry.seq)
-        if recorded is None or (end.ledger_seq, end.ledger_leaf.hex()) != (
-            recorded.seq,
-            recorded.leaf,
-        ):
-            yield (
-                f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that"
-                " leaf"
-            )
+        recorded, place = self.digests.get(entry.seq), (end.ledger_seq, end.ledger_leaf.hex())
+        if recorded is None or place != (recorded.seq, recorded.leaf):
+            where = f"where no digest of intent {entry.seq} has that leaf"
+            yield f"END says place {end.ledger_seq}, {where}"
             return
         yield from self._head(end)
         unnamed = entry.record.form in UNNAMED
         crossed, at = [], 0
-        for size in (
-            [len(payload)] if unnamed else [declared.bytes for declared in entry.record.tensors]
-        ):
+        for size in [len(payload)] if unnamed else [t.bytes for t in entry.record.tensors]:
             crossed.append(sha256(payload[at : at + size]).hexdigest())
             at += size
         said = [t.sha256 for t in recorded.record.tensors]
@@ -561,17 +466,12 @@ class _Reader:
         except ProofError as error:
             yield f"END has no head: {error}"
             return
-        if (head.size, head.root) != (size, self.tree.root(size)) or len(
-            proof.checkpoint.signatures
-        ) != 1:
+        found, old = (head.size, head.root, len(proof.checkpoint.signatures)), proof.old_size
+        if found != (size, self.tree.root(size), 1):
             yield f"END has a head of {head.size} records that is not the one of its record"
-        if proof.old_size not in self.known or proof.hashes != self.tree.consistency_proof(
-            proof.old_size, size
-        ):
-            yield (
-                f"END proves growth from {proof.old_size} records, which nobody asked for, or with"
-                " other hashes"
-            )
+        if old not in self.known or proof.hashes != self.tree.consistency_proof(old, size):
+            why = "which nobody asked for, or with other hashes"
+            yield f"END proves growth from {old} records, {why}"
         if tuple(end.inclusion) != self.tree.inclusion_proof(end.ledger_seq, size):
             yield "END has hashes that prove another record, or none"
         if end.holds not in self.ours:
@@ -613,11 +513,8 @@ class _Reader:
         leave of them.
         """
         known = [self.words.get((manifest.job, row.part)) for row in manifest.rows]
-        left = (
-            manifest.size
-            - sum(header.size for header in manifest.tensors)
-            - sum(size or 0 for size in known)
-        )
+        taken = sum(header.size for header in manifest.tensors) + sum(size or 0 for size in known)
+        left = manifest.size - taken
         return [left // known.count(None) if size is None else size for size in known]
 
     def _ingress(self) -> Iterator[str]:

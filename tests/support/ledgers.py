@@ -136,9 +136,8 @@ def forge(folder, *records, cut=0):
         last = json.loads(lines[-1])
         frame = {"v": 1, "seq": last["seq"] + 1, "prev": leaf_hash(lines[-1]), "nonce": "5f" * 16}
         made = {"time": last["time"], "mono_us": last["mono_us"] + 1, **record, **frame}
-        lines.append(
-            json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        )
+        spelt = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        lines.append(spelt.encode())
     first(folder).write_bytes(b"\n".join(lines) + b"\n")
 
 
@@ -168,24 +167,16 @@ def write_job_accept(ledger, job, job_digest, signer):
 
 
 def write_job_decline(ledger, job, job_digest, signer, reasons):
-    return ledger.append(
-        JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons))
-    )
+    fields = {"job": job, "job_digest": job_digest, "signer": signer}
+    return ledger.append(JobDecline(**fields, reasons=tuple(reasons)))
 
 
 def write_intent(ledger, *, round_number, releases, readers, message_bytes, dataset="", **fields):
     """An intent of these releases; the other fields are those of the record."""
-    return ledger.append(
-        Intent(
-            silo=ledger.silo,
-            round=round_number,
-            readers=tuple(readers),
-            tensors=tuple(Tensor.of(release, readers) for release in releases),
-            message=Size(bytes=message_bytes),
-            dp=Paid.of(dataset, releases),
-            **fields,
-        )
-    )
+    fields |= {"silo": ledger.silo, "round": round_number, "readers": tuple(readers)}
+    fields |= {"tensors": tuple(Tensor.of(release, readers) for release in releases)}
+    fields |= {"message": Size(bytes=message_bytes), "dp": Paid.of(dataset, releases)}
+    return ledger.append(Intent(**fields))
 
 
 def write_digest(ledger, ref, tensors, message):
@@ -193,17 +184,13 @@ def write_digest(ledger, ref, tensors, message):
 
 
 def write_outcome(ledger, ref, status, bytes_sent, receipt=None):
-    return ledger.append(
-        OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt)
-    )
+    fields = {"status": status, "bytes_sent": bytes_sent, "receipt": receipt}
+    return ledger.append(OutcomeRecord(ref=ref, **fields))
 
 
 def write_control_open(ledger, session, recipient, max_messages, max_bytes):
-    return ledger.append(
-        ControlOpen(
-            session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes
-        )
-    )
+    caps = {"max_messages": max_messages, "max_bytes": max_bytes}
+    return ledger.append(ControlOpen(session=session, recipient=recipient, **caps))
 
 
 def write_control_close(ledger, ref, messages, size):
@@ -234,11 +221,8 @@ def write_serving(ledger, coordinator, software, roster):
 
 
 def write_delivered(ledger, silo, job, job_digest, round_number, message):
-    return ledger.append(
-        DeliveredRecord(
-            silo=silo, job=job, job_digest=job_digest, round=round_number, message=message
-        )
-    )
+    fields = {"job": job, "job_digest": job_digest, "round": round_number, "message": message}
+    return ledger.append(DeliveredRecord(silo=silo, **fields))
 
 
 def write_refused(ledger, silo, checkpoint, why):
@@ -249,21 +233,10 @@ def write_refused(ledger, silo, checkpoint, why):
 
 
 def intend(ledger, **changes):
-    fields = {
-        "job": "j1",
-        "job_digest": HASH,
-        "method": "fedavg",
-        "round_number": 3,
-        "attempt": 0,
-        "purpose": "update",
-        "rpc": "/staddle/Upload",
-        "recipient": PEER,
-        "readers": ["coordinator"],
-        "form": "plain",
-        "policy": Applied(file=HASH, rule="update", decision="allow"),
-        "releases": RELEASES,
-        "message_bytes": BYTES,
-    }
+    fields = {"job": "j1", "job_digest": HASH, "method": "fedavg", "round_number": 3, "attempt": 0}
+    fields |= {"purpose": "update", "rpc": "/staddle/Upload", "recipient": PEER, "form": "plain"}
+    fields |= {"policy": Applied(file=HASH, rule="update", decision="allow")}
+    fields |= {"readers": ["coordinator"], "releases": RELEASES, "message_bytes": BYTES}
     return write_intent(ledger, **{**fields, **changes}).seq
 
 
@@ -285,19 +258,11 @@ def full(path, key=KEY):
         write_job_accept(ledger, "j1", HASH, "operator-1")
         write_job_decline(ledger, "j2", HASH, "operator-1", ["no rule"])
         control = write_control_open(ledger, "s1", PEER, 100, 1000).seq
-        write_ingress(
-            ledger,
-            job="j1",
-            round_number=3,
-            purpose="deliver",
-            rpc="/x",
-            sender=PEER,
-            message=payload(),
-        )
+        of_round = {"job": "j1", "round_number": 3}
+        came = {"purpose": "deliver", "rpc": "/x", "sender": PEER, "message": payload()}
+        write_ingress(ledger, **of_round, **came)
         send(ledger)
-        write_policy_deny(
-            ledger, job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"]
-        )
+        write_policy_deny(ledger, **of_round, purpose="update", policy=HASH, reasons=["no"])
         write_control_close(ledger, control, 8, 512)
         return write_stop(ledger, "asked to stop")
 
@@ -325,24 +290,14 @@ MASKED_BYTES = BYTES + CANARIES
 
 
 def secagg(**changes):
-    fields = {
-        "ctx": CTX,
-        "attempt": 0,
-        "members": MEMBERS,
-        "threshold": 3,
-        "colluders": 1,
-        "clipped": 2,
-    }
+    fields = {"ctx": CTX, "attempt": 0, "members": MEMBERS}
+    fields |= {"threshold": 3, "colluders": 1, "clipped": 2}
     return Secagg(**{**fields, **changes})
 
 
 def intend_masked(ledger, **changes):
-    masked = {
-        "form": "masked",
-        "readers": ["sum"],
-        "releases": WORDS,
-        "message_bytes": MASKED_BYTES,
-    }
+    masked = {"form": "masked", "readers": ["sum"]}
+    masked |= {"releases": WORDS, "message_bytes": MASKED_BYTES}
     return intend(ledger, **{**masked, "cohort": MEMBERS, "secagg": secagg(), **changes})
 
 
@@ -357,9 +312,8 @@ def end_sum(ledger, why="U3 has 2 members", **changes):
 
 
 def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
-    return ledger.append(
-        SumOpened(**of_sum({"survivors": survivors, "sha256": HASH, **changes}))
-    ).seq
+    fields = {"survivors": survivors, "sha256": HASH, **changes}
+    return ledger.append(SumOpened(**of_sum(fields))).seq
 
 
 def give_blindly(ledger, receipt="5c1f", job="j1"):
@@ -402,33 +356,16 @@ ROTATED_BYTES = 4 * 15
 
 
 def intend_padded(ledger, ctx=VERSION, number=0, **changes):
-    padded = {
-        "form": "padded",
-        "readers": ["mix"],
-        "releases": PADDED_WORDS,
-        "message_bytes": PADDED_BYTES,
-    }
-    return intend(
-        ledger,
-        **{**padded, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes},
-    )
+    padded = {"form": "padded", "readers": ["mix"], "cohort": MEMBERS}
+    padded |= {"releases": PADDED_WORDS, "message_bytes": PADDED_BYTES}
+    padded |= {"hidden": HiddenBinding(ctx=ctx, number=number)}
+    return intend(ledger, **{**padded, **changes})
 
 
 def intend_rotated(ledger, ctx=USE, number=0, **changes):
-    rotated = {
-        "form": "rotated",
-        "readers": ["gram"],
-        "releases": VECTORS,
-        "message_bytes": ROTATED_BYTES,
-    }
-    return intend(
-        ledger,
-        **{
-            **rotated,
-            "cohort": MEMBERS,
-            "hidden": HiddenBinding(ctx=ctx, number=number),
-            **changes,
-        },
+    rotated = {"form": "rotated", "readers": ["gram"], "releases": VECTORS}
+    return intend_padded(
+        ledger, ctx, number, **{**rotated, "message_bytes": ROTATED_BYTES, **changes}
     )
 
 
@@ -452,9 +389,8 @@ def keyed(path, key=KEY):
             ref = intend_padded(ledger, ctx, number, round_number=number)
             if number:
                 write_outcome(ledger, ref, "unknown", 64)
-                ref = intend_padded(
-                    ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64
-                )
+                rest = {"message_bytes": PADDED_BYTES - 64, "offset": 64}
+                ref = intend_padded(ledger, ctx, 1, round_number=1, **rest)
             write_digest(ledger, ref, (), payload(PADDED_BYTES))
             write_outcome(ledger, ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
             protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
@@ -462,11 +398,8 @@ def keyed(path, key=KEY):
             settle(ledger, intend_rotated(ledger, use, round_number=number), ROTATED_BYTES)
             attempt = f"{number + 32:02x}" * 32
             protocol(ledger, "keys", 100, round_number=number, ctx=attempt)
-            settle(
-                ledger,
-                intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number),
-                MASKED_BYTES,
-            )
+            ref = intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number)
+            settle(ledger, ref, MASKED_BYTES)
             open_sum(ledger, round_number=number, ctx=attempt)
         return write_stop(ledger, "asked to stop")
 
@@ -482,9 +415,8 @@ DP = (
 
 def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
     """A head of a data set's privacy budget."""
-    head = TreeHead(
-        "staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32
-    )
+    root = root or bytes([size % 256]) * 32
+    head = TreeHead("staddle.example/lung/silo-a/privacy/data", size, root)
     return write_privacy_head(ledger, dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
 
 
@@ -496,12 +428,8 @@ def private(path, key=KEY):
         spend(ledger, 5, "1.2500")
         send(ledger, releases=DP, dataset="data")
         spend(ledger, 7, "1.7500")
-        send(
-            ledger,
-            releases=(replace(DP[0], ledger_ids=(2, 6)), *DP[1:]),
-            dataset="data",
-            round_number=4,
-        )
+        releases = (replace(DP[0], ledger_ids=(2, 6)), *DP[1:])
+        send(ledger, releases=releases, dataset="data", round_number=4)
         spend(ledger, 3, "0.5000", "scans", limit="1.5")
         send(ledger, job="j2", job_digest="cd" * 32)
         return write_stop(ledger, "asked to stop")

@@ -30,15 +30,11 @@ from staddle.silo.ingress.open_sums import IncomingSums
 
 MODEL = "ee" * 32
 ME = SILOS[0]
-COUNTED = {
-    "secure_aggregation": "required",
-    "clip_exponent": 6,
-    "weights": "public",
-    "dropouts": "any",
-    "counts": dict.fromkeys(SILOS, 30),
-    "tags": True,
-}
-HIDDEN = {**{key: value for key, value in COUNTED.items() if key != "tags"}, "audience": "silos"}
+SUMS = {"secure_aggregation": "required", "clip_exponent": 6}
+SUMS |= {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 30)}
+COUNTED, HIDDEN = {**SUMS, "tags": True}, {**SUMS, "audience": "silos"}
+IN_BATCHES = {"weights": "private", "dropouts": "batches", "counts": {}}
+CONVNET = {"name": "convnet-digits", "classes": 3}
 
 
 def make_tagged(folder) -> Made:
@@ -48,34 +44,17 @@ def make_tagged(folder) -> Made:
     And the first three once more, with sums that silos alone read.
     """
     files = local_federation.make(folder / "local", SILOS)
-    made = Made(
-        files,
-        rosters.load(files.folder / "roster.json"),
-        load_keys(files.folder / "coordinator" / "keys"),
-    )
+    roster, keys = files.folder / "roster.json", files.folder / "coordinator" / "keys"
+    made = Made(files, rosters.load(roster), load_keys(keys))
     for name, method, changes in (
         ("simple", "fedavg", {}),
         ("twin", "fedavg", {}),
-        (
-            "two",
-            "fedaims",
-            {
-                "model": {"name": "convnet-digits", "classes": 3},
-                "security": {**COUNTED, "weights": "private", "dropouts": "batches", "counts": {}},
-            },
-        ),
+        ("two", "fedaims", {"model": CONVNET, "security": {**COUNTED, **IN_BATCHES}}),
         ("away", "fedper", {"participation": 0.8}),
         ("rare", "fedssa", {"security": {"secure_aggregation": "required"}}),
         ("hidden", "fedavg", {"security": HIDDEN}),
         ("hidden-twin", "fedavg", {"security": HIDDEN}),
-        (
-            "hidden-two",
-            "fedaims",
-            {
-                "model": {"name": "convnet-digits", "classes": 3},
-                "security": {**HIDDEN, "weights": "private", "dropouts": "batches", "counts": {}},
-            },
-        ),
+        ("hidden-two", "fedaims", {"model": CONVNET, "security": {**HIDDEN, **IN_BATCHES}}),
     ):
         made.job(name, method, SILOS, {}, **{"min_cohort": 3, "security": COUNTED, **changes})
     return made
@@ -90,21 +69,14 @@ class Summed:
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
-        frame = (
-            JobPlan(job)
-            .round(round_)
-            .frame(made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
-        )
+        of = made.roster.federation, rosters.digest(made.roster), MODEL, PARTS
+        frame = JobPlan(job).round(round_).frame(*of)
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)
         ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}
-        clear = self.spec.model_copy(
-            update={
-                "groups": tuple(
-                    each.model_copy(update={"reader": "coordinator"}) for each in self.spec.groups
-                )
-            }
-        )
+        read = {"reader": "coordinator"}
+        groups = tuple(each.model_copy(update=read) for each in self.spec.groups)
+        clear = self.spec.model_copy(update={"groups": groups})
         without = Accumulator(clear)
         for silo in survivors:
             contributions = [
@@ -114,42 +86,33 @@ class Summed:
             check_group_values(self.spec, contributions)
             tagger = linear_tags.Tagger(key, ctx, len(self.parts))
             pads = silo_pads(self.spec, silo, key)
-            accumulator.add(
-                words.tobytes()
-                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
-            )
+            chunks = masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+            accumulator.add(words.tobytes() for words in chunks)
             without.add(words.tobytes() for words in masked_chunks(clear, silo, contributions, ()))
             given[silo] = tagger.padded(key, ctx, silo)
-        self.folds, self.seen = (
-            {
-                part.name: blind_sum.folded(part, group, each)
-                for part, group, each in zip(self.parts, self.spec.groups, opened, strict=True)
-            }
-            for opened in (without.open((), survivors), accumulator.open((), survivors))
-        )
+        self.folds, self.seen = map(self.folded, (without, accumulator))
         self.tags = linear_tags.combine(given, len(self.parts))
-        self.words = {
-            part.name: b"".join(
-                words.tobytes() for group, words in accumulator.numbers() if group == index
-            )
-            for index, part in enumerate(self.parts)
-        }
+        self.words = {part.name: b"" for part in self.parts}
+        for index, words in accumulator.numbers():
+            self.words[self.parts[index].name] += words.tobytes()
+
+    def folded(self, accumulator):
+        """What its sum is of each part, by name."""
+        opened = zip(
+            self.parts, self.spec.groups, accumulator.open((), self.survivors), strict=True
+        )
+        return {part.name: blind_sum.folded(part, group, each) for part, group, each in opened}
 
     def values(self, part, silo):
         """What a silo gives of a part."""
         rng = torch.Generator().manual_seed(1000 * self.round + SILOS.index(silo))
-        given = {
-            spec.name: torch.randn(spec.shape, generator=rng).abs().to(DTYPES[spec.dtype])
-            for spec in part.tensors
-        }
+        drawn = lambda spec: torch.randn(spec.shape, generator=rng).abs()  # noqa: E731
+        given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))
-        weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
-        return (
-            given
-            if weight is None
-            else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
-        )
+        weights = [spec for spec in part.wire if spec.name == WEIGHT]
+        ones = {spec.name: torch.ones(spec.shape, dtype=torch.float64) for spec in weights}
+        return {**given, **ones}
 
     def down(self, name, **changes):
         """The part as it comes down, (message, words).
@@ -157,13 +120,9 @@ class Summed:
         ``changes`` spoil it: ``words`` and fields of the claim.
         """
         index = [part.name for part in self.parts].index(name)
-        payload = self.spec.payload()
-        fields = {
-            "document": payload,
-            "signature": self.made.coordinator.sign(SECAGG_SPEC, payload),
-            "survivors": tuple(sorted(self.survivors)),
-            "tag": tag_of(self.tags, index, len(self.parts)),
-        }
+        payload, tag = self.spec.payload(), tag_of(self.tags, index, len(self.parts))
+        fields = {"document": payload, "survivors": tuple(sorted(self.survivors)), "tag": tag}
+        fields |= {"signature": self.made.coordinator.sign(SECAGG_SPEC, payload)}
         words = changes.pop("words", lambda same: same)(self.words[name])
         part = changes.pop("part", name)
         return sum_to_wire(part, Claim(**{**fields, **changes})), words
@@ -187,11 +146,8 @@ class Recipient:
                 await self.world.gate.session.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
             plan = sharing.plan.round(round_)
-            taking = (
-                IncomingSums(sharing, plan, memory or Memory(start=round_))
-                if plan.sums_down
-                else None
-            )
+            memory_ = memory or Memory(start=round_)
+            taking = IncomingSums(sharing, plan, memory_) if plan.sums_down else None
             found = await self.world.gate.session.fetch(plan, None, taking)
             self.remembered = taking and taking.memory
             return found

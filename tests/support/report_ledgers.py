@@ -3,8 +3,12 @@
 import hashlib
 
 from support.ledgers import (
+    BYTES,
+    HASH,
     KEY,
+    PEER,
     end_sum,
+    intend,
     open_ledger,
     protocol,
     spend,
@@ -12,7 +16,6 @@ from support.ledgers import (
     write_control_open,
     write_digest,
     write_ingress,
-    write_intent,
     write_job_accept,
     write_job_decline,
     write_outcome,
@@ -33,9 +36,7 @@ max_bytes_per_round = "8MiB"\t# <b>é</b> & "more"
 max_messages = 10
 max_bytes = 10
 """
-HASH = "ab" * 32
 OTHER = "cd" * 32
-PEER = Peer(id="coordinator", spki=HASH)
 SCRIPT = "<script>alert('1')</script>"
 QUOTES = "\"'`--> &amp; & </style></td>"
 CONTROL = "a\x00b\x1b[2Jc\u202ed\ne\u2028f"
@@ -46,45 +47,23 @@ RELEASES = (
     Release("model", "whole_model", "b", "float32", (4,), taint="public"),
     Release("metrics", "metric", "correct", "int64", ()),
 )
-BYTES = 160 + 16 + 8
 
 
-def give(
-    ledger,
-    job="lung-1",
-    round_number=0,
-    releases=RELEASES,
-    status="sent",
-    receipt="5c1f",
-    **changes,
-):
+def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent", **changes):
     """One message: ``status`` "cut" has neither digest nor outcome, "silent" a digest alone."""
-    fields = {
-        "job": job,
-        "job_digest": HASH,
-        "method": "fedavg",
-        "round_number": round_number,
-        "attempt": 0,
-        "purpose": "update",
-        "rpc": "/staddle/Upload",
-        "recipient": PEER,
-        "readers": ["coordinator"],
-        "form": "plain",
-        "policy": Applied(file=HASH, rule="round-update, metrics", decision="allow"),
-        "releases": releases,
-        "message_bytes": sum(release.nbytes for release in releases),
-    }
-    fields.update(changes)
-    ref = write_intent(ledger, **fields).seq
+    receipt = changes.pop("receipt", "5c1f")
+    fields = {"job": job, "round_number": round_number, "releases": releases}
+    fields |= {"policy": Applied(file=HASH, rule="round-update, metrics", decision="allow")}
+    fields |= {"message_bytes": sum(release.nbytes for release in releases), **changes}
+    ref = intend(ledger, **fields)
     if status == "cut":
         return ref
     whole = fields["message_bytes"] + fields.get("offset", 0)
     digests = [TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in releases]
     write_digest(ledger, ref, digests, Payload(bytes=whole, sha256=HASH))
     if status != "silent":
-        write_outcome(
-            ledger, ref, status, fields["message_bytes"], receipt if status == "sent" else None
-        )
+        receipt = receipt if status == "sent" else None
+        write_outcome(ledger, ref, status, fields["message_bytes"], receipt)
     return ref
 
 
@@ -101,15 +80,9 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         write_job_accept(ledger, "lung-1", HASH, "operator-1")
         write_job_decline(ledger, "lung-2", OTHER, "operator-1", ["no rule has part 'labels'"])
         for number in range(4):
-            write_ingress(
-                ledger,
-                job="lung-1",
-                round_number=number,
-                purpose="delivery",
-                rpc="/x",
-                sender=PEER,
-                message=Payload(bytes=700, sha256=HASH),
-            )
+            came = {"rpc": "/x", "sender": PEER, "message": Payload(bytes=700, sha256=HASH)}
+            of_round = {"job": "lung-1", "round_number": number, "purpose": "delivery"}
+            write_ingress(ledger, **of_round, **came)
             give(ledger, round_number=number, receipt=receipt)
         give(ledger, round_number=6, status="cut")
         give(ledger, round_number=6, status="failed")
@@ -118,14 +91,8 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         write_control_close(ledger, control, 8, 512)
         write_job_accept(ledger, "lung-3", OTHER, "operator-2")
         give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
-        write_policy_deny(
-            ledger,
-            job="lung-3",
-            round_number=1,
-            purpose="update",
-            policy=policy,
-            reasons=["too large", "NaN"],
-        )
+        denied = {"job": "lung-3", "round_number": 1, "purpose": "update", "policy": policy}
+        write_policy_deny(ledger, **denied, reasons=["too large", "NaN"])
         write_control_open(ledger, "s2", PEER, 50, 400)
     return path
 
@@ -151,21 +118,12 @@ def nasty(path):
             control = write_control_open(ledger, text, peer, 100, 1000).seq
             write_job_accept(ledger, text, HASH, text)
             write_job_decline(ledger, text, HASH, text, [text, text])
-            write_policy_deny(
-                ledger, job=text, round_number=3, purpose=text, policy=OTHER, reasons=[text]
-            )
+            denied = {"job": text, "round_number": 3, "purpose": text, "policy": OTHER}
+            write_policy_deny(ledger, **denied, reasons=[text])
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
-            give(
-                ledger,
-                text,
-                0,
-                releases,
-                recipient=peer,
-                readers=[text, text],
-                form=text,
-                policy=policy,
-            )
+            said = {"recipient": peer, "readers": [text, text], "form": text, "policy": policy}
+            give(ledger, text, 0, releases, **said)
             protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
             end_sum(ledger, text, job=text, blame=text)
             write_control_close(ledger, control, 1, 1)

@@ -2,6 +2,8 @@
 of each kind.
 """
 
+from operator import attrgetter
+
 from hypothesis import strategies as st
 
 from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec
@@ -32,6 +34,7 @@ from staddle.security.secagg.receiving_keys import KeyDelivery, ReceivingKey
 
 HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
 ATTEMPT = Attempt("j" * 64, HASH, 2**32 - 1, 2**32 - 1, HASH)
+SHARE = HeldShare(b"\xfe" * 33, b"\xfd" * 32)
 ASKED = SecaggPoll(SESSION, "j" * 64, HASH, 2**32 - 1, 2**32 - 1)
 
 
@@ -41,22 +44,27 @@ def names(n):
 
 
 def portion(dealer, holder):
-    return Portion(
-        holder, *((b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)), HASH, HASH
-    )
+    sealed = (b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)
+    return Portion(holder, *sealed, HASH, HASH)
+
+
+def bundle(silo):
+    return KeyBundle(silo, HASH, HASH, HASH, SIGNATURE)
+
+
+def dealing(silo):
+    return Dealing(silo, HASH, HASH, HASH, SIGNATURE)
 
 
 def longest_given(n, groups=0, products=0):
     """By the name of its body, the longest message that the first of n silos gives."""
     silos = names(n)
-    me, dealing = silos[0], Dealing(silos[0], HASH, HASH, HASH, SIGNATURE)
-    shares = tuple(Revealed(silo, PAIR, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos)
+    me = silos[0]
+    receiving = tuple(ReceivingKey(silo, HASH) for silo in silos[1:])
+    shares = tuple(Revealed(silo, PAIR, SHARE) for silo in silos)
     bodies = {
-        "keys": s.SendKeys(
-            KeyBundle(me, HASH, HASH, HASH, SIGNATURE),
-            tuple(ReceivingKey(silo, HASH) for silo in silos[1:]),
-        ),
-        "shares": s.SendShares(dealing, tuple(portion(me, silo) for silo in silos)),
+        "keys": s.SendKeys(bundle(me), receiving),
+        "shares": s.SendShares(dealing(me), tuple(portion(me, silo) for silo in silos)),
         "complaint": s.SendComplaint(Complaint(me, silos[1], HASH, SIGNATURE)),
         "header": s.SendHeader(Header(me, HASH, 2**64 - 1, HASH, b"\xff" * 8 * groups, SIGNATURE)),
         "survival": s.SendSurvival(Survival(me, SIGNATURE)),
@@ -70,15 +78,9 @@ def longest_given(n, groups=0, products=0):
 def longest_evidence(n, dealer=0):
     silos = names(n)
     by = silos[dealer]
-    shares = tuple(
-        ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1]
-    )
+    shares = tuple(ShownShare(silo, SHARE) for silo in silos[: 2 * n // 3 + 1])
     dealt = tuple(portion(by, silo) for silo in silos)
-    bundle, dealing = (
-        KeyBundle(by, HASH, HASH, HASH, SIGNATURE),
-        Dealing(by, HASH, HASH, HASH, SIGNATURE),
-    )
-    return Misdealing(b"{", bundle, dealing, dealt, Unjoined(PAIR, shares))
+    return Misdealing(b"{", bundle(by), dealing(by), dealt, Unjoined(PAIR, shares))
 
 
 def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, rounds=0):
@@ -87,33 +89,19 @@ def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, roun
     """
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
-    deliveries = [
-        (Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos
-    ]
+    path = (HASH,) * (n - 1).bit_length()
+    proofs = tuple(longest_evidence(n, by) for by in range(against))
     sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
     headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
     signed = tuple(Survival(silo, SIGNATURE) for silo in silos[: 2 * n // 3 + 1])
-    earlier = tuple(
-        SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds)
-    )
+    shown = HASH, HASH, headers, signed
+    earlier = tuple(SurvivorsShown(bytes([at]) * 32, *shown) for at in range(rounds))
+    keys = (KeyDelivery(silo, ReceivingKey(silos[0], HASH), path) for silo in silos[1:])
+    deliveries = (PortionDelivery(dealing(silo), portion(silo, silos[0]), path) for silo in silos)
     bodies = {
-        "spec": SignedSpec(
-            document,
-            SIGNATURE,
-            notes,
-            tuple(longest_evidence(n, by) for by in range(against)),
-            earlier,
-        ),
-        "keys": s.KeysReceived(
-            tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
-            tuple(
-                KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length())
-                for silo in silos[1:]
-            ),
-        ),
-        "shares": s.SharesReceived(
-            tuple(PortionDelivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)
-        ),
+        "spec": SignedSpec(document, SIGNATURE, notes, proofs, earlier),
+        "keys": s.KeysReceived(tuple(map(bundle, silos)), tuple(keys)),
+        "shares": s.SharesReceived(tuple(deliveries)),
         "survivors": s.SurvivorsReceived(headers, sealed),
         "notes": s.NotesReceived(tuple(Survival(silo, SIGNATURE) for silo in silos)),
         "result": s.ResultReceived(HASH, tags),
@@ -139,66 +127,48 @@ dealings = st.builds(Dealing, ids, hashes, hashes, hashes, signatures)
 headers = st.builds(Header, ids, hashes, st.integers(0, 2**64 - 1), hashes, tags, signatures)
 survivals = st.builds(Survival, ids, signatures)
 notes = st.builds(Abandon, ids, signatures)
-shown = st.builds(
-    SurvivorsShown,
-    hashes,
-    hashes,
-    hashes,
-    st.deferred(lambda: some(headers, lambda each: each.silo)),
-    st.deferred(lambda: some(survivals, lambda each: each.silo)),
-)
-held = st.builds(
-    HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32)
-)
+held = st.builds(HeldShare, st.binary(min_size=33, max_size=33), hashes)
 revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
 
 
-def portions_of(dealer):
+def portion_of(dealer):
     def sealed(holder):
         size = 0 if holder == dealer else SEALED_BYTES
         sealed = st.binary(min_size=size, max_size=size)
-        return st.builds(
-            Portion, st.just(holder), hashes if size else st.just(b""), sealed, hashes, hashes
-        )
+        own = hashes if size else st.just(b"")
+        return st.builds(Portion, st.just(holder), own, sealed, hashes, hashes)
 
     return (ids | st.just(dealer)).flatmap(sealed)
 
 
+def portions_of(dealer):
+    return some(portion_of(dealer), by_holder)
+
+
 def some(each, key):
     """A set of them: each once, in order."""
-    return st.lists(each, max_size=4, unique_by=key).map(
-        lambda found: tuple(sorted(found, key=key))
-    )
+    found = st.lists(each, max_size=4, unique_by=key)
+    return found.map(lambda found: tuple(sorted(found, key=key)))
 
 
+by_silo, by_dealer, by_holder = map(attrgetter, ("silo", "dealer", "holder"))
+of_headers, of_survivals = some(headers, by_silo), some(survivals, by_silo)
+shown = st.builds(SurvivorsShown, hashes, hashes, hashes, of_headers, of_survivals)
 proofs = st.lists(hashes, max_size=10).map(tuple)
 deliveries = dealings.flatmap(
-    lambda d: st.builds(PortionDelivery, st.just(d), portions_of(d.dealer), proofs)
+    lambda d: st.builds(PortionDelivery, st.just(d), portion_of(d.dealer), proofs)
 )
-dealt = dealings.flatmap(
-    lambda d: st.builds(
-        s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder)
-    )
-)
+dealt = dealings.flatmap(lambda d: st.builds(s.SendShares, st.just(d), portions_of(d.dealer)))
+documents, shares = st.binary(min_size=1, max_size=80), st.builds(ShownShare, ids, held)
+faults = st.builds(Unjoined, st.sampled_from([SELF, PAIR]), some(shares, by_holder))
+faults |= st.builds(Unopened, ids, hashes)
 misdealings = dealings.flatmap(
-    lambda d: st.builds(
-        Misdealing,
-        st.binary(min_size=1, max_size=80),
-        bundles,
-        st.just(d),
-        some(portions_of(d.dealer), lambda portion: portion.holder),
-        st.builds(
-            Unjoined,
-            st.sampled_from([SELF, PAIR]),
-            some(st.builds(ShownShare, ids, held), lambda each: each.holder),
-        )
-        | st.builds(Unopened, ids, hashes),
-    )
+    lambda d: st.builds(Misdealing, documents, bundles, st.just(d), portions_of(d.dealer), faults)
 )
-reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures, tags)
+reveals = st.builds(Reveal, ids, some(revealed, by_dealer), signatures, tags)
 sealed_shares = st.builds(SealedShare, ids, tags)  # whole numbers of 8 bytes
 given_bodies = (
-    st.builds(s.SendKeys, bundles, some(receiving, lambda key: key.dealer))
+    st.builds(s.SendKeys, bundles, some(receiving, by_dealer))
     | dealt
     | st.builds(s.SendComplaint, complaints)
     | st.builds(s.SendHeader, headers)
@@ -207,27 +177,14 @@ given_bodies = (
     | st.builds(s.SendAbandon, notes)
     | overs
 )
+signed_notes, evidence = some(notes, attrgetter("silo", "signature")), some(misdealings, by_dealer)
+key_deliveries, by_ctx = st.builds(KeyDelivery, ids, receiving, proofs), attrgetter("ctx")
 told_bodies = (
-    st.builds(
-        SignedSpec,
-        st.binary(min_size=1, max_size=80),
-        signatures,
-        some(notes, lambda n: (n.silo, n.signature)),
-        some(misdealings, lambda proof: proof.dealer),
-        some(shown, lambda each: each.ctx),
-    )
-    | st.builds(
-        s.KeysReceived,
-        some(bundles, lambda bundle: bundle.silo),
-        some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
-    )
-    | st.builds(s.SharesReceived, some(deliveries, lambda delivery: delivery.dealing.dealer))
-    | st.builds(
-        s.SurvivorsReceived,
-        some(headers, lambda header: header.silo),
-        some(sealed_shares, lambda share: share.dealer),
-    )
-    | st.builds(s.NotesReceived, some(survivals, lambda survival: survival.silo))
+    st.builds(SignedSpec, documents, signatures, signed_notes, evidence, some(shown, by_ctx))
+    | st.builds(s.KeysReceived, some(bundles, by_silo), some(key_deliveries, by_silo))
+    | st.builds(s.SharesReceived, some(deliveries, attrgetter("dealing.dealer")))
+    | st.builds(s.SurvivorsReceived, of_headers, some(sealed_shares, by_dealer))
+    | st.builds(s.NotesReceived, of_survivals)
     | st.builds(s.ResultReceived, hashes, tags)
     | st.just(s.AbandonAsked())
     | overs

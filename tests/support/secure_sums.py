@@ -41,9 +41,8 @@ class Drawn:
 
 
 def key_of(member):
-    return Ed25519PrivateKey.from_private_bytes(
-        hashlib.sha256(f"key of {member}".encode()).digest()
-    )
+    drawn = hashlib.sha256(f"key of {member}".encode()).digest()
+    return Ed25519PrivateKey.from_private_bytes(drawn)
 
 
 def signer(member):
@@ -87,20 +86,10 @@ def frame(**fields):
     """A frame of one sum of one group of 20 elements, in chunks of 64 bytes, unless ``fields`` say
     otherwise.
     """
-    given = {
-        "federation": "lung",
-        "roster": "aa" * 32,
-        "job": "j1",
-        "job_digest": "bb" * 32,
-        "round": 3,
-        "exchange": "sum",
-        "purpose": "update",
-        "recipient": "coordinator",
-        "model_digest": "cc" * 32,
-        "schema_digest": "dd" * 32,
-        "groups": (group(),),
-        "chunk_bytes": 64,
-    }
+    given = {"federation": "lung", "roster": "aa" * 32, "job": "j1", "job_digest": "bb" * 32}
+    given |= {"round": 3, "exchange": "sum", "purpose": "update", "recipient": "coordinator"}
+    given |= {"model_digest": "cc" * 32, "schema_digest": "dd" * 32, "chunk_bytes": 64}
+    given |= {"groups": (group(),)}
     return Frame(**{**given, **fields})
 
 
@@ -142,9 +131,8 @@ class Run:
         self.sealed, self.products = {}, b""
         self.silos, self.silent, self.uploads, self.opened, self.ends = {}, set(), {}, None, {}
         self.draws = {silo: Drawn(f"{seed}/{silo}") for silo in spec.cohort}
-        self.state, effects = coordinator.begin(
-            spec, self.signers, self.terms, signer("coordinator")
-        )
+        sign = signer("coordinator")
+        self.state, effects = coordinator.begin(spec, self.signers, self.terms, sign)
         self.do("coordinator", effects)
 
     def party(self, silo):
@@ -168,10 +156,8 @@ class Run:
             self.state, effects = coordinator.advance(self.state, event)
         elif isinstance(event, c.Ask):
             memory = self.memories.get(to, Memory())
-            state, effects = machine.begin(
-                self.party(to), self.frame, event.document, event.signature, memory, self.notes
-            )
-            self.silos[to] = state
+            told = self.frame, event.document, event.signature
+            self.silos[to], effects = machine.begin(self.party(to), *told, memory, self.notes)
         else:
             self.before[to, type(event).__name__] = (self.silos[to], event)
             self.silos[to], effects = machine.advance(self.silos[to], event)
@@ -210,30 +196,19 @@ class Run:
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
                 pads = self.pads(who)
-                chunks = masked_sum.masked_chunks(
-                    self.spec, who, self.given[who], terms, tagger, pads
-                )
-                made = [words.tobytes() for words in chunks]
+                of = self.spec, who, self.given[who], terms, tagger, pads
+                made = [words.tobytes() for words in masked_sum.masked_chunks(*of)]
                 self.uploads[who], kept = made, b""
                 if hiding is not None:
                     quantised = quantise(self.spec.compared, self.vectors[who])
-                    self.sealed[who], kept = gram_pieces.deal_sealed(
-                        self.spec, who, quantised, hiding
-                    )
-                data = self.upload(who)
+                    dealt = gram_pieces.deal_sealed(self.spec, who, quantised, hiding)
+                    self.sealed[who], kept = dealt
                 own = {index: pad.key for index, pad in pads.items()}
                 tags = tagger.padded(GROUP_KEY, ctx, who, own, terms) if tagger else b""
-                self.queue.append(
-                    (who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags, kept))
-                )
+                self.queue.append((who, s.Streamed(*self.told_upload(who), tags, kept)))
             case s.SendHeader(header):
-                data = self.upload(who)
-                self.queue.append(
-                    (
-                        "coordinator",
-                        c.WordsUploaded(header, len(data), hashlib.sha256(data).digest()),
-                    )
-                )
+                uploaded = c.WordsUploaded(header, *self.told_upload(who))
+                self.queue.append(("coordinator", uploaded))
             case s.LeaveAttempt() if who != "coordinator":
                 self.ends[who] = effect
                 self.queue.append(("coordinator", c.SiloDropped(who, effect.code)))
@@ -243,9 +218,8 @@ class Run:
                 self.queue.append((silo, s.SharesReceived(deliveries)))
             case c.DeliverSurvivors(silos, headers):
                 for silo in silos:
-                    self.queue.append(
-                        (silo, s.SurvivorsReceived(headers, self.told_shares(silo, headers)))
-                    )
+                    told = s.SurvivorsReceived(headers, self.told_shares(silo, headers))
+                    self.queue.append((silo, told))
             case c.Open(terms, survivors):
                 self.products = effect.products
                 self.open(terms, survivors)
@@ -258,6 +232,11 @@ class Run:
 
     def upload(self, silo):
         return b"".join([*self.uploads[silo], *self.sealed.get(silo, [])])
+
+    def told_upload(self, silo):
+        """Length and SHA-256 of what it uploaded."""
+        data = self.upload(silo)
+        return len(data), hashlib.sha256(data).digest()
 
     def told_shares(self, silo, headers):
         """What the coordinator cuts out of the others' uploads for a silo."""
@@ -284,9 +263,8 @@ class Run:
         self.queue.append(("coordinator", c.SumPublished(digest)))
 
     def effects(self, kind, who=None):
-        return [
-            effect for by, effect in self.sent if isinstance(effect, kind) and who in (None, by)
-        ]
+        found = [effect for by, effect in self.sent if who in (None, by)]
+        return [effect for effect in found if isinstance(effect, kind)]
 
 
 def ones(silos, elements=20):

@@ -379,6 +379,23 @@ def sealed(ref, size, tensors=()):
     return digest(ref, tensors=list(tensors), message={"bytes": size, "sha256": HASH})
 
 
+def under(record):
+    """An intent under the policy of a ``policy.change``."""
+    return intent(policy=applied(record))
+
+
+def protocol(*kinds):
+    """Messages of a sum that has no masked message."""
+    return [of_sum("egress.protocol", kind=kind, ctx=CTX) for kind in kinds]
+
+
+CTX, EF = "cd" * 32, "ef" * 32
+SILOS = ["hospital-a", "hospital-b", "hospital-c"]
+WHY, VARYING, ELSE = "x" * 500, {"absent": [], "values": "varying"}, {"dataset": "other"}
+TWO_READERS = ["coordinator", "x"]
+TO_SILOS = {**TENSORS[0], "readers": ["silos"]}
+LATER = head(10, CTX, epsilon="0", limit="8.25")
+NO_NUMBERS = {**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}
 BROKEN = [
     [change(after=HASH)],
     [change(before=HASH)],
@@ -396,7 +413,7 @@ BROKEN = [
     [intent(readers=[])],
     [intent(offset=1)],
     [intent(round=2), intent(offset=1)],
-    [intent(job_digest="cd" * 32), intent(offset=1)],
+    [intent(job_digest=CTX), intent(offset=1)],
     [intent(), intent(offset=SIZE + 1)],
     [digest(0)],
     [digest(1)],
@@ -428,7 +445,7 @@ BROKEN = [
     [masked(tensors=[{**WORDS[0], "bytes": 164}])],
     [masked(tensors=[{**WORDS[0], "dtype": "uint64"}])],
     [masked(message={"bytes": SIZE - 1})],
-    [masked(round=2), masked({**SECAGG, "ctx": "cd" * 32}, round=2, offset=1)],
+    [masked(round=2), masked({**SECAGG, "ctx": CTX}, round=2, offset=1)],
     [intent(), masked(offset=1)],
     [masked(), intent(offset=1)],
     [masked({**SECAGG, "members": ["hospital-b", "hospital-a"]})],
@@ -461,28 +478,23 @@ BROKEN = [
     [padded(tensors=[*PADDED, {**PADDED[1], "part": "other"}], message={"bytes": 384})],
     [padded(tensors=[{**PADDED[0], "dtype": "uint32", "bytes": 160}], message={"bytes": 160})],
     [padded(tensors=[{**PADDED[0], "shape": [10, 5]}], message={"bytes": 320})],
-    [
-        padded(
-            tensors=[{**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}],
-            message={"bytes": 0},
-        )
-    ],
+    [padded(tensors=[NO_NUMBERS], message={"bytes": 0})],
     [rotated(tensors=PADDED, message={"bytes": 352})],
     [rotated(tensors=TENSORS, message={"bytes": SIZE})],
     [rotated(message={"bytes": 180})],
     [rotated(hidden={"ctx": HASH, "number": 1})],
-    [padded(), padded("cd" * 32)],
-    [padded(HASH, 3), padded("cd" * 32, 2)],
+    [padded(), padded(CTX)],
+    [padded(HASH, 3), padded(CTX, 2)],
     [padded(HASH, 3), padded(HASH, 4)],
-    [padded(HASH, 3, round=1), padded("cd" * 32, 3, round=2)],
-    [padded(HASH, 0), padded("cd" * 32, 1), padded(HASH, 0)],
-    [padded(), padded("cd" * 32, 1, offset=8, message={"bytes": 344})],
-    [padded(), rotated("cd" * 32, offset=8, message={"bytes": 168})],
+    [padded(HASH, 3, round=1), padded(CTX, 3, round=2)],
+    [padded(HASH, 0), padded(CTX, 1), padded(HASH, 0)],
+    [padded(), padded(CTX, 1, offset=8, message={"bytes": 344})],
+    [padded(), rotated(CTX, offset=8, message={"bytes": 168})],
     [padded(), intent(offset=8, message={"bytes": 176})],
     [padded(), sealed(1, 352, DIGESTS[:2])],
     [rotated(), sealed(1, 176, DIGESTS[:2])],
     [padded(), sealed(1, 351)],
-    [intent(tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
+    [intent(tensors=[TO_SILOS, *TENSORS[1:]])],
     [private(2)],
     [private(2), head()],
     [head(dataset="other"), private(2)],
@@ -495,111 +507,44 @@ BROKEN = [
     [head(), private(2, tensors=TENSORS)],
     [head(), intent(tensors=private(2)["tensors"])],
     [head(), head(8)],
-    [head(), head(root="cd" * 32)],
+    [head(), head(root=CTX)],
     [head(), head(0)],
-    [
-        intent(readers=["coordinator", "x"]),
-        intent(tensors=[{**TENSORS[0], "readers": ["x", "coordinator"]}]),
-    ],
+    [intent(readers=TWO_READERS), intent(tensors=[{**TENSORS[0], "readers": TWO_READERS[::-1]}])],
 ]
 SOUND = [
-    [intent(), ONE, intent(policy=applied(ONE)), DENY],
-    [
-        ONE,
-        ANOTHER,
-        intent(policy=applied(TWO)),
-        {**ONE, "before": TWO["after"]},
-        intent(policy=applied(ONE)),
-        DENY,
-    ],
-    [
-        ONE,
-        intent(policy=applied(ONE)),
-        start(policy=TWO["after"]),
-        digest(2),
-        intent(policy=applied(ONE)),
-    ],
+    [intent(), ONE, under(ONE), DENY],
+    [ONE, ANOTHER, under(TWO), {**ONE, "before": TWO["after"]}, under(ONE), DENY],
+    [ONE, under(ONE), start(policy=TWO["after"]), digest(2), under(ONE)],
     [change("\n" * 2**18)],
-    [
-        intent(),
-        intent(cohort=[]),
-        intent(cohort=["hospital-a"]),
-        intent(cohort=["hospital-a", "hospital-b", "x"]),
-    ],
+    [intent(), *(intent(cohort=SILOS[:size]) for size in (0, 1, 3))],
     [intent(), intent(offset=SIZE)],
     [intent(), intent(offset=SIZE, message={"bytes": 0})],
     [intent(), digest(1), outcome(1, status="unknown", bytes_sent=0)],
     [intent(), outcome(1, status="failed", bytes_sent=SIZE)],
     [intent(tensors=[], message={"bytes": 0})],
     [intent(), intent(), digest(1), digest(2), outcome(2), outcome(1)],
-    [
-        masked(),
-        masked(offset=MASKED),
-        masked({**SECAGG, "ctx": "cd" * 32}, message={"bytes": SIZE}),
-    ],
+    [masked(), masked(offset=MASKED), masked({**SECAGG, "ctx": CTX}, message={"bytes": SIZE})],
     [masked(), sealed(1, MASKED), outcome(1, bytes_sent=MASKED)],
-    [
-        masked(cohort=["hospital-a", "hospital-b", "hospital-c"]),
-        intent(secagg=None),
-        intent(form="x"),
-    ],
-    [
-        masked(
-            {**SECAGG, "members": ["hospital-a"], "threshold": 0}, tensors=[], message={"bytes": 0}
-        )
-    ],
-    [
-        of_sum("egress.protocol", kind=kind, ctx="cd" * 32)
-        for kind in ("keys", "shares", "header", "survival")
-    ],
-    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("reveal", "abandon", "end")],
+    [masked(cohort=SILOS), intent(secagg=None), intent(form="x")],
+    [masked({**SECAGG, "members": SILOS[:1], "threshold": 0}, tensors=[], message={"bytes": 0})],
+    protocol("keys", "shares", "header", "survival"),
+    protocol("reveal", "abandon", "end"),
     [of_sum("secagg.end", code=code, why='","type":"stop"') for code in Code],
-    [
-        of_sum("secagg.sum"),
-        of_sum("secagg.sum", survivors=["hospital-a"]),
-        of_sum("secagg.end", why="x" * 500),
-    ],
-    [
-        of_sum("secagg.signed"),
-        of_sum("secagg.signed", absent=[], values="varying"),
-        of_sum("secagg.sum"),
-    ],
-    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("contribution", "padded")],
-    [
-        padded(),
-        padded(offset=8, message={"bytes": 344}),
-        padded("cd" * 32, 5),
-        padded("ef" * 32, 9, round=4),
-    ],
-    [padded(), padded("cd" * 32, tensors=[{**tensor, "part": "other"} for tensor in PADDED])],
-    [padded(), padded("cd" * 32, job_digest="cd" * 32)],
-    [rotated(), rotated(offset=160, message={"bytes": 16}), rotated("cd" * 32), rotated()],
-    [padded(), rotated("cd" * 32), masked({**SECAGG, "ctx": "ef" * 32})],
+    [*(of_sum("secagg.sum", survivors=SILOS[:n]) for n in (2, 1)), of_sum("secagg.end", why=WHY)],
+    [*(of_sum("secagg.signed", **each) for each in ({}, VARYING)), of_sum("secagg.sum")],
+    protocol("contribution", "padded"),
+    [padded(), padded(offset=8, message={"bytes": 344}), padded(CTX, 5), padded(EF, 9, round=4)],
+    [padded(), padded(CTX, tensors=[{**tensor, "part": "other"} for tensor in PADDED])],
+    [padded(), padded(CTX, job_digest=CTX)],
+    [rotated(), rotated(offset=160, message={"bytes": 16}), rotated(CTX), rotated()],
+    [padded(), rotated(CTX), masked({**SECAGG, "ctx": EF})],
     [padded(), sealed(1, 352), outcome(1, bytes_sent=352)],
     [rotated(), sealed(1, 176), outcome(1, bytes_sent=176)],
     [intent(hidden=None), masked(hidden=None)],
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
-    [
-        intent(
-            readers=["coordinator", "silos"],
-            tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]],
-        )
-    ],
-    [
-        head(),
-        private(2, 8),
-        head(),
-        head(10, "cd" * 32, epsilon="0", limit="8.25"),
-        private(9),
-        intent(dp=None),
-    ],
-    [
-        head(0),
-        head(3, dataset="other"),
-        private(0, 1, 2, dataset="other"),
-        start(),
-        private(2, dataset="other"),
-    ],
+    [intent(readers=["coordinator", "silos"], tensors=[TO_SILOS, *TENSORS[1:]])],
+    [head(), private(2, 8), head(), LATER, private(9), intent(dp=None)],
+    [head(0), head(3, **ELSE), private(0, 1, 2, **ELSE), start(), private(2, **ELSE)],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -620,7 +565,7 @@ def test_a_rule_that_holds_is_no_fault(same, records):
 
 def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
     other = head(dataset="b\n", epsilon="0.5", limit="1")
-    lines = chained([start(), head(3), other, head(7, "cd" * 32, epsilon="4")])
+    lines = chained([start(), head(3), other, head(7, CTX, epsilon="4")])
     assert same([lines], signed(lines, KEY))
     assert (
         "privacy: data set 'data': epsilon 4 at delta 0.00001, of 8; its budget had 7 records then"
@@ -633,7 +578,7 @@ def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
     _, found = tool.json("ledger", tmp_path / "ledger", "--key", PUBLIC)
     assert [(row["dataset"], row["epsilon"], row["root"]) for row in found["budgets"]] == [
         ("b\n", "0.5", HASH),
-        ("data", "4", "cd" * 32),
+        ("data", "4", CTX),
     ]
 
 
@@ -668,140 +613,68 @@ def misspelt(record, old, *news):
     return [swapped(old, new, record) for new in news]
 
 
+def revalued(record, old, *news):
+    """A record with each of these as a field's value; ``old`` is the field as it stands."""
+    name = old[: old.index(b":") + 1]
+    return misspelt(record, old, *(name + new for new in news))
+
+
+SUM_END, LAST = of_sum("secagg.end"), b'"v":1}'
+COHORTS = b'null "hospital-a" [1] ["hospital-a"],"cohort":["hospital-a"]'.split()
+NUMBERS = b'0.0 0e0 -0 -1 NaN Infinity 1e999 00 false null "0" [0] 9007199254740992'.split()
+AFTER_NUMBER = [b',"cohort":' + each for each in COHORTS] + [b',"attempt":0', b',"aux":0']
+FORMS = rb'"\u0070lain" "\/" "\u000A" "\ud800" "\u00e9" 1'.split()
+FORMS += [b'"\xed\xa0\x80"', b'"\x01"', b'"' + b"a" * 1025 + b'"', b'"' + b"a" * 2**20 + b'"']
+TEXTS = [b"null", rb'"version = 1\u000a"', b'"' + b"a" * (2**18 + 1) + b'"']
+READERS = [b"null", b"[null]", b'[],"readers":[]']
 HOSTILE = [
-    *misspelt(masked(), b'"ctx":"ab', b'"ctx":"AB', b'"ctx":"'),
-    *misspelt(masked(), b'"clipped":0', b'"clipped":null', b'"clipped":0,"more":0'),
+    *revalued(masked(), b'"ctx":"ab', b'"AB', b'"'),
+    *revalued(masked(), b'"clipped":0', b"null", b'0,"more":0'),
     *misspelt(masked(), b'"clipped":0,', b""),
-    *misspelt(masked(), b'"members":["hospital-a","hospital-b"]', b'"members":null'),
-    *misspelt(
-        intent(secagg=None),
-        b'"secagg":null',
-        b'"secagg":{}',
-        b'"secagg":""',
-        b'"secagg":null,"secagg":null',
-    ),
-    *misspelt(
-        intent(),
-        b'"shape":',
-        b'"readers":null,"shape":',
-        b'"readers":[null],"shape":',
-        b'"readers":[],"readers":[],"shape":',
-    ),
+    *revalued(masked(), b'"members":["hospital-a","hospital-b"]', b"null"),
+    *revalued(intent(secagg=None), b'"secagg":null', b"{}", b'""', b'null,"secagg":null'),
+    *misspelt(intent(), b'"shape":', *(b'"readers":' + each + b',"shape":' for each in READERS)),
     *misspelt(intent(), b'"part":', b'"readers":[],"part":'),
-    *misspelt(padded(), b'"ctx":"ab', b'"ctx":"AB'),
-    *misspelt(padded(), b'"number":0', b'"number":null', b'"number":-1', b'"number":0,"more":0'),
+    *revalued(padded(), b'"ctx":"ab', b'"AB'),
+    *revalued(padded(), b'"number":0', b"null", b"-1", b'0,"more":0'),
     *misspelt(padded(), b',"number":0', b""),
-    *misspelt(
-        intent(hidden=None), b'"hidden":null', b'"hidden":{}', b'"hidden":null,"hidden":null'
-    ),
-    *misspelt(of_sum("egress.protocol"), b'"kind":"keys"', b'"kind":"upload"'),
-    *misspelt(of_sum("egress.protocol"), b'"ctx":"ab', b'"ctx":"Ab'),
+    *revalued(intent(hidden=None), b'"hidden":null', b"{}", b'null,"hidden":null'),
+    *revalued(of_sum("egress.protocol"), b'"kind":"keys"', b'"upload"'),
+    *revalued(of_sum("egress.protocol"), b'"ctx":"ab', b'"Ab'),
     *misspelt(of_sum("egress.protocol"), b'"bytes":9,', b""),
-    *misspelt(of_sum("secagg.end"), b'"code":"SHARES"', b'"code":"SHARE"'),
-    *misspelt(of_sum("secagg.end"), b'"why":"no"', b'"why":"' + b"x" * 501 + b'"'),
-    *misspelt(of_sum("secagg.end"), b',"why":"no"', b""),
-    *misspelt(of_sum("secagg.sum"), b'"sha256":"ab', b'"sha256":"xx'),
-    *misspelt(change(), b'"before":null', b'"before":""'),
+    *revalued(SUM_END, b'"code":"SHARES"', b'"SHARE"'),
+    *revalued(SUM_END, b'"why":"no"', b'"' + b"x" * 501 + b'"'),
+    *misspelt(SUM_END, b',"why":"no"', b""),
+    *revalued(of_sum("secagg.sum"), b'"sha256":"ab', b'"xx'),
+    *revalued(change(), b'"before":null', b'""'),
     *misspelt(change(), b'"before":null,', b""),
-    *misspelt(
-        change(),
-        b'"text":"version = 1\\n"',
-        b'"text":null',
-        b'"text":"version = 1\\u000a"',
-        b'"text":"' + b"a" * (2**18 + 1) + b'"',
-    ),
-    b"",
-    b"{}",
-    b"[]",
-    b"null",
-    b'"text"',
-    b"\xff",
+    *revalued(change(), rb'"text":"version = 1\n"', *TEXTS),
+    *[b"", b"{}", b"[]", b"null", b'"text"', b"\xff", b"[" * 100_000, b'{"a":' * 100_000],
     b"\xef\xbb\xbf" + swapped(b"{", b"{"),
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    *misspelt(
-        intent(),
-        b'"attempt":0',
-        b'"attempt":0,"cohort":null',
-        b'"attempt":0,"cohort":"hospital-a"',
-        b'"attempt":0,"cohort":[1]',
-        b'"attempt":0,"cohort":["hospital-a"],"cohort":["hospital-a"]',
-        b'"attempt":0.0',
-        b'"attempt":0e0',
-        b'"attempt":-0',
-        b'"attempt":-1',
-        b'"attempt":NaN',
-        b'"attempt":Infinity',
-        b'"attempt":1e999',
-        b'"attempt":00',
-        b'"attempt":false',
-        b'"attempt":null',
-        b'"attempt":"0"',
-        b'"attempt":[0]',
-        b'"attempt":9007199254740992',
-        b'"attempt":' + b"9" * 5000,
-        b'"attempt":0,"attempt":0',
-        b'"attempt":1,"attempt":0',
-        b'"atempt":0',
-        b'"attempt": 0',
-        b'"attempt":0,"aux":0',
-    ),
+    *revalued(intent(), b'"attempt":0', *NUMBERS, b"9" * 5000, b'1,"attempt":0'),
+    *misspelt(intent(), b'"attempt":0', *(b'"attempt":0' + each for each in AFTER_NUMBER)),
+    *misspelt(intent(), b'"attempt":0', b'"atempt":0', b'"attempt": 0'),
     *misspelt(intent(), b'{"attempt":0', b'{"cohort":["hospital-a"],"attempt":0'),
     *misspelt(intent(), b'"attempt":0,', b"", b'"attempt":0 ,'),
-    *misspelt(
-        intent(),
-        b'"v":1}',
-        b'"v":1,"\xc3\xa9":1}',
-        b'"v":2}',
-        b'"v":true}',
-        b'"v":1} ',
-        b'"v":1}\r',
-        b'"v":1}{}',
-        b'"v":1',
-    ),
+    *misspelt(intent(), LAST, b'"v":1,"\xc3\xa9":1}', b'"v":2}', b'"v":true}', b'"v":1'),
+    *misspelt(intent(), LAST, *(LAST + more for more in (b" ", b"\r", b"{}"))),
     *misspelt(intent(), b'{"attempt"', b' {"attempt"'),
-    *misspelt(
-        intent(),
-        b'"form":"plain"',
-        b'"form":"\\u0070lain"',
-        b'"form":"\\/"',
-        b'"form":"\\u000A"',
-        b'"form":"\\ud800"',
-        b'"form":"\xed\xa0\x80"',
-        b'"form":"\\u00e9"',
-        b'"form":"\x01"',
-        b"'form':'plain'",
-        b'"form":"' + b"a" * 1025 + b'"',
-        b'"form":1',
-        b'"form":"' + b"a" * 2**20 + b'"',
-    ),
-    *misspelt(
-        intent(),
-        b'"egress.intent"',
-        b'"egress.intents"',
-        b'["egress.intent"]',
-        b'"peer"',
-        b'"start"',
-    ),
-    *misspelt(intent(), b'"decision":"allow"', b'"decision":"deny"'),
-    *misspelt(intent(), b'"taint":"private"', b'"taint":"secret"'),
-    *misspelt(
-        intent(),
-        b'"readers":["coordinator"]',
-        b'"readers":"coordinator"',
-        b'"readers":{}',
-        b'"readers":[' + b'"a",' * 300_000 + b'"a"]',
-    ),
-    *misspelt(intent(), b'"shape":[10,4]', b'"shape":[10,-4]'),
-    *misspelt(intent(), b'"job_digest":"ab', b'"job_digest":"Ab', b'"job_digest":"'),
-    *misspelt(intent(), b'"nonce":"00', b'"nonce":"'),
-    *misspelt(intent(), b'"time":"2026', b'"time":"\xd9\xa2026'),
-    *misspelt(intent(), b"05.123456Z", b"05.123456z", b"05.123456Z\\n"),
-    *misspelt(intent(), b'"seq":1', b'"seq":2'),
-    *misspelt(intent(), b'"prev":"', b'"prev":"0'),
-    *misspelt(
-        intent(), b'"prev":"' + leaf(chained([start()])[0]).hex().encode(), b'"prev":"' + b"cd" * 32
-    ),
+    *misspelt(intent(), b'"form":"plain"', b"'form':'plain'"),
+    *revalued(intent(), b'"form":"plain"', *FORMS),
+    *misspelt(intent(), b'"egress.intent"', b'"egress.intents"', b'["egress.intent"]'),
+    *misspelt(intent(), b'"egress.intent"', b'"peer"', b'"start"'),
+    *revalued(intent(), b'"decision":"allow"', b'"deny"'),
+    *revalued(intent(), b'"taint":"private"', b'"secret"'),
+    *revalued(intent(), b'"readers":["coordinator"]', b'"coordinator"', b"{}"),
+    *revalued(intent(), b'"readers":["coordinator"]', b"[" + b'"a",' * 300_000 + b'"a"]'),
+    *revalued(intent(), b'"shape":[10,4]', b"[10,-4]"),
+    *revalued(intent(), b'"job_digest":"ab', b'"Ab', b'"'),
+    *revalued(intent(), b'"nonce":"00', b'"'),
+    *revalued(intent(), b'"time":"2026', b'"\xd9\xa2026'),
+    *misspelt(intent(), b"05.123456Z", b"05.123456z", rb"05.123456Z\n"),
+    *revalued(intent(), b'"seq":1', b"2"),
+    *revalued(intent(), b'"prev":"', b'"0'),
+    *misspelt(intent(), leaf(chained([start()])[0]).hex().encode(), b"cd" * 32),
 ]
 
 

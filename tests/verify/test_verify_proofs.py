@@ -82,15 +82,9 @@ def test_what_is_not_quite_a_note(opened, data):
 
 @pytest.mark.parametrize(("data", "keys", "signed"), NOTES.GO_OPENS)
 def test_what_go_opens_and_what_not(opened, data, keys, signed):
-    if signed is None:
-        assert opened(data, [VerifierKey.parse(key) for key in keys]) is None
-    else:
-        assert (
-            opened(
-                data, [VerifierKey.parse(key) for key in keys if key.partition("+")[0] in signed]
-            )
-            == NOTES.TEXT
-        )
+    named = [key for key in keys if signed is None or key.partition("+")[0] in signed]
+    text = opened(data, [VerifierKey.parse(key) for key in named])
+    assert text == (None if signed is None else NOTES.TEXT)
 
 
 @pytest.mark.parametrize("key", NOTES.GO_REFUSES_KEYS)
@@ -114,12 +108,8 @@ def test_signatures_of_a_known_key_must_all_hold(opened):
     for data in (b"0", bytes(64), good.data[:-1], good.data + b"\0"):
         for signatures in ((good, replace(good, data=data)), (replace(good, data=data), good)):
             assert opened(bytes(Note("x\n", signatures)), [a]) is None
-    for data in (
-        timed.data[:8],
-        timed.data[:71],
-        (6).to_bytes(8, "big") + timed.data[8:],
-        b"\x80" + timed.data[1:],
-    ):
+    later = (6).to_bytes(8, "big") + timed.data[8:]
+    for data in (timed.data[:8], timed.data[:71], later, b"\x80" + timed.data[1:]):
         assert opened(bytes(Note("x\n", (replace(timed, data=data),))), [w]) is None
     beyond = (2**63).to_bytes(8, "big") + KEY.sign(f"cosignature/v1\ntime {2**63}\nx\n".encode())
     assert opened(bytes(Note("x\n", (replace(timed, data=beyond),))), [w]) is None
@@ -132,11 +122,8 @@ def test_a_key_with_a_wrong_character(lone, key):
     assert str(lone.Key.parse(key)) == key
     parts = {key[a:b] for a in range(len(key)) for b in range(a, len(key) + 1)} - {key}
     changed = {key[:at] + chr(ord(key[at]) + 1) + key[at + 1 :] for at in range(len(key))}
-    for bad in (
-        parts
-        | changed
-        | {key + "=", key + "\n", " " + key, key.replace("+", "++", 1), key.replace("+", "é+", 1)}
-    ):
+    more = {key + "=", key + "\n", " " + key, key.replace("+", "++", 1), key.replace("+", "é+", 1)}
+    for bad in parts | changed | more:
         with pytest.raises(lone.FaultError):
             lone.Key.parse(bad)
         with pytest.raises(LocalError):
@@ -159,19 +146,16 @@ def test_what_is_not_quite_a_checkpoint(lone, text):
 
 def test_checkpoints(lone):
     key = lone.Key.parse(str(LOG))
-    for head in (
-        HEADS.AT_4,
-        HEADS.AT_9,
-        TreeHead(LOG.name, 0, merkle.EMPTY_ROOT),
-        replace(HEADS.AT_4, extensions=("x",)),
-    ):
+    empty = TreeHead(LOG.name, 0, merkle.EMPTY_ROOT)
+    extended = replace(HEADS.AT_4, extensions=("x",))
+    for head in (HEADS.AT_4, HEADS.AT_9, empty, extended):
         found = lone.open_checkpoint(bytes(issue(head, KEY)), key)
         assert (found.origin, found.size, found.root) == (head.origin, head.size, head.root)
     other = replace(HEADS.AT_4, origin=LOG.name.replace("-a", "-b"))
-    with pytest.raises(
-        lone.FaultError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
-    ):
-        lone.open_checkpoint(bytes(Note(other.text, (sign(other.text, LOG.name, KEY),))), key)
+    data = bytes(Note(other.text, (sign(other.text, LOG.name, KEY),)))
+    told = r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
+    with pytest.raises(lone.FaultError, match=told):
+        lone.open_checkpoint(data, key)
 
 
 def test_roots_are_those_of_rfc_6962(lone):
@@ -212,13 +196,8 @@ def test_inclusion(included):
         known = [bytes.fromhex(value) for value in hashes]
         assert included(TREES.KNOWN[index], index, size, bytes.fromhex(TREES.ROOTS[size]), known)
     for index, size in TREES.PAIRS:
-        assert included(
-            TREES.LEAVES[index],
-            index,
-            size,
-            TREES.TREE.root(size),
-            TREES.naive_path(index, TREES.LEAVES[:size]),
-        )
+        path = TREES.naive_path(index, TREES.LEAVES[:size])
+        assert included(TREES.LEAVES[index], index, size, TREES.TREE.root(size), path)
     for index, size in TREES.SMALL:
         path, root = TREES.TREE.inclusion_proof(index, size), TREES.TREE.root(size)
         for bent in TREES.bent(path):
@@ -242,30 +221,23 @@ def test_consistency(grown):
         path = TREES.naive_subproof(old, TREES.LEAVES[:size], True)
         assert grown(old, TREES.TREE.root(old), size, TREES.TREE.root(size), path)
     empty, one, five = (TREES.TREE.root(size) for size in (0, 1, 5))
-    for old, old_root, size, root, sound in (
-        (0, empty, 0, empty, True),
-        (0, empty, 5, five, True),
-        (5, five, 5, five, True),
-        (0, one, 5, five, False),
-        (0, five, 0, five, False),
-        (0, empty, 0, five, False),
-        (5, one, 5, five, False),
-        (1, one, 0, empty, False),
-        (5, five, 1, one, False),
-    ):
-        assert bool(grown(old, old_root, size, root, ())) == sound
+    good = [(0, empty, 0, empty), (0, empty, 5, five), (5, five, 5, five)]
+    bad = [(0, one, 5, five), (0, five, 0, five), (0, empty, 0, five), (5, one, 5, five)]
+    bad += [(1, one, 0, empty), (5, five, 1, one)]
+    for old, old_root, size, root in (*good, *bad):
+        sound = (old, old_root, size, root) in good
+        assert bool(grown(old, old_root, size, root, ())) == sound, (old, size)
         assert not grown(old, old_root, size, root, (one,))
     for before, size in TREES.SMALL:
         old = before + 1
         path = TREES.TREE.consistency_proof(old, size)
+        first, last = TREES.TREE.root(old), TREES.TREE.root(size)
         for bent in TREES.bent(path):
-            assert not grown(old, TREES.TREE.root(old), size, TREES.TREE.root(size), bent)
-        for old_root, root, *flipped in TREES.flips(
-            [TREES.TREE.root(old), TREES.TREE.root(size), *path]
-        ):
+            assert not grown(old, first, size, last, bent)
+        for old_root, root, *flipped in TREES.flips([first, last, *path]):
             assert not grown(old, old_root, size, root, flipped)
         for other, wrong in TREES.SMALL:
-            grown(other, TREES.TREE.root(old), wrong, TREES.TREE.root(size), path)
+            grown(other, first, wrong, last, path)
 
 
 @pytest.mark.parametrize(("name", "arguments", "sound"), TREES.INCLUSION)
@@ -302,15 +274,10 @@ def proven(tool, tmp_path):
         (tmp_path / "p").write_bytes(data)
         (tmp_path / "r").write_bytes(record)
         options = [option for witness in witnesses for option in ("--witness", witness)]
-        status, ask.out = tool(
-            "proof", tmp_path / "p", "--record", tmp_path / "r", "--key", key, *options
-        )
-        theirs = verdict(
-            lambda: proof.verify(
-                proof.Proof.parse(data), merkle.leaf_hash(record), key, witnesses, len(witnesses)
-            ),
-            ProofError,
-        )
+        options = ["--record", tmp_path / "r", "--key", key, *options]
+        status, ask.out = tool("proof", tmp_path / "p", *options)
+        known = merkle.leaf_hash(record), key, witnesses, len(witnesses)
+        theirs = verdict(lambda: proof.verify(proof.Proof.parse(data), *known), ProofError)
         assert (status == 0) == (theirs is not None), ask.out
         return status == 0
 
@@ -319,18 +286,13 @@ def proven(tool, tmp_path):
 
 def test_a_proof_file(proven):
     assert proven(PROOFS.DATA)
-    assert (
-        "this record is number 3 (from 0) of 4 in the ledger staddle.example/lung/hospital-a/egress"
-        in proven.out
-    )
+    shown = "this record is number 3 (from 0) of 4 in the ledger"
+    assert f"{shown} staddle.example/lung/hospital-a/egress" in proven.out
     assert proven(bytes(replace(PROOFS.PROOF, extra=b"somebody's")))
     assert not proven(PROOFS.DATA, RECORD + b"x")
     assert not proven(PROOFS.DATA, key=replace(LOG, name="other"))
-    cosigned = replace(
-        PROOFS.PROOF,
-        checkpoint=PROOFS.SIGNED.signed_by(cosign(PROOFS.SIGNED.text, "w", PROOFS.COORDINATOR, 5)),
-    )
-    assert proven(bytes(cosigned), witnesses=[PROOFS.WITNESS])
+    cosigned = PROOFS.SIGNED.signed_by(cosign(PROOFS.SIGNED.text, "w", PROOFS.COORDINATOR, 5))
+    assert proven(bytes(replace(PROOFS.PROOF, checkpoint=cosigned)), witnesses=[PROOFS.WITNESS])
     assert not proven(PROOFS.DATA, witnesses=[PROOFS.WITNESS])
 
 
@@ -367,19 +329,15 @@ def growth(tool, tmp_path):
     """Whether a proof file shows that a log grew from one note to another, by both."""
 
     def ask(old, new, data, key=LOG):
-        for name, content in (("old", old), ("new", new), ("proof", data)):
-            (tmp_path / name).write_bytes(content)
-        status, ask.out = tool(
-            "growth", tmp_path / "old", tmp_path / "new", tmp_path / "proof", "--key", key
-        )
+        paths = [tmp_path / name for name in ("old", "new", "proof")]
+        for path, content in zip(paths, (old, new, data), strict=True):
+            path.write_bytes(content)
+        status, ask.out = tool("growth", *paths, "--key", key)
 
         def theirs():
             found = consistency.Consistency.parse(data)
-            checkpoint.verify(note.parse(new), key)
-            return (
-                consistency.verify(found, note.parse(old), key).text
-                == checkpoint.verify(note.parse(new), key).checkpoint.text
-            )
+            after = checkpoint.verify(note.parse(new), key).checkpoint.text
+            return consistency.verify(found, note.parse(old), key).text == after
 
         assert (status == 0) == bool(verdict(theirs, ProofError)), ask.out
         return status == 0
@@ -407,11 +365,7 @@ def test_growth(growth):
     head, _, rest = data.partition(b"\n\n")
     lines = head.split(b"\n")
     for changed in (
-        [b"old 04", *lines[1:]],
-        [b"old 5", *lines[1:]],
-        [b"Old 4", *lines[1:]],
-        [b"old", *lines[1:]],
-        [b"old 4 ", *lines[1:]],
+        *([first, *lines[1:]] for first in (b"old 04", b"old 5", b"Old 4", b"old", b"old 4 ")),
         lines[:-1],
         [*lines, lines[-1]],
         [lines[0], *lines[:0:-1], b""],
@@ -423,12 +377,6 @@ def test_growth(growth):
         [b""],
     ):
         assert not growth(four, nine, b"\n".join(changed) + b"\n\n" + rest), changed
-    for changed in (
-        b"",
-        data[:-1],
-        data + b"\n",
-        data.replace(b"\n\n", b"\n", 1),
-        head,
-        b"\n" + data,
-    ):
+    no_break = data.replace(b"\n\n", b"\n", 1)
+    for changed in (b"", data[:-1], data + b"\n", no_break, head, b"\n" + data):
         assert not growth(four, nine, changed)
