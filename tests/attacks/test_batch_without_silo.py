@@ -44,12 +44,10 @@ class Asking(Attempted):
 
     def act(self, who, effect):
         match effect:
-            case c.AskAbandon(silos):
-                self.tell(silos, s.AbandonAsked())
-            case s.SendComplaint(complaint):
-                self.queue.append(("coordinator", c.ComplaintUploaded(complaint)))
-            case s.SendAbandon(note):
-                self.queue.append(("coordinator", c.AbandonUploaded(note)))
+            case c.Tell(silos, s.AbandonAsked() as asked):
+                self.tell(silos, asked)
+            case s.SendComplaint() | s.SendAbandon():
+                self.queue.append(("coordinator", effect))
             case _:
                 super().act(who, effect)
 

@@ -19,6 +19,7 @@ from staddle.algorithms.job.batches import split
 from staddle.security.identity.signers import Signers
 from staddle.security.ledger.sum_history import SignedSet, told
 from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Terms
 
@@ -49,11 +50,14 @@ class Counted(Attempted):
 
     def act(self, who, effect):
         super().act(who, effect)
-        if isinstance(effect, c.DeliverSurvivors) and SILO not in self.cohort:
-            self.queue += self.later
-            self.later = []
-        if isinstance(effect, c.Ask) and SILO not in self.cohort:
-            self.told.clear()
+        if SILO in self.cohort:
+            return
+        match effect:
+            case c.Tell(_, s.SurvivorsReceived()):
+                self.queue += self.later
+                self.later = []
+            case c.Ask():
+                self.told.clear()
 
     def counts(self):
         """Training and test records of all its silos together, as they were opened."""

@@ -124,8 +124,11 @@ class Unasked(Attempted):
     """
 
     def act(self, who, effect):
-        if not isinstance(effect, c.DeliverSurvivors):
-            super().act(who, effect)
+        match effect:
+            case c.Tell(_, s.SurvivorsReceived()):
+                pass
+            case _:
+                super().act(who, effect)
 
 
 def test_values_of_one_state_are_not_given_as_if_they_were_of_another(world, tmp_path):
@@ -249,9 +252,10 @@ class Delivered(Attempted):
 
     def act(self, who, effect):
         super().act(who, effect)
-        if isinstance(effect, c.DeliverSurvivors):
-            self.queue += self.later
-            self.later = []
+        match effect:
+            case c.Tell(_, s.SurvivorsReceived()):
+                self.queue += self.later
+                self.later = []
 
 
 @pytest.mark.parametrize("signs", [False, True], ids=["before it signs", "after it signed"])

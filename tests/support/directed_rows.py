@@ -12,6 +12,7 @@ from staddle.security.blind.open_sum import Claim, tag_of
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.masked_sum import GroupValues
 from staddle.security.secagg.spec import specify
 
@@ -66,7 +67,7 @@ class Directed:
         ).finish()
         assert self.run.state.stage == "done"
         self.survivors = self.run.effects(c.Open)[0].survivors
-        self.tags = self.run.effects(c.DeliverResult)[0].tags
+        self.tags = self.run.tells(s.ResultReceived)[0].message.tags
         self.hidden = [
             np.concatenate([words for at, words in self.run.numbers if at == index])
             for index in range(len(spec.groups))

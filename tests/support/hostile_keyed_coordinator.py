@@ -54,7 +54,7 @@ class Tagged(Attempted):
                     words.tobytes() for group, words in accumulator.numbers() if not group
                 )
                 self.queue.append(("coordinator", c.SumPublished(bytes(32))))
-            case c.DeliverResult(_, _, tags):
+            case c.Tell(_, s.ResultReceived(_, tags)):
                 self.tags = tags
                 super().act(who, effect)
             case _:

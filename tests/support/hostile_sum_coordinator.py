@@ -128,7 +128,7 @@ class Attempted:
     def happen(self, who, event):
         self.queue.append((who, event))
         # the others sign after the real one, so that its signature counts
-        if isinstance(event, c.SurvivalUploaded):
+        if isinstance(event, s.SendSurvival):
             self.queue += self.later
             self.later = []
         while self.queue:
@@ -169,18 +169,16 @@ class Attempted:
                 self.tell([SILO], SignedSpec(*signed, self.notes, self.proofs))
                 for silo in self.others:
                     self.happen(silo, effect)
-            case c.DeliverKeys(silo, bundles, keys):
-                self.tell([silo], s.KeysReceived(bundles, keys))
-            case c.DeliverShares(silo, deliveries):
-                self.tell([silo], s.SharesReceived(deliveries))
-            case c.DeliverSurvivors(_, headers):
-                self.tell([SILO], s.SurvivorsReceived(headers))
-                self.later = [(silo, s.SurvivorsReceived(headers)) for silo in self.others]
-            case c.DeliverNotes(silos, survivals):
+            case c.Tell(_, s.SurvivorsReceived() as survivors):
+                self.tell([SILO], survivors)
+                self.later = [(silo, survivors) for silo in self.others]
+            case c.Tell(silos, s.NotesReceived() as notes):
                 # it is told them in any case
-                self.tell(dict.fromkeys([SILO, *silos]), s.NotesReceived(survivals))
-            case c.DeliverResult(silos, sha256, tags):
-                self.tell(silos, s.ResultReceived(sha256, tags))
+                self.tell(dict.fromkeys([SILO, *silos]), notes)
+            case c.Tell(_, s.AbandonAsked()):
+                pass
+            case c.Tell(silos, message):
+                self.tell(silos, message)
             case c.Open(terms, survivors):
                 accumulator = Accumulator(self.spec)
                 for silo in survivors:
@@ -213,20 +211,12 @@ class Attempted:
 
     def event(self, who, body):
         match body:
-            case s.SendKeys(bundle, keys):
-                return c.KeysUploaded(bundle, keys)
-            case s.SendShares(dealing, portions):
-                return c.SharesUploaded(dealing, portions)
             case s.SendHeader(header):
                 return c.WordsUploaded(header, len(self.uploads[who]), digest_of(self.uploads[who]))
-            case s.SendSurvival(survival):
-                return c.SurvivalUploaded(survival)
-            case s.SendReveal(reveal):
-                return c.RevealUploaded(reveal)
-            case s.SendAbandon(note):
-                return c.AbandonUploaded(note)
             case Over(code):
                 return c.SiloDropped(who, code)
+            case _:
+                return body
 
 
 def digest_of(payload):

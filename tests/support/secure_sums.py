@@ -174,20 +174,6 @@ class Run:
                 self.act(who, changed)
 
     def act(self, who, effect):
-        answers = {
-            s.SendKeys: lambda: c.KeysUploaded(effect.bundle, effect.keys),
-            s.SendShares: lambda: c.SharesUploaded(effect.dealing, effect.portions),
-            s.SendComplaint: lambda: c.ComplaintUploaded(effect.complaint),
-            s.SendSurvival: lambda: c.SurvivalUploaded(effect.survival),
-            s.SendReveal: lambda: c.RevealUploaded(effect.reveal),
-            s.SendAbandon: lambda: c.AbandonUploaded(effect.note),
-        }
-        tells = {
-            c.Ask: lambda: effect,
-            c.DeliverNotes: lambda: s.NotesReceived(effect.survivals),
-            c.DeliverResult: lambda: s.ResultReceived(effect.sha256, effect.tags),
-            c.AskAbandon: s.AbandonAsked,
-        }
         match effect:
             case s.Remember(memory):
                 self.memories[who] = memory
@@ -212,23 +198,23 @@ class Run:
             case s.LeaveAttempt() if who != "coordinator":
                 self.ends[who] = effect
                 self.queue.append(("coordinator", c.SiloDropped(who, effect.code)))
-            case c.DeliverKeys(silo, bundles, keys):
-                self.queue.append((silo, s.KeysReceived(bundles, keys)))
-            case c.DeliverShares(silo, deliveries):
-                self.queue.append((silo, s.SharesReceived(deliveries)))
-            case c.DeliverSurvivors(silos, headers):
+            case c.Ask(silos):
+                self.queue += [(silo, effect) for silo in silos]
+            case c.Tell(silos, s.SurvivorsReceived(headers)):
                 for silo in silos:
                     told = s.SurvivorsReceived(headers, self.told_shares(silo, headers))
                     self.queue.append((silo, told))
+            case c.Tell(silos, message):
+                self.queue += [(silo, message) for silo in silos]
             case c.Open(terms, survivors):
                 self.products = effect.products
                 self.open(terms, survivors)
             case c.EndAttempt():
                 self.ends[who] = effect
-            case _ if type(effect) in tells:
-                self.queue += [(silo, tells[type(effect)]()) for silo in effect.silos]
-            case _ if type(effect) in answers:
-                self.queue.append(("coordinator", answers[type(effect)]()))
+            case c.Discard() | c.StartTimer() | c.Refuse() | s.Finish() | s.LeaveAttempt():
+                pass
+            case message:
+                self.queue.append(("coordinator", message))
 
     def upload(self, silo):
         return b"".join([*self.uploads[silo], *self.sealed.get(silo, [])])
@@ -265,6 +251,10 @@ class Run:
     def effects(self, kind, who=None):
         found = [effect for by, effect in self.sent if who in (None, by)]
         return [effect for effect in found if isinstance(effect, kind)]
+
+    def tells(self, kind):
+        """What the coordinator sent of a kind of message, with the silos that it was for."""
+        return [tell for tell in self.effects(c.Tell) if isinstance(tell.message, kind)]
 
 
 def ones(silos, elements=20):

@@ -232,25 +232,21 @@ class Wired(Run):
 
     def up(self, event):
         match event:
-            case c.KeysUploaded(bundle, keys):
-                body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
-                return c.KeysUploaded(body.bundle, body.keys)
-            case c.ComplaintUploaded(complaint):
-                body = self.given_by(complaint.silo, s.SendComplaint(complaint))
-                return c.ComplaintUploaded(body.complaint)
-            case c.SharesUploaded(dealing, portions):
-                body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
-                return c.SharesUploaded(body.dealing, body.portions)
+            case s.SendKeys(bundle):
+                return self.given_by(bundle.silo, event)
+            case s.SendComplaint(complaint):
+                return self.given_by(complaint.silo, event)
+            case s.SendShares(dealing):
+                return self.given_by(dealing.dealer, event)
             case c.WordsUploaded(header, length, sha256):
                 body = self.given_by(header.silo, s.SendHeader(header))
                 return c.WordsUploaded(body.header, length, sha256)
-            case c.SurvivalUploaded(survival):
-                body = self.given_by(survival.silo, s.SendSurvival(survival))
-                return c.SurvivalUploaded(body.survival)
-            case c.RevealUploaded(reveal):
-                return c.RevealUploaded(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
-            case c.AbandonUploaded(note):
-                return c.AbandonUploaded(self.given_by(note.silo, s.SendAbandon(note)).note)
+            case s.SendSurvival(survival):
+                return self.given_by(survival.silo, event)
+            case s.SendReveal(reveal):
+                return self.given_by(reveal.silo, event)
+            case s.SendAbandon(note):
+                return self.given_by(note.silo, event)
             case c.SiloDropped(silo, code):
                 return c.SiloDropped(silo, self.given_by(silo, Over(Code(code))).code)
             case _:

@@ -104,13 +104,13 @@ def test_keys_that_do_not_hold(change):
 
 
 def test_the_keys_of_another_silo(run):
-    state, event = run.before["coordinator", "KeysUploaded"]
+    state, event = run.before["coordinator", "SendKeys"]
     silo, victim = event.bundle.silo, next(iter(state.bundles))
     seeds = run.before[victim, "KeysReceived"][0].seeds
     copied = make_bundle(
         state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo)
     )
-    after, (refused, *_) = machine.advance(state, c.KeysUploaded(copied, event.keys))
+    after, (refused, *_) = machine.advance(state, s.SendKeys(copied, event.keys))
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
 
@@ -148,14 +148,14 @@ def test_shares_that_do_not_hold(change):
     ],
 )
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
-    state, _ = run.before["coordinator", "SharesUploaded"]
+    state, _ = run.before["coordinator", "SendShares"]
     portions = change(run.state.portions[LIAR])
     dealing = signed_dealing(run.state.dealings[LIAR], state.ctx, portions)
     state = replace(state, dealings={}, portions={})
-    after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
+    after, (refused, *_) = machine.advance(state, s.SendShares(dealing, portions))
     assert (refused.silo, refused.code, after.dealings) == (LIAR, "SHARES", {})
     honest, _ = machine.advance(
-        state, c.SharesUploaded(run.state.dealings[LIAR], run.state.portions[LIAR])
+        state, s.SendShares(run.state.dealings[LIAR], run.state.portions[LIAR])
     )
     assert list(honest.dealings) == [LIAR]
 
@@ -246,17 +246,17 @@ LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
     ],
 )
 def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
-    state, _ = LYING.before["coordinator", "RevealUploaded"]
+    state, _ = LYING.before["coordinator", "SendReveal"]
     state = replace(state, reveals={})
     (honest,) = LYING.effects(s.SendReveal, LIAR)
     reveal = lying_reveal(change)(honest).reveal
     after, (refused, *_) = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(reveal)
+        replace(state, survivals={**state.survivals, LIAR: None}), s.SendReveal(reveal)
     )
     assert (refused.silo, refused.code) == (LIAR, "REVEAL")
     assert (after.reveals, LIAR in after.failed) == ({}, True)
     taken, _ = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(honest.reveal)
+        replace(state, survivals={**state.survivals, LIAR: None}), s.SendReveal(honest.reveal)
     )
     assert list(taken.reveals) == [LIAR]
 
@@ -356,21 +356,19 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 
 @pytest.mark.parametrize(
     "name",
-    ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"],
+    ["SendKeys", "SendShares", "WordsUploaded", "SendSurvival", "SendReveal"],
 )
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
     for other_name in (
-        "KeysUploaded",
-        "SharesUploaded",
+        "SendKeys",
+        "SendShares",
         "WordsUploaded",
-        "SurvivalUploaded",
-        "RevealUploaded",
+        "SendSurvival",
+        "SendReveal",
     ):
         other, _ = run.before["coordinator", other_name]
-        if other.stage != state.stage and not (
-            name == "SurvivalUploaded" and other.stage == "reveal"
-        ):
+        if other.stage != state.stage and not (name == "SendSurvival" and other.stage == "reveal"):
             after, (refused,) = machine.advance(other, event)
             assert (after, refused.code) == (other, "ORDER")
     once, _ = machine.advance(state, event)
@@ -378,13 +376,11 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
         after, (refused,) = machine.advance(once, event)
         assert (after, refused.code) == (once, "ORDER")
     stranger = {
-        "KeysUploaded": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
-        "SharesUploaded": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
+        "SendKeys": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
+        "SendShares": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
         "WordsUploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
-        "SurvivalUploaded": lambda: replace(
-            event, survival=replace(event.survival, silo="silo-99")
-        ),
-        "RevealUploaded": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
+        "SendSurvival": lambda: replace(event, survival=replace(event.survival, silo="silo-99")),
+        "SendReveal": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
     }[name]()
     after, (refused,) = machine.advance(state, stranger)
     assert (after, refused.silo, refused.code) == (state, "silo-99", "ORDER")
@@ -405,7 +401,7 @@ def test_who_signs_late_may_still_reveal_in_the_place_of_another():
         if not run.queue:
             break
         to, event = run.queue.pop(0)
-        if isinstance(event, c.SurvivalUploaded) and event.survival.silo == LIAR and not late:
+        if isinstance(event, s.SendSurvival) and event.survival.silo == LIAR and not late:
             late.append((to, event))
             continue
         run.deliver(to, event)
@@ -427,7 +423,7 @@ def test_silos_that_fail_close_a_stage_or_end_the_attempt():
         state, effects = machine.advance(state, c.SiloDropped(silo, "lost"))
     assert state.stage == "ended"
     assert [(e.code, e.blame) for e in effects if isinstance(e, c.EndAttempt)] == [("TOO_FEW", "")]
-    assert not [e for e in effects if isinstance(e, c.AskAbandon)]
+    assert not [e for e in effects if isinstance(getattr(e, "message", None), s.AbandonAsked)]
     # no masked byte was asked for: another attempt may follow at once
     assert state.notes_missing == 0
     run = Run(attempt(5), ones(FIVE), drops=dict.fromkeys(FIVE[:2], "SendShares")).finish()
@@ -435,14 +431,14 @@ def test_silos_that_fail_close_a_stage_or_end_the_attempt():
 
 
 def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
-    state, event = run.before["coordinator", "KeysUploaded"]  # the last of five: four are in
+    state, event = run.before["coordinator", "SendKeys"]  # the last of five: four are in
     dropped, _ = machine.advance(state, c.SiloDropped(event.bundle.silo, "lost"))
     assert (dropped.stage, len(dropped.u1)) == ("shares", 4)
     first = next(iter(state.bundles))
     dropped, _ = machine.advance(state, c.SiloDropped(first, "lost"))
     after, _ = machine.advance(dropped, event)
     assert after.u1 == tuple(silo for silo in FIVE if silo != first)
-    open_, event = run.before["coordinator", "SurvivalUploaded"]
+    open_, event = run.before["coordinator", "SendSurvival"]
     open_ = replace(open_, survivals={})
     dropped, _ = machine.advance(open_, c.SiloDropped(event.survival.silo, "lost"))
     after, (refused,) = machine.advance(dropped, event)
@@ -495,10 +491,10 @@ def test_two_broken_batches_of_four_end_the_attempt():
     )
 
 
-@pytest.mark.parametrize("name", ["SurvivalUploaded", "RevealUploaded"])
+@pytest.mark.parametrize("name", ["SendSurvival", "SendReveal"])
 def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, name):
     state = replace(run.before["coordinator", name][0], reveals={})
-    state = replace(state, survivals={}) if name == "SurvivalUploaded" else state
+    state = replace(state, survivals={}) if name == "SendSurvival" else state
     state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
     state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
@@ -513,7 +509,7 @@ def test_notes_are_asked_for_once_masked_bytes_may_have_left_and_counted():
     drops = dict.fromkeys(FIVE[3:], "SendHeader")
     run = Run(attempt(5), ones(FIVE), drops=drops).finish()
     assert run.ends["coordinator"].code == "TOO_FEW"
-    (asked,) = run.effects(c.AskAbandon)
+    (asked,) = run.tells(s.AbandonAsked)
     assert asked.silos == FIVE
     assert {effect.silo for effect in run.effects(c.Discard)} == set(FIVE[:3])
     # |U1| - t + c + 1 = 5 - 4 + 1 + 1 = 3, and three silos are there to give them
@@ -529,10 +525,8 @@ def test_a_note_that_does_not_hold_does_not_count(run):
         make_abandon(state.ctx, "silo-99", signer("silo-99")),
         make_abandon(state.ctx, LIAR, signer(FIVE[0])),
     ):
-        assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
-    after, _ = machine.advance(
-        state, c.AbandonUploaded(make_abandon(state.ctx, LIAR, signer(LIAR)))
-    )
+        assert machine.advance(state, s.SendAbandon(note)) == (state, ())
+    after, _ = machine.advance(state, s.SendAbandon(make_abandon(state.ctx, LIAR, signer(LIAR))))
     assert (sorted(after.notes), after.failed) == ([LIAR], {LIAR: "ABANDON"})
 
 
@@ -540,7 +534,7 @@ def test_a_note_of_who_is_not_in_u1_does_not_count():
     run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}).finish()
     state, _ = run.before["coordinator", "WordsUploaded"]
     note = make_abandon(state.ctx, LIAR, signer(LIAR))
-    assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
+    assert machine.advance(state, s.SendAbandon(note)) == (state, ())
 
 
 def test_another_attempt_follows_with_the_notes_of_the_first():

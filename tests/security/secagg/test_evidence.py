@@ -143,7 +143,7 @@ FALSE = {
 
 @pytest.mark.parametrize("complaint", FALSE.values(), ids=FALSE)
 def test_a_complaint_that_does_not_hold_names_who_complains_and_the_others_go_on(complaint):
-    after, effects = machine.advance(MASKED, c.ComplaintUploaded(complaint))
+    after, effects = machine.advance(MASKED, s.SendComplaint(complaint))
     (refused,) = effects
     assert (refused.silo, refused.code) == (VICTIM, "COMPLAINT")
     assert (after.stage, after.failed) == ("masked", {VICTIM: "COMPLAINT"})
@@ -168,15 +168,13 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
     assert run.opened[0].total[0] == (1 + 2 + 3 + 5) / 16
 
 
-@pytest.mark.parametrize(
-    "name", ["KeysUploaded", "SharesUploaded", "SurvivalUploaded", "RevealUploaded"]
-)
+@pytest.mark.parametrize("name", ["SendKeys", "SendShares", "SendSurvival", "SendReveal"])
 def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
     state, _ = HONEST.before["coordinator", name]
-    after, (refused,) = machine.advance(state, c.ComplaintUploaded(complain(VICTIM, DEALER)))
+    after, (refused,) = machine.advance(state, s.SendComplaint(complain(VICTIM, DEALER)))
     assert (after, refused.code) == (state, "ORDER")
     uploaded = replace(MASKED, headers={VICTIM: None})  # it has masked what it was dealt
-    after, (refused,) = machine.advance(uploaded, c.ComplaintUploaded(complain(VICTIM, DEALER)))
+    after, (refused,) = machine.advance(uploaded, s.SendComplaint(complain(VICTIM, DEALER)))
     assert (after, refused.code) == (uploaded, "ORDER")
 
 
@@ -294,12 +292,12 @@ def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_h
 
 def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
     """Else nobody could show what it sealed."""
-    state, event = HONEST.before["coordinator", "SharesUploaded"]
+    state, event = HONEST.before["coordinator", "SendShares"]
     dealer = event.dealing.dealer
     victim = next(silo for silo in FIVE if silo != dealer)
     portions = with_portion(event.portions, victim, key=public_key(b"x" * 32))
     dealing = signed_dealing(event.dealing, state.ctx, portions)
-    after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
+    after, (refused, *_) = machine.advance(state, s.SendShares(dealing, portions))
     assert (refused.silo, refused.code, after.failed) == (dealer, "SHARES", {dealer: "SHARES"})
 
 
@@ -316,13 +314,13 @@ def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
 
 
 def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
-    state, event = HONEST.before["coordinator", "KeysUploaded"]
+    state, event = HONEST.before["coordinator", "SendKeys"]
     contributor, keys = event.bundle.silo, event.keys
 
     def given(changed):
         root = key_root(changed) if changed else bytes(32)
         bundle = signed_bundle(event.bundle, state.ctx, receiving=root)
-        return c.KeysUploaded(bundle, tuple(changed))
+        return s.SendKeys(bundle, tuple(changed))
 
     for wrong in (
         given(()),
@@ -332,7 +330,7 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         given((replace(keys[0], dealer="silo-99"), *keys[1:])),
         given((replace(keys[0], dealer=contributor), *keys[1:])),
         given((replace(keys[0], public=b"short"), *keys[1:])),
-        c.KeysUploaded(event.bundle, (*keys[:3], replace(keys[3], public=public_key(b"x" * 32)))),
+        s.SendKeys(event.bundle, (*keys[:3], replace(keys[3], public=public_key(b"x" * 32)))),
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)
@@ -390,7 +388,7 @@ def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_w
 ):
     first = ended_by(misdealt(seed=seed))
     assert first.state.u3 == FIVE
-    assert not first.effects(c.AskAbandon)
+    assert not first.tells(s.AbandonAsked)
     assert all(memory.is_signed(first.state.ctx) for memory in first.memories.values())
     second = Repeating(first).finish()
     assert second.opened[0].total[0] == (1 + 3 + 4 + 5) / 16

@@ -27,11 +27,11 @@ FIVE = names(5)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
-    "KeysUploaded",
-    "SharesUploaded",
+    "SendKeys",
+    "SendShares",
     "WordsUploaded",
-    "SurvivalUploaded",
-    "RevealUploaded",
+    "SendSurvival",
+    "SendReveal",
 ]
 
 
@@ -157,7 +157,7 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)
-    after, effects = coordinator.advance(state, c.ComplaintUploaded(complaint))
+    after, effects = coordinator.advance(state, s.SendComplaint(complaint))
     assert (effects[0].silo, effects[0].code) == (silo, "COMPLAINT")
     assert {name: code for name, code in after.failed.items() if code != "lost"} == {
         silo: "COMPLAINT"
