@@ -88,12 +88,19 @@ METHODS: dict[str, type[Method]] = {
 
 
 def names() -> list[str]:
-    """All method names that a job may use on this machine."""
+    """All method names that a job may use on this machine.
+
+    Names alone: no package is imported for it.
+    """
     return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
-    """The class of a method; LocalError suggests the nearest name."""
+    """The class of a method; LocalError suggests the nearest name.
+
+    An installed package is imported here, and LocalError names it where its class breaks the
+    contract. ``origin`` begins the text of errors.
+    """
     # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
         return METHODS[name]
@@ -167,7 +174,10 @@ def _package(entry: EntryPoint) -> str:
 
 
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:
-    """Options checked against the method's own model, defaults filled in."""
+    """Options checked against the method's own model, defaults filled in.
+
+    LocalError names the method and what does not fit; ``origin`` begins its text.
+    """
     return validate(
         dict(options),
         method_class(name, origin).options_model,
@@ -176,6 +186,9 @@ def method_options(name: str, options: Mapping[str, Any], origin: str = "method"
 
 
 def configure(name: str, options: Mapping[str, Any] | Strict, setting: Setting) -> Method:
-    """A method, ready for either half."""
+    """A method, ready for either half.
+
+    LocalError for options that the method rejects, or a setting in which it cannot work.
+    """
     checked = options if isinstance(options, Strict) else method_options(name, options)
     return method_class(name)(setting, checked)

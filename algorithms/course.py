@@ -51,7 +51,11 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class SiloState:
-    """State of a silo between rounds: parameters and buffers by part, and other tensors."""
+    """State of a silo between rounds: parameters and buffers by part, and other tensors.
+
+    ``parts`` holds every tensor of each part's ``state_dict``, on the host. A state is replaced as
+    a whole and never changed in place, so that a round that fails leaves the old one.
+    """
 
     parts: Mapping[str, Tensors]
     extra: Tensors = field(default_factory=dict)
@@ -63,7 +67,10 @@ class SiloState:
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
+        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``.
+
+        These are the names under which a state file keeps them, and by which taints are known.
+        """
         found: dict[str, Tensor] = {}
         for part, tensors in self.parts.items():
             found |= _prefixed(f"part/{part}/", tensors)
@@ -71,6 +78,7 @@ class SiloState:
 
     def taint(self, name: str) -> Taint:
         """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
+        # An unknown tensor counts as private: a forgotten entry must not let anything leave.
         return self.taints.get(name, PRIVATE)
 
 
@@ -138,7 +146,7 @@ class Survey:
 
     The runner adds up in float64 what ``measure`` gives of each batch; the sums join
     ``facts.measured`` from there on. With ``rows`` it gives a row of each record, and the rows of
-    all records, in their order, stand in place of sums.
+    all records, in their order, stand in place of sums. No private job runs a survey.
     """
 
     measure: Measurement
@@ -149,7 +157,8 @@ class Survey:
 class Change:
     """A change of the silo's state between two stages.
 
-    The stages that follow train the parts that it has then.
+    The stages that follow train the parts that it has then. It gets the state as trained so far and
+    returns a new one. No private job makes a change.
     """
 
     change: Callable[[SiloState, Facts], SiloState]

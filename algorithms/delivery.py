@@ -17,7 +17,10 @@ Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange ga
 
 @dataclass(frozen=True)
 class Latest:
-    """Deliver the last published value of a part; nothing where none was published yet."""
+    """Deliver the last published value of a part; nothing where none was published yet.
+
+    In a blind job whose sums silos alone read, it is relayed without being opened.
+    """
 
     part: str
 
@@ -26,7 +29,8 @@ class Latest:
 class Row:
     """Deliver a Mix row: sum over silos of weight · last uploaded version.
 
-    The runtime normalises the weights.
+    The runtime normalises the weights. Silos without a version are left out, and nothing is
+    delivered where none remains.
     """
 
     part: str
@@ -34,14 +38,20 @@ class Row:
 
 
 def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
-    """A row of weights [n] by silo, without those that are not positive."""
+    """A row of weights [n] by silo, without those that are not positive.
+
+    ``silos`` are in job order, as the row is; ValueError where their lengths differ.
+    """
     pairs = zip(silos, row.tolist(), strict=True)
     return {silo: weight for silo, weight in pairs if weight > 0}
 
 
 @dataclass(frozen=True)
 class Value:
-    """Deliver a small tensor that the coordinator half made for this silo."""
+    """Deliver a small tensor that the coordinator half made for this silo.
+
+    Such a part is ``addressed``: silos do not compare it with what others received.
+    """
 
     part: str
     tensors: Tensors
@@ -49,7 +59,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Mail:
-    """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none."""
+    """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none.
+
+    The silo folds it in by ``Method.mailed``.
+    """
 
     part: str
 
@@ -57,6 +70,7 @@ class Mail:
 Delivery: TypeAlias = Latest | Row | Value | Mail
 
 
+# The "@" marks a name of Staddle's own, which no method's tensor can have.
 KEEP = TensorSpec("@keep", "float64", ())
 
 
@@ -77,7 +91,11 @@ class Post:
 
 @dataclass(frozen=True)
 class Combined:
-    """The outcome of a round at the coordinator half: next state, published values and mail."""
+    """The outcome of a round at the coordinator half: next state, published values and mail.
+
+    ``published`` replaces the last value of each part named in it; all of it must be finite.
+    ``posts`` are for parts that this round's silos uploaded as a Mix.
+    """
 
     state: CoordinatorState
     published: Mapping[str, Tensors] = field(default_factory=dict)  # for Latest

@@ -47,6 +47,8 @@ from .numerics.streams import Seed
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
 
+# Counts and not accuracies: a sum of counts over silos gives the accuracy over all test records,
+# and a blind job can add them up.
 METRICS = Part(
     "metrics",
     Kind.METRIC,
@@ -98,7 +100,12 @@ class NoOptions(Strict):
 
 
 class Method(ABC):
-    """Base of all methods. Subclasses set the class variables and write the two halves."""
+    """Base of all methods. Subclasses set the class variables and write the two halves.
+
+    The two halves run on different machines, each with an object of its own; within one job all
+    users share one object (``Job.method``). So an object holds the setting, the options and what
+    follows from them: what a silo or the coordinator remembers is in their states.
+    """
 
     name: str
     version: int
@@ -127,10 +134,14 @@ class Method(ABC):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         self.setting = setting
         self.options = self.options_model() if options is None else options
+        # From the sketch: specs need names and shapes, and no values.
         self.template = self.crossing(setting.sketch())
 
     def number(self, silo: str) -> int:
-        """A silo's place in job order, its row in states of the coordinator half."""
+        """A silo's place in job order, its row in states of the coordinator half.
+
+        ValueError for a silo that the job does not name.
+        """
         return self.setting.silos.index(silo)
 
     def numbers(self, silos: Iterable[str]) -> list[int]:
@@ -145,7 +156,11 @@ class Method(ABC):
 
     @abstractmethod
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo uploads in this round, besides the metrics that every method has."""
+        """Parts that a silo uploads in this round, besides the metrics that every method has.
+
+        ``round_`` counts from 0. Silos, coordinator and operator compute the same list and compare
+        it, so it depends on the job alone, never on a silo's data.
+        """
 
     @abstractmethod
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -159,7 +174,9 @@ class Method(ABC):
     def by_class(self, round_: int) -> tuple[str, ...]:
         """Parts of ``up``, besides ratios, of which a row is a class.
 
-        A row is zeros where a silo has no record of its class.
+        A row is zeros where a silo has no record of its class. A blind job counts the holders of
+        each class first, and leaves such rows out where there are too few
+        (algorithms/job/class_census.py).
         """
         return ()
 
@@ -180,7 +197,10 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """True if the coordinator half needs the number of training records per class and silo."""
+        """True if the coordinator half needs the number of training records per class and silo.
+
+        Labels do not cross blind, so a blind job declares these numbers (``Setting.class_counts``).
+        """
         return False
 
     # The silo half.
@@ -188,22 +208,33 @@ class Method(ABC):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """A silo's own modules by part, freshly initialised.
 
-        Silos may differ in what does not cross.
+        Silos may differ in what does not cross. It is also called under torch's device "meta",
+        where no values are wanted.
         """
         return self.setting.build()
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Other tensors of a silo's state before its first round."""
+        """Other tensors of a silo's state before its first round.
+
+        They stay at the silo, next to its parameters; only ``give`` can put them into a
+        contribution.
+        """
         return {}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Logits [B, classes] of the silo's model."""
+        """Logits [B, classes] of the silo's model.
+
+        ``parts`` hold modules, or their functional forms under ``torch.vmap``; ``x`` is a batch [B,
+        channels, height, width]. The runner counts test records by it.
+        """
         return parts["classifier"](parts["extractor"](x))
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Take what came down into the state.
 
-        By default each part replaces the parameters that it names.
+        By default each part replaces the parameters that it names. A part of ``down`` is absent
+        from ``delivered`` as long as nothing was published. Returns a new state; the given one
+        stays as it is, since a round may fail later.
         """
         return self.replaced(state, delivered, *delivered)
 
@@ -217,21 +248,35 @@ class Method(ABC):
         return {}
 
     def effort(self, round_: int) -> Effort:
-        """Upper bound on a round's use of records: by default the job's epochs."""
+        """Upper bound on a round's use of records: by default the job's epochs.
+
+        The budget of a private job is reserved by it before the round, so it may not depend on a
+        silo's data. A private job refuses ``stages`` that take more.
+        """
         return Effort(epochs=self.setting.epochs)
 
     @property
     def private_fault(self) -> str:
-        """Why a job with these options cannot be private; empty if it can."""
+        """Why a job with these options cannot be private; empty if it can.
+
+        The text follows the method's name in an error, and says which option to change.
+        """
         return ""
 
     @abstractmethod
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """The stages of training of this round in order, with surveys and changes in between."""
+        """The stages of training of this round in order, with surveys and changes in between.
+
+        They are computed before the first of them runs. With none, nothing trains in this round.
+        """
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """One contribution for each part of ``up(facts.round)``, from the state after training."""
+        """One contribution for each part of ``up(facts.round)``, from the state after training.
+
+        Tensors have the dtypes and shapes of ``Part.given``, and only finite values within its
+        bounds. A Sum of form "mean" takes one weight, one of form "ratio" a weight per row.
+        """
 
     # The coordinator half.
 
@@ -245,11 +290,13 @@ class Method(ABC):
         """Turn the results of a round into the next state, published values and posts.
 
         By default the sums are published, except those that silos alone read, whose results are
-        empty.
+        empty. ``cohort`` are the silos that contributed, in job order. The given state stays as it
+        is, since the round may still fail.
         """
         published = {}
         for part in self.up(round_):
             if isinstance(part.exchange, Sum) and results[part.name]:
+                # Without ``@weight``: only the part's own tensors come down.
                 published[part.name] = picked(part.tensors, results[part.name])
         return Combined(state, published)
 
@@ -258,7 +305,10 @@ class Method(ABC):
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The delivery to a silo at the start of a round: by default all of ``down``, latest."""
+        """The delivery to a silo at the start of a round: by default all of ``down``, latest.
+
+        Every silo can be asked for, also one that never took part.
+        """
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
@@ -304,16 +354,25 @@ class Method(ABC):
         return Part(name, kind, Sum("mean"), self.flat_specs(*parts))
 
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
-        """Specs of the named parts' parameters, named ``part.parameter``."""
+        """Specs of the named parts' parameters, named ``part.parameter``.
+
+        Part by part, then in definition order: the order in which they cross.
+        """
         return tuple(replace(spec, name=name) for name, _, spec in self._named_specs(parts))
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
-        """Parameters of the named parts, named ``part.parameter``."""
+        """Parameters of the named parts, named ``part.parameter``.
+
+        Not copies: the tensors are those of the state.
+        """
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
 
     def spec_of(self, part: str, name: str) -> TensorSpec:
-        """The spec of one parameter of a part."""
+        """The spec of one parameter of a part.
+
+        KeyError for a parameter that the part lacks, or a buffer that does not cross.
+        """
         named = {spec.name: spec for spec in self.template[part]}
         return named[name]
 
@@ -328,6 +387,8 @@ class Method(ABC):
         parts = dict(state.parts)
         for tensors in map(delivered.get, names):
             for name, value in (tensors or {}).items():
+                # Names of parameters have dots of their own, so only the first one ends the part's
+                # name.
                 part, _, leaf = name.partition(".")
                 parts[part] = {**parts[part], leaf: value}
         return SiloState(parts, state.extra)
@@ -339,7 +400,11 @@ class Method(ABC):
         return {part.name: contributions[part.name] for part in self.up(round_)}
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
-        """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m, in float64."""
+        """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m.
+
+        Computed in float64 and rounded once, to each parameter's dtype. KeyError where the mail
+        lacks ``@keep`` or one of the parameters.
+        """
         kept = mail[KEEP.name]
         changed = dict(state.parts)
         for name, value in self.flat(state, *parts).items():
@@ -349,11 +414,18 @@ class Method(ABC):
         return SiloState(changed, state.extra)
 
     def stage(self, *trains: str) -> Stage:
-        """Cross-entropy on the job's epochs and optimiser, training the named parts."""
+        """Cross-entropy on the job's epochs and optimiser, training the named parts.
+
+        A method that needs something else changes single fields by ``dataclasses.replace``.
+        """
         return Stage(trains, self.setting.epochs, self.cross_entropy, self.setting.optimiser)
 
     def cross_entropy(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Per-sample cross-entropy [B] of ``predict``."""
+        """Per-sample cross-entropy [B] of ``predict``.
+
+        Not reduced: the runner takes the mean, and a private job clips each record's gradient
+        before anything is added up.
+        """
         return nn.functional.cross_entropy(self.predict(parts, x), y, reduction="none")
 
 
@@ -396,6 +468,7 @@ def initial_state(
     own = dict(weights or {})
     with torch.no_grad():
         parts = {part: _values(module) for part, module in method.modules(silo).items()}
+        # The file's parts come last, in place of those that ``modules`` drew.
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state

@@ -31,7 +31,10 @@ def norm_of(name: str) -> Norm:
 
 
 def sketched(name: str, setting: Setting) -> dict[str, nn.Module]:
-    """A model of this architecture, without values."""
+    """A model of this architecture, without values.
+
+    Nothing is drawn or allocated: its modules are on torch's device "meta".
+    """
     with torch.device("meta"):
         return NETWORKS[name].build(setting.input, setting.classes, norm_of(name))
 
@@ -56,7 +59,10 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
 
 
 def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.Module]:
-    """A silo's model: architectures in turn by job order, or the job's own if none is named."""
+    """A silo's model: architectures in turn by job order, or the job's own if none is named.
+
+    Values follow from the job's seed: silos of one architecture begin alike.
+    """
     if not names:
         return setting.build()
     name = names[setting.silos.index(silo) % len(names)]

@@ -26,7 +26,10 @@ def names(second: str) -> tuple[str, ...]:
 
 
 def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
-    """The job's model and further ones like it, all with the same initial values."""
+    """The job's model and further ones like it, all with the same initial values.
+
+    Equal initial values, since each is built from the same streams of the job.
+    """
     modules = dict(setting.build())
     for second in seconds:
         modules |= dict(zip(names(second), setting.build().values(), strict=True))
@@ -51,7 +54,11 @@ def beside_other(
 
 
 def check_other(option: str, architecture: str | None, setting: Setting) -> None:
-    """LocalError unless an option names an architecture that takes the job's input."""
+    """LocalError unless an option names an architecture that takes the job's input.
+
+    ``option`` is its name in the job file, for the error's text; None, the job's own model, always
+    passes.
+    """
     if architecture is None:
         return
     if architecture not in NETWORKS:
@@ -65,13 +72,19 @@ def check_other(option: str, architecture: str | None, setting: Setting) -> None
 
 
 def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
-    """Logits [B, classes] of the job's model, or of the second one of this name."""
+    """Logits [B, classes] of the job's model, or of the second one of this name.
+
+    ``x`` is [B, channels, height, width].
+    """
     extractor, classifier = names(second) if second else MODEL
     return parts[classifier](parts[extractor](x))
 
 
 def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
-    """The parts of the second model with copies of the job's model's values, buffers included."""
+    """The parts of the second model with copies of the job's model's values, buffers included.
+
+    Copies, so that a later change of either model leaves the other as it is.
+    """
     return {
         name: {key: value.clone() for key, value in parts[part].items()}
         for name, part in zip(names(second), MODEL, strict=True)
@@ -79,7 +92,10 @@ def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
 
 
 def not_begun() -> dict[str, Tensor]:
-    """``extra`` of a silo before its first round."""
+    """``extra`` of a silo before its first round.
+
+    An int64 tensor, as a state holds tensors only.
+    """
     return {BEGUN: torch.tensor(0)}
 
 

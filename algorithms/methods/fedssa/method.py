@@ -125,6 +125,7 @@ class FedSSA(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
+        # Eq. 3 averages whole rows, bias included, so the classifier must be one linear layer.
         if header.keys() != {"weight", "bias"}:
             raise LocalError(
                 "fedssa needs a linear classifier with weight and bias, the model has"
@@ -137,6 +138,8 @@ class FedSSA(Method):
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
         wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job
+        # Integers -1, 0 or 1 of each silo: a bound on the change in one round, so that no silo
+        # stands for several holders.
         presence = TensorSpec("presence", "int64", counts, -1.0, 1.0)  # came, stayed or went
         self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (row_spec,))
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
@@ -159,11 +162,18 @@ class FedSSA(Method):
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The header's rows, or what changed in them."""
+        """The header's rows, or what changed in them.
+
+        Rows [C, d+1] in the classifier's dtype with a weight per row, or float64 differences and
+        int64 presence [C].
+        """
         return (self.deltas,) if self.options.stale_inclusive else (self.rows,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The global header."""
+        """The global header.
+
+        Rows [C, d+1] and status [C], for all silos alike.
+        """
         return (self.header,)
 
     def by_class(self, round_: int) -> tuple[str, ...]:
@@ -180,7 +190,10 @@ class FedSSA(Method):
     # running totals hold: a round that failed leaves no trace in its state.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The silo's own extractor below the common classifier."""
+        """The silo's own extractor below the common classifier.
+
+        All have the width of the job's model, so that their headers have equal shapes.
+        """
         return dealt(self.options.extractors, self.setting, silo)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
@@ -200,7 +213,10 @@ class FedSSA(Method):
         return rows_of(self.setting.build()["classifier"].state_dict())
 
     def mu(self, round_: int) -> float:
-        """μ_t."""
+        """μ_t.
+
+        Between 0 and μ_0; 0 from round ``t_stable`` on.
+        """
         horizon = self.options.t_stable
         if round_ >= horizon:
             return 0.0
@@ -211,6 +227,7 @@ class FedSSA(Method):
         header = delivered.get("header", {})
         local = rows_of(state.parts["classifier"])  # [C, d+1]
         seen = facts.class_counts > 0  # [C]
+        # A withheld class keeps the silo's own row, as for a class of which it has no record.
         if "status" in header:
             seen = seen & (header["status"] != WITHHELD)
         # Not convex, as in the paper: a seen row grows by 1 + μ at first.
@@ -234,12 +251,19 @@ class FedSSA(Method):
         }
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Train extractor and header together."""
+        """Train extractor and header together.
+
+        With the option ``clip`` the gradients of both together are cut to that norm.
+        """
         stage = self.stage("extractor", "classifier")  # Eq. 5, 6
         return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The rows of seen classes, zeros for the others."""
+        """The rows of seen classes, zeros for the others.
+
+        Without ``stale_inclusive`` rows [C, d+1] with presence [C], 0 or 1, as the weight. With it,
+        the difference to the silo's last contribution, in float64.
+        """
         # Always all rows: an upload's size must not tell which classes the silo has.
         presence = (facts.class_counts > 0).long()  # [C]
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
@@ -254,7 +278,11 @@ class FedSSA(Method):
     # The coordinator half.
 
     def begin(self) -> CoordinatorState:
-        """The common initial header, no class held by anyone."""
+        """The common initial header, no class held by anyone.
+
+        Rows [C, d+1] and status [C]; with ``stale_inclusive`` running totals in float64 and holders
+        [C].
+        """
         status = torch.zeros(self.setting.classes, dtype=torch.int64)
         state = {"rows": self.initial, "status": status}
         if self.options.stale_inclusive:
@@ -284,7 +312,10 @@ class FedSSA(Method):
 
 
 def rows_of(classifier: Mapping[str, Tensor]) -> Tensor:
-    """Rows [C, d+1] of a linear classifier: weights and bias."""
+    """Rows [C, d+1] of a linear classifier: weights and bias.
+
+    The bias is the last column. The result has no gradient.
+    """
     return torch.cat([classifier["weight"], classifier["bias"][:, None]], dim=1).detach()
 
 
