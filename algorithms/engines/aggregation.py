@@ -32,7 +32,10 @@ class Shelf(Protocol):
     """What earlier rounds left: published parts, each silo's last version of a Mix, and mail."""
 
     def latest(self, part: str) -> Tensors | None:
-        """The last published value; None before the first."""
+        """The last published value; None before the first.
+
+        Tensors as ``publish`` got them, which a reader must not change.
+        """
         ...
 
     def has(self, part: str, silo: str) -> bool:
@@ -40,11 +43,17 @@ class Shelf(Protocol):
         ...
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
-        """One tensor of a silo's version."""
+        """One tensor of a silo's version.
+
+        A caller asks ``has`` first: a silo without a version has no tensor to read.
+        """
         ...
 
     def mail(self, part: str, silo: str) -> Tensors | None:
-        """The mail for a silo, with ``@keep``; None where there is none."""
+        """The mail for a silo, with ``@keep``; None where there is none.
+
+        Tensors of the mixed part, and ``@keep`` [] float64.
+        """
         ...
 
 
@@ -52,7 +61,10 @@ class Archive(Shelf, Protocol):
     """A shelf that a fold changes."""
 
     def publish(self, part: str, tensors: Tensors) -> None:
-        """Replace the published value."""
+        """Replace the published value.
+
+        All tensors of the part at once; what was published before is gone.
+        """
         ...
 
     def store(self, part: Part, silo: str, read: Read) -> None:
@@ -63,6 +75,7 @@ class Archive(Shelf, Protocol):
         """Replace the mail for a silo; ``tensors`` is None where the exchanges made no row.
 
         True where the mail is there after the call: an archive may have its own way to make a row.
+        ``tensors`` are those of ``mail``, with ``@keep``.
         """
         ...
 
@@ -73,7 +86,10 @@ class Archive(Shelf, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shelved:
-    """The content of an archive: published values by part, versions and mail by part and silo."""
+    """The content of an archive: published values by part, versions and mail by part and silo.
+
+    No later change of the archive reaches it, so it can be stored while the next round runs.
+    """
 
     published: Mapping[str, Tensors]
     versions: Mapping[tuple[str, str], Tensors]
@@ -93,11 +109,15 @@ class MemoryArchive:
         self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions)
         self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
         if device != CPU:
+            # A snapshot that was read from a file lies on the host.
             for key, held in shelved.versions.items():
                 self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
 
     def shelved(self) -> Shelved:
-        """The content as it is now; no later change of the archive reaches it."""
+        """The content as it is now; no later change of the archive reaches it.
+
+        It shares tensors with the archive, which replaces them and never writes into them.
+        """
         return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
 
     def latest(self, part: str) -> Tensors | None:
@@ -149,13 +169,16 @@ def close_round(
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
     """Fold the members' contributions into the next state and the sums of METRICS.
 
-    Members are folded in job order, whatever their order in ``members``.
+    Members are folded in job order, whatever their order in ``members``. ``up_parts`` are the
+    round's parts with the job's exchanges. LocalError, with the archive unchanged, for strangers
+    among the members, a fold that fails, and results that hold NaN or infinity.
     """
     # Sums of floats depend on their order; the job's is the same in simulator and coordinator.
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
     for part in up_parts:
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
+    # Popped before ``combine``, which sees the rest.
     metrics = results.pop(METRICS.name, {})
 
     # METRICS are for people: a method must not be steered by test records.
@@ -180,6 +203,8 @@ def close_round(
     for silo in ordered:
         archive.clear_mail(silo)
     unposted = []
+    # An archive may refuse mail: the method's state must forget the post then, or it would count a
+    # row that nobody gets.
     for post, mailed in posted:
         if not archive.put_mail(post, mailed):
             unposted.append(post.silo)
@@ -205,7 +230,9 @@ def deliver(
 ) -> Delivered:
     """The delivery to one silo at the start of a round, part by part.
 
-    Parts that have no value yet are left out.
+    Parts that have no value yet are left out. Tensors come in the order of the part's specs.
+    LocalError where the method delivers what its wire list lacks, or a part twice. Nothing changes
+    by it.
     """
     # A silo rejects what its signed job does not let come down; so a method's mistake shows where
     # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
@@ -249,7 +276,10 @@ def _delivered(
 
 
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
-    """The members in the order of every fold; LocalError for strangers and duplicates."""
+    """The members in the order of every fold; LocalError for strangers and duplicates.
+
+    The coordinator hears from silos in any order, and floating-point sums depend on it.
+    """
     # A duplicate would count twice in a sum.
     distinct = set(members)
     strangers = sorted(distinct.difference(method.setting.silos))
@@ -267,6 +297,7 @@ def _row(
 
     None where it gets none, and so keeps its own.
     """
+    # A silo that never uploaded has no version; the others' weights are normalised without it.
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None

@@ -27,7 +27,8 @@ def prepare(
     """Let the convolutions of modules be computed in this form from now on.
 
     "faster" decides by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU.
-    Convolutions of several groups, or padded with other than zeros, stay as they are.
+    Convolutions of several groups, or padded with other than zeros, stay as they are. The modules
+    are changed in place.
     """
     if form == "faster" and device == CPU:
         form = "grouped"
@@ -73,7 +74,10 @@ def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) ->
 
 
 def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
-    """Height and width of the convolution's output for x of this shape [B, I, H, W]."""
+    """Height and width of the convolution's output for x of this shape [B, I, H, W].
+
+    As torch computes them: floor((size + 2·padding − dilation·(kernel − 1) − 1) / stride) + 1.
+    """
     sizes: list[int] = []
     for axis, size in enumerate(shape[2:]):
         padding = int(leaf.padding[axis])
@@ -84,7 +88,10 @@ def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
 
 
 def can_unfold(convolution: nn.Conv2d) -> bool:
-    """True if ``unfolded`` computes what the convolution does."""
+    """True if ``unfolded`` computes what the convolution does.
+
+    Not for groups, other padding than zeros, or padding by name ("same").
+    """
     form = (convolution.groups, convolution.padding_mode)
     return form == (1, "zeros") and not isinstance(convolution.padding, str)
 
@@ -92,7 +99,9 @@ def can_unfold(convolution: nn.Conv2d) -> bool:
 def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, h, w].
 
-    It equals torch's up to the last bits of sums. Its numbers lie in memory as [O, B, h, w].
+    It equals torch's up to the last bits of sums. Its numbers lie in memory as [O, B, h, w], which
+    the layers that follow take as it is (stacked_layers.py). Parameters other than weight and bias
+    are the convolution's own.
     """
     # Autocast would cast the columns, which are k·l times as many numbers.
     if torch.is_autocast_enabled(x.device.type):
@@ -112,9 +121,13 @@ def patches(convolution: nn.Conv2d, x: Tensor) -> Tensor:
     dilation = convolution.dilation
     top, left = map(int, convolution.padding)
     if top or left:
+        # Zeros around the image, as the convolution's own padding: ``can_unfold`` lets no other
+        # pass.
         x = pad(x, (left, left, top, top))
     for axis, dilated, size, stride in zip(
         (2, 3), dilation, convolution.kernel_size, convolution.stride, strict=True
     ):
+        # A view: nothing is copied until the columns are laid out for the product.
         x = x.unfold(axis, dilated * (size - 1) + 1, stride)
+    # Every ``dilation``-th place of a window that spans them all.
     return x[..., :: dilation[0], :: dilation[1]].permute(1, 4, 5, 0, 2, 3)

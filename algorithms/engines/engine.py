@@ -22,7 +22,10 @@ from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of one silo by side; ``validation`` is None where the split lacks that side."""
+    """The records of one silo by side; ``validation`` is None where the split lacks that side.
+
+    One object may be a side of several silos, such as test records that all share.
+    """
 
     train: Dataset
     test: Dataset
@@ -30,20 +33,29 @@ class Records:
 
     @property
     def sides(self) -> tuple[Dataset, ...]:
-        """The sides that the split has."""
+        """The sides that the split has.
+
+        In the order train, test, validation.
+        """
         if self.validation is None:
             return (self.train, self.test)
         return (self.train, self.test, self.validation)
 
     def to(self, device: torch.device) -> "Records":
-        """The records on a device."""
+        """The records on a device.
+
+        Not a copy where they lie there already.
+        """
         validation = None if self.validation is None else self.validation.to(device)
         return Records(self.train.to(device), self.test.to(device), validation)
 
 
 @dataclass(frozen=True, eq=False)
 class SiloWork:
-    """One silo at the start of a round: its state and its delivery, which no engine changes."""
+    """One silo at the start of a round: its state and its delivery, which no engine changes.
+
+    ``delivered`` is what ``aggregation.deliver`` gave, on the host.
+    """
 
     silo: str
     state: SiloState
@@ -63,14 +75,17 @@ class Engine(Protocol):
     ) -> Mapping[str, RoundOutcome]:
         """The outcome of ``local_round`` at each silo; ``done`` is called after each.
 
-        LocalError names the silo.
+        LocalError names the silo. States and contributions lie on the host.
         """
         ...
 
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, Evaluation]:
-        """The outcome of ``silo_round.look`` at each silo; nothing is trained."""
+        """The outcome of ``silo_round.look`` at each silo; nothing is trained.
+
+        ``round_`` is the round whose delivery the silos have, ``Job.length`` after the last.
+        """
         ...
 
     def close(self) -> None:
@@ -94,6 +109,7 @@ class Serial:
         way: Stepper = PLAIN,
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
+        # Records go to the device once, not in each round.
         self._device, self._way = device, way
         self._records = records
         if device != CPU:
@@ -135,6 +151,7 @@ class Serial:
             private=payer,
             device=self._device,
         )
+        # Committed only now: the outcome is whole, and what was not taken can be spent again.
         if payer is not None and outcome.spending is not None:
             payer.account.commit(outcome.spending)
         return outcome

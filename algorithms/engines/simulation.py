@@ -30,14 +30,17 @@ Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, te
 
 
 def nothing() -> None:
-    """No progress shown."""
+    """No progress shown.
+
+    The default of ``done``, which is called from time to time.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A simulation between two rounds: ``round`` is the next.
 
-    ``trained`` are the silos that ever trained.
+    ``trained`` are the silos that ever trained. No later round changes it.
     """
 
     round: int
@@ -49,7 +52,11 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The outcome of one round: a report per silo of its cohort, and the coordinator's sums."""
+    """The outcome of one round: a report per silo of its cohort, and the coordinator's sums.
+
+    ``metrics`` are sums over the cohort of what METRICS names; ``reports`` are what silos keep to
+    themselves in a federation.
+    """
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
@@ -87,17 +94,26 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """The next round; ``job.length`` after the last."""
+        """The next round; ``job.length`` after the last.
+
+        After a resumed snapshot it is the snapshot's.
+        """
         return self._round
 
     @property
     def states(self) -> Mapping[str, SiloState]:
-        """The state of each silo."""
+        """The state of each silo.
+
+        Replaced, not changed, by the next round; a silo that was not drawn keeps its own.
+        """
         return self._states
 
     @property
     def coordinator(self) -> CoordinatorState:
-        """The state of the coordinator half."""
+        """The state of the coordinator half.
+
+        As the last round left it.
+        """
         return self._coordinator
 
     def snapshot(self) -> Snapshot:
@@ -119,6 +135,7 @@ class Simulation:
             contribution = exchanges.give(part, outcomes[silo].contributions[part.name])
             spool[part.name, silo] = self._spooled(part, contribution)
 
+        # ``close_round`` reads from memory here, and from the spool at a coordinator.
         def read(part: str, silo: str, name: str) -> Tensor:
             return spool[part, silo][name]
 
@@ -135,11 +152,18 @@ class Simulation:
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
-        """Evaluate every silo with its next delivery, and as it is now; nothing changes."""
+        """Evaluate every silo with its next delivery, and as it is now; nothing changes.
+
+        ``done`` is called for each silo. A silo that never took part is evaluated with what it
+        would receive.
+        """
         return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
-        """Let every silo keep its model, according to a ``look`` after the last round."""
+        """Let every silo keep its model, according to a ``look`` after the last round.
+
+        LocalError before the last round is over. What a silo keeps is ``silo_round.kept``'s answer.
+        """
         if self._round != self._job.length:
             raise LocalError(
                 f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run"
@@ -183,7 +207,10 @@ def versions_bytes(job: Job) -> int:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulated job leaves behind."""
+    """What a simulated job leaves behind.
+
+    ``history`` of a silo ends with the report of the delivery after the last round.
+    """
 
     # by silo: the rounds in which it trained, then the final delivery
     history: Mapping[str, tuple[RoundReport, ...]]
@@ -192,7 +219,10 @@ class SimulationResult:
     coordinator: CoordinatorState
 
     def accuracy(self, product: str) -> dict[str, float]:
-        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained"."""
+        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained".
+
+        A share from 0 to 1, of the records of the test side.
+        """
         accuracy: dict[str, float] = {}
         for silo, reports in self.history.items():
             last = reports[-1]
@@ -245,7 +275,10 @@ def simulate(
 
 
 def check_population(job: Job, records: Mapping[str, Records]) -> None:
-    """LocalError unless these are the records of the job's silos, and fit it."""
+    """LocalError unless these are the records of the job's silos, and fit it.
+
+    A silo makes the same checks of its own records when it admits a job.
+    """
     if set(records) != set(job.silos):
         raise LocalError(
             f"data was given for silos {sorted(records)}, the job names {sorted(job.silos)}"

@@ -73,6 +73,7 @@ class Stacked:
     With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone,
     ``convolutions`` are computed in that form. Silos of another architecture or with other stages
     go in groups of their own. One job gives the same bits again where ``at_once`` is the same.
+    LocalError for a private job.
     """
 
     def __init__(
@@ -112,7 +113,11 @@ class Stacked:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, RoundOutcome]:
-        """The outcome of ``local_round`` at each silo."""
+        """The outcome of ``local_round`` at each silo.
+
+        LocalError for silos that cannot train at once, for a loss that is not finite, and where the
+        device's memory does not suffice; it says what to do.
+        """
         method = self._method
         facts, states = self._delivered(round_, work)
 
@@ -127,6 +132,7 @@ class Stacked:
             courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
 
         outcomes: dict[str, RoundOutcome] = {}
+        # By course now: silos whose methods chose other stages cannot share a call.
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
@@ -148,12 +154,16 @@ class Stacked:
                 contributions = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
                 outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
+        # In the caller's order, whatever the groups.
         return {one.silo: outcomes[one.silo] for one in work}
 
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, Evaluation]:
-        """The outcome of ``silo_round.look`` at each silo."""
+        """The outcome of ``silo_round.look`` at each silo.
+
+        Two models of each silo lie on the device at a time.
+        """
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
         looks: dict[str, Evaluation] = {}
@@ -189,6 +199,7 @@ class Stacked:
         self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
     ) -> dict[str, float]:
         """Train one stage of a group in place; the mean loss of the last epoch by silo."""
+        # All stages of a group differ in contexts alone, so the first stands for all.
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
         with _named(round_, group[0]):
@@ -197,6 +208,7 @@ class Stacked:
         contexts = [own.context for own in stages.values()]
         context: dict[str, Tensor] = {}
         for name in stage.context:
+            # Stacked on the host and copied once: each transfer waits for the device.
             stacked = torch.stack([own[name] for own in contexts])
             context[name] = stacked.to(silos.x.device)
         values = {part: silos.values[part] for part in modules}
@@ -216,6 +228,7 @@ class Stacked:
             with _named(round_, silo):
                 for loss in own_losses[silo]:
                     check_loss(loss, stage.optimiser)
+        # The mean over the last epoch, as ``training.train`` reports it.
         means: dict[str, float] = {}
         for silo, steps in own_losses.items():
             epoch = len(steps) // stage.epochs
@@ -270,6 +283,7 @@ class Stacked:
     def _silos(self, group: Sequence[str], states: States) -> Silos:
         """The group's values on the device; LocalError where a state does not fit the model."""
         modules, device = self._template(group[0]).modules, self._resident.x.device
+        # Before anything is stacked: a stack of other shapes would fail without naming the silo.
         for silo in group:
             _check_fit(silo, modules, states[silo])
         # Stacked on the host first: each transfer to a GPU waits.
@@ -306,7 +320,10 @@ class Stacked:
         return max(1, room(self.device) // self.silo_bytes(largest, steps))
 
     def silo_bytes(self, silo: str, steps: Course = ()) -> int:
-        """About how many bytes of the device a silo takes while it trains and is evaluated."""
+        """About how many bytes of the device a silo takes while it trains and is evaluated.
+
+        An estimate: values and their copies, and activations of the largest call.
+        """
         template = self._template(silo)
         records = self._job.training.batch_size
         if any(isinstance(step, Stage) and step.full_batch for step in steps):
@@ -323,6 +340,7 @@ class Stacked:
             modules = self._method.modules(silo)
         kept = _own_tensors(silo, modules)
         key = architecture(modules)
+        # With values, since ``saved_bytes`` runs a forward pass on the host.
         if key not in self._known:
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
@@ -365,6 +383,8 @@ def _own_tensors(silo: str, modules: Modules) -> list[Tensor]:
     held: set[int] = set()
     for module in modules.values():
         kept.extend(module.state_dict(keep_vars=True).values())
+        # By identity: a tensor that two layers share would become two stacked ones, of which only
+        # one moves.
         held.update(map(id, module.parameters()))
         held.update(map(id, module.buffers()))
     if len(kept) != len(held) or set(map(id, kept)) != held:

@@ -24,7 +24,10 @@ CHUNK = 128  # records of a silo per call, where no record's output depends on t
 
 @torch.no_grad()
 def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
-    """How many of its records each silo's model classifies correctly, in evaluation mode."""
+    """How many of its records each silo's model classifies correctly, in evaluation mode.
+
+    ``places`` are each silo's records in ``silos.x``; a silo may have none.
+    """
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
     correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
@@ -34,6 +37,7 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
 
     for batch in together(pieces, exact, silos.x.device):
         hits = over_silos(right)(*_inputs(silos, batch))  # [m, L]
+        # Records that fill up a row are classified too, and must not count.
         if batch.counts is not None:
             hits &= batch.counts
         correct[batch.rows] += hits.sum(1)
@@ -50,11 +54,13 @@ def measure(
     What is added up cannot be taken out again, so no batch is filled up.
     """
     cut = _halved
+    # Batch norm without running statistics couples a batch, so it is cut as one by one.
     if _evaluating(silos.modules):
         cut = partial(_cut, chunk=chunk(silos.modules))
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         found = measurement(parts_of(silos.modules, values), x, y)
+        # float64, since sums over many records follow.
         return {name: tensor.double() for name, tensor in found.items()}
 
     batches = together([cut(own) for own in places], True, silos.x.device)
@@ -95,7 +101,8 @@ def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]
 def chunk(modules: Modules) -> int:
     """How many of a silo's records are evaluated per call.
 
-    The modules are put in evaluation mode.
+    The modules are put in evaluation mode. ``EVALUATION_CHUNK`` where a record's output depends on
+    the others, else ``CHUNK``.
     """
     # Batch norm without running statistics gives other outputs in chunks of another size, so these
     # are cut as they are where silos are evaluated one by one.
@@ -115,6 +122,7 @@ def saved_bytes(
 
     The values of the modules themselves do not count.
     """
+    # Parameters and buffers are counted as values of a silo, not with a record.
     own: set[int] = set()
     for module in modules.values():
         own.update(map(_address, module.parameters()))
