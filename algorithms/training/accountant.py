@@ -21,19 +21,34 @@ if TYPE_CHECKING:
 
 
 class Random(Protocol):
-    """The random numbers of one step."""
+    """The random numbers of one step.
+
+    An object serves one step; the next step takes a fresh one, so that no release repeats the noise
+    of another.
+    """
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """Independent standard normal numbers [count]."""
+        """Independent standard normal numbers [count].
+
+        float64, from a cryptographic generator (security/dp/noise.py): whoever can make the noise
+        again can take it off.
+        """
         ...
 
     def drawn(self, records: int, q: float) -> NDArray[np.int64]:
-        """Indices of the records of a step, each drawn with probability q."""
+        """Indices of the records of a step, each drawn with probability q.
+
+        int64, each index once at most; none at all for a step that draws nobody.
+        """
         ...
 
 
 class ReservedSteps(Protocol):
-    """Steps that were set aside before the first of them is taken."""
+    """Steps that were set aside before the first of them is taken.
+
+    A round that crashes has spent all of them: whether it used them cannot be told (SECURITY.md
+    rule 25).
+    """
 
     @property
     def id(self) -> int:
@@ -41,7 +56,10 @@ class ReservedSteps(Protocol):
         ...
 
     def take(self, purpose: str) -> None:
-        """Use one step for this purpose; ExhaustedError where none is left."""
+        """Use one step for this purpose; ExhaustedError where none is left.
+
+        Call it before the records are read.
+        """
         ...
 
 
@@ -60,7 +78,10 @@ class PrivacyAccount(Protocol):
     """The account of one silo in one job."""
 
     def counts(self) -> Counts | None:
-        """The counts released before; None before the first release."""
+        """The counts released before; None before the first release.
+
+        A job releases them once, so a later round takes these.
+        """
         ...
 
     def keep_counts(self, counts: Counts) -> None:
@@ -70,7 +91,8 @@ class PrivacyAccount(Protocol):
     def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
         """Set steps aside.
 
-        ExhaustedError where the job's target or the budget does not cover them; then none are.
+        ExhaustedError where the job's target or the budget does not cover them; then none are. They
+        are set aside before any record is read.
         """
         ...
 
@@ -81,7 +103,10 @@ class PrivacyAccount(Protocol):
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What only a private round needs: an account, and randomness that no seed reproduces."""
+    """What only a private round needs: an account, and randomness that no seed reproduces.
+
+    ``fresh`` makes a new generator for each step or release.
+    """
 
     account: PrivacyAccount
     fresh: Callable[[], Random]
@@ -107,10 +132,14 @@ class MemorySpending:
 
 
 class MemoryAccount:
-    """An account without a budget, for simulations: it allows the steps that the job plans."""
+    """An account without a budget, for simulations: it allows the steps that the job plans.
+
+    Nothing is on disk: it ends with the process.
+    """
 
     def __init__(self, job: "Job") -> None:
         self._free: Counter[str] = Counter()
+        # All rounds that the silo may be drawn for, and the slack for interrupted ones.
         for spend in job_spends(job, signed_sigma(job)):
             self._free[spend.purpose] += spend.steps
         self._job = job.name
@@ -118,7 +147,10 @@ class MemoryAccount:
         self.spendings: list[MemorySpending] = []
 
     def counts(self) -> Counts | None:
-        """The counts released before; None before the first release."""
+        """The counts released before; None before the first release.
+
+        They are kept in memory alone.
+        """
         return self._counts
 
     def keep_counts(self, counts: Counts) -> None:
@@ -140,7 +172,11 @@ class MemoryAccount:
         return self.spendings[-1]
 
     def commit(self, spending: ReservedSteps) -> None:
-        """Release the steps that were not taken."""
+        """Release the steps that were not taken.
+
+        A later round may take them.
+        """
         kept = self.spendings[spending.id]
+        # Committed twice, it releases nothing more: ``left`` is empty then.
         self._free += kept.left
         kept.left.clear()

@@ -34,30 +34,49 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stepper(Protocol):
-    """A way to train a stage."""
+    """A way to train a stage.
+
+    ``begin`` once per stage, then for each epoch ``batches``, whose index arrays are drawn one by
+    one, and the step on each.
+    """
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
-        """Indices of the records of each step of one epoch, in turn."""
+        """Indices of the records of each step of one epoch, in turn.
+
+        [B] int64 each. ``wrap`` asks for a last batch as long as the others.
+        """
         ...
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
-        """Steps of one epoch."""
+        """Steps of one epoch.
+
+        For progress displays; it draws nothing.
+        """
         ...
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
-        """Begin the stage with fresh optimiser state."""
+        """Begin the stage with fresh optimiser state.
+
+        The step trains the modules in place and returns the batch's mean loss [], penalty included.
+        """
         ...
 
 
 def never() -> bool:
-    """No request to stop."""
+    """No request to stop.
+
+    The default of ``cancelled``.
+    """
     return False
 
 
 def silent(done: int, total: int) -> None:
-    """No progress shown."""
+    """No progress shown.
+
+    The default of ``progress``, called with the batches done and their total.
+    """
 
 
 def batches(
@@ -68,6 +87,7 @@ def batches(
     The last batch is smaller, or with ``wrap`` filled up with records from the start of the same
     shuffle: batch-coupled normalisation gives another result on batches of another size.
     """
+    # The job's own shuffle (``numerics.streams``), which NumPy's releases do not change.
     order = permutation(rng, n)
     if wrap:
         # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
@@ -76,17 +96,26 @@ def batches(
 
 
 def at_least_float32(losses: Tensor) -> Tensor:
-    """Losses of records in a type in which many of them can be added up."""
+    """Losses of records in a type in which many of them can be added up.
+
+    float32 for bfloat16; float32 and float64 stay as they are.
+    """
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
 
 
 def batch_coupled(modules: Modules) -> bool:
-    """True if a record's output depends on the other records of its batch."""
+    """True if a record's output depends on the other records of its batch.
+
+    Any batch norm does: in training it uses the statistics of the batch.
+    """
     return any(True for _ in batch_norms(modules))
 
 
 def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
-    """All layers of batch norm."""
+    """All layers of batch norm.
+
+    Layers nested in others included.
+    """
     for leaf in chain.from_iterable(module.modules() for module in modules.values()):
         if isinstance(leaf, _BatchNorm):
             yield leaf
@@ -123,13 +152,17 @@ def sgd_step(
         torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
 
     if optimiser.within is not None:
+        # Such as FedALA's weights, which lie in 0 … 1.
         least, most = optimiser.within
         torch._foreach_clamp_min_(moved, least)
         torch._foreach_clamp_max_(moved, most)
 
 
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
-    """The gradients, scaled down together where their common Euclidean norm is above ``limit``."""
+    """The gradients, scaled down together where their common Euclidean norm is above ``limit``.
+
+    The norm is computed in float64; ``limit`` None leaves them as they are.
+    """
     if limit is None:
         return gradients
     norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
@@ -157,6 +190,7 @@ def mirror_step(
         # The authors' code of PPFL exponentiates twice: c·exp(exp(−lr·g)).
         if optimiser.rule == "mirror-double-exponential":
             descent = descent.exp()
+        # In the log domain: softmax divides by the sum without overflow.
         point = torch.softmax(parameter.double().log() + descent, dim=-1)
         above = (point - optimiser.floor).clamp(min=0)
         free = 1 - optimiser.floor * point.shape[-1]
@@ -180,7 +214,8 @@ class PlainStepper:
     """Training without differential privacy, on all records in shuffled batches.
 
     It moves by SGD or mirror descent on the mean of the losses plus the stage's penalty. A
-    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last.
+    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It holds no
+    state, so one object serves all silos.
     """
 
     def __init__(self, precision: Precision = "float32") -> None:
@@ -190,6 +225,7 @@ class PlainStepper:
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of one epoch's batches; one batch of all records where the stage wants that."""
+        # The gradient over all records does not depend on their order, so no shuffle is drawn.
         if stage.full_batch:
             return [np.arange(records)]
         return batches(records, batch_size, rng, wrap)
@@ -204,6 +240,7 @@ class PlainStepper:
         if precision != "float32":
             for module in modules.values():
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Parts in the stage's order; others are in evaluation mode and stand still.
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         velocity: list[Tensor] = []
 
@@ -211,9 +248,11 @@ class PlainStepper:
             with multiplying(precision):
                 with casting(device, precision):
                     losses = stage.loss(modules, x, y, stage.context)  # [B]
+                # The mean in float32 at least: bfloat16 would lose most of a sum of losses.
                 loss = at_least_float32(losses).mean()
                 if stage.penalty is not None:
                     loss = loss + stage.penalty(parameters_of(modules), stage.context)
+                # A part that the loss does not reach, such as an unused head, has gradient 0.
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 apply(parameters, gradients, velocity, stage.optimiser)
             return loss.detach()
@@ -225,19 +264,28 @@ PLAIN = PlainStepper()
 
 
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
-    """Parameters by part, for a stage's penalty."""
+    """Parameters by part, for a stage's penalty.
+
+    Not copies.
+    """
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
 
 
 def placed(stage: Stage, device: torch.device) -> Stage:
-    """The stage with its context on a device."""
+    """The stage with its context on a device.
+
+    A new stage; tensors that lie there already are not copied.
+    """
     return replace(
         stage, context={name: tensor.to(device) for name, tensor in stage.context.items()}
     )
 
 
 def check_trains(modules: Modules, stage: Stage) -> None:
-    """LocalError unless the stage trains parts of the model."""
+    """LocalError unless the stage trains parts of the model.
+
+    ``trains`` must name at least one part, and no part that the model lacks.
+    """
     if set(stage.trains) - set(modules) or not stage.trains:
         raise LocalError(
             f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}"
@@ -245,7 +293,10 @@ def check_trains(modules: Modules, stage: Stage) -> None:
 
 
 def check_loss(loss: float, optimiser: Optimiser) -> None:
-    """LocalError where a batch's loss is not finite."""
+    """LocalError where a batch's loss is not finite.
+
+    It says which options to lower.
+    """
     if not isfinite(loss):
         raise LocalError(
             f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum"
@@ -273,11 +324,13 @@ def train(
     # records' statistics, and its dropout would drop.
     for part, module in modules.items():
         module.train(part in stage.trains)
+        # No gradient for parts that are only read: torch would compute and store what nobody uses.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
+        # Fresh batches in each epoch: ``way`` draws them from the same generator on.
         step_losses: list[Tensor] = []
         for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
@@ -298,7 +351,8 @@ def train(
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
     """The indices of an epoch's batches, on the device that holds the records.
 
-    They go to a GPU all at once, since each transfer waits.
+    They go to a GPU all at once, since each transfer waits. On a CPU they stay an iterator, so a
+    private step draws its records only when it is taken.
     """
     if device == CPU:
         return map(torch.from_numpy, batches)
@@ -316,6 +370,7 @@ def measure(
 
     The modules are put in evaluation mode.
     """
+    # In evaluation mode, as a delivered model is used: batch norm must not take up these records.
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
@@ -350,6 +405,7 @@ def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None =
     device = device_of(modules.values())
     # The count stays on the device until the end: reading it waits for the GPU.
     correct = torch.zeros((), dtype=torch.int64, device=device)
+    # Rows that fill up the last call are cut off before anything is counted.
     if rows is not None:
         for x, y, records in in_calls(data.x, data.y, rows):
             correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()

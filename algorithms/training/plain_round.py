@@ -26,32 +26,53 @@ class Side(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What the method knows about the records so far."""
+        """What the method knows about the records so far.
+
+        It grows: by the sums of ``measure``, then by each survey.
+        """
         ...
 
     @property
     def spending(self) -> ReservedSteps | None:
-        """The round's reservation in the privacy account; None in a plain job."""
+        """The round's reservation in the privacy account; None in a plain job.
+
+        The caller commits it once the round's outcome is durable.
+        """
         ...
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
-        """The state after the method's ``deliver`` of a checked delivery."""
+        """The state after the method's ``deliver`` of a checked delivery.
+
+        The caller has checked the delivery against the job's schema.
+        """
         ...
 
     def evaluated(self, modules: Modules) -> None:
-        """The model was evaluated on the test records as it is now."""
+        """The model was evaluated on the test records as it is now.
+
+        A private round notes here that test counts depend on these modules.
+        """
         ...
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """Add the sums of the method's ``measure`` to the facts."""
+        """Add the sums of the method's ``measure`` to the facts.
+
+        Once, before the first stage, with the model as delivered.
+        """
         ...
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """Add the results of a survey to the facts."""
+        """Add the results of a survey to the facts.
+
+        LocalError in a private job.
+        """
         ...
 
     def stages(self, state: SiloState) -> Course:
-        """The method's course for this round."""
+        """The method's course for this round.
+
+        Called once; all facts but later surveys are known by then.
+        """
         ...
 
     def way(self, stage: Stage) -> Stepper:
@@ -59,24 +80,39 @@ class Side(Protocol):
         ...
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """A stage was trained that was handed these modules; ``before`` are their old buffers."""
+        """A stage was trained that was handed these modules; ``before`` are their old buffers.
+
+        A private round sets the taints of what the stage moved.
+        """
         ...
 
     def keep(self, state: SiloState) -> SiloState:
-        """The state after training, as it is kept."""
+        """The state after training, as it is kept.
+
+        With taints in a private job.
+        """
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each of their tensors and ``@weight``."""
+        """The method's contributions, and the taint of each of their tensors and ``@weight``.
+
+        All parts of ``up`` except the metrics.
+        """
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """The test counts in the form that leaves the silo."""
+        """The test counts in the form that leaves the silo.
+
+        With noise or as zeros in a private job.
+        """
         ...
 
 
 class ClearRound:
-    """The plain form: records are used as they are."""
+    """The plain form: records are used as they are.
+
+    It reserves nothing and knows no taints.
+    """
 
     def __init__(self, method: Method, facts: Facts, way: Stepper) -> None:
         self._method, self.facts, self._way = method, facts, way

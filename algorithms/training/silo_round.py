@@ -37,7 +37,8 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 class RoundReport:
     """Counts and loss of one silo in one round.
 
-    It stays at the silo but for the counts that METRICS adds up.
+    It stays at the silo but for the counts that METRICS adds up. ``samples`` and ``tested`` are
+    numbers of records, ``correct_*`` of test records.
     """
 
     round: int
@@ -102,9 +103,11 @@ def local_round(
     records (algorithms/leaks/traps.py) raises TrapError before anything is trained.
     """
     check_private(job, private, device)
+    # Before the method sees it: methods take the wire list for granted.
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private)
     held, state = state, side.deliver(state, delivered)
+    # As delivered: the step of this round is measured from here.
     began = state.parts
 
     # A model that is made to leak copies records into the first step, so it is checked before that
@@ -114,6 +117,8 @@ def local_round(
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
+    # In a private job all calls have one size, or a record's class could depend on the number of
+    # records.
     rows = None if private is None else job.private.physical_batch
     correct_delivered = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
@@ -132,16 +137,20 @@ def local_round(
                 side.survey(stage, modules, train_data)
                 continue
             case Change(change):
+                # A change may bring parts or values of its own, so the modules are loaded again.
                 state = change(to_state(modules, state), side.facts)
                 load_values(modules, state, device)
                 continue
+        # By the stage's number: stages of one round must not draw the same batches.
         rng = stage_stream(method, job, client, round_, number)
         reachable = handed(modules, stage)
+        # Running statistics have no noise: private rounds must see which of them moved.
         before = _buffers(reachable)
         try:
             loss = train(
                 reachable, stage, train_data, size, rng, side.way(stage), cancelled, counter
             )
+        # Not faults of this silo, so they keep their kind for the caller.
         except (CancelledError, ExhaustedError):
             raise
         except LocalError as error:
@@ -167,7 +176,11 @@ def local_round(
 def stage_stream(
     method: Method, job: Job, client: str, round_: int, number: int
 ) -> np.random.Generator:
-    """The generator that shuffles the batches of one stage of a round."""
+    """The generator that shuffles the batches of one stage of a round.
+
+    It is a function of the job's root, silo, round and stage alone, so a retry draws the same
+    batches.
+    """
     return stream(job.root, client, method.stream_round(round_), f"train/{number}")
 
 
@@ -189,7 +202,10 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """Correctly classified records by a silo's delivered model and by its last trained one."""
+    """Correctly classified records by a silo's delivered model and by its last trained one.
+
+    ``records`` is how many the side has.
+    """
 
     records: int
     delivered: int
@@ -198,7 +214,10 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state after a delivery, and the accuracy of the new and the old state."""
+    """A silo's state after a delivery, and the accuracy of the new and the old state.
+
+    ``validation`` is None where the split lacks that side.
+    """
 
     delivered: SiloState
     test: Seen
@@ -222,7 +241,8 @@ def look(
 ) -> Evaluation:
     """Evaluate the model with which round ``round_`` would begin at this silo.
 
-    Nothing is trained, contributed or spent.
+    Nothing is trained, contributed or spent. PeerError where the job's schema does not allow the
+    delivery.
     """
     check_private(job, private, device)
     # An evaluation must not cost budget: a private job uses the counts that it has released.
@@ -268,7 +288,8 @@ def final_round(
 ) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
-    The report holds the accuracy of both models. Nothing is contributed or spent.
+    The report holds the accuracy of both models. Nothing is contributed or spent. ``trained`` says
+    whether the silo ever took part in a round.
     """
     # The results of the last round come down at the start of the round that would follow.
     last = look(
@@ -299,7 +320,10 @@ def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> S
 
 
 def final_report(job: Job, last: Evaluation) -> RoundReport:
-    """The report of the round after the last, which trains nothing."""
+    """The report of the round after the last, which trains nothing.
+
+    Its loss is None and its number ``Job.length``.
+    """
     return RoundReport(
         job.length, 0, last.test.records, last.test.delivered, last.test.trained, None
     )
@@ -322,13 +346,19 @@ def check_private(job: Job, private: PrivateSilo | None, device: torch.device = 
 def take_delivery(
     method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results
 ) -> SiloState:
-    """The state after a delivery; PeerError where the job's schema does not allow the delivery."""
+    """The state after a delivery; PeerError where the job's schema does not allow the delivery.
+
+    For plain jobs; ``private_round.take_private_delivery`` also sets taints.
+    """
     check_delivered(job, facts.round, delivered)
     return method.deliver(state, delivered, facts)
 
 
 def check_delivered(job: Job, round_: int, delivered: Results) -> None:
-    """PeerError where the job's schema does not allow this delivery in the round."""
+    """PeerError where the job's schema does not allow this delivery in the round.
+
+    A part of the schema may be absent; one that it lacks may not come.
+    """
     allowed = {part.name: part for part in job.down(round_)}
     for name, tensors in delivered.items():
         if name not in allowed:
@@ -340,12 +370,18 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly the part's, all finite and within bounds."""
+    """PeerError unless the tensors are exactly the part's, all finite and within bounds.
+
+    A delivery comes from the coordinator, which a silo does not trust: NaN in one tensor would
+    spoil the silo's model.
+    """
     wrong: list[str] = []
+    # Names, shapes and dtypes first: bounds of a tensor of another shape mean nothing.
     for spec in part.tensors:
         tensor = tensors.get(spec.name)
         if tensor is None or not fits(spec, tensor):
             wrong.append(spec.name)
+    # More tensors than the schema has: the method must not find one that nobody checked.
     if not wrong and len(tensors) != len(part.tensors):
         wrong = sorted(tensors)
     if wrong:
@@ -362,14 +398,21 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
-    """The facts that a method may know about the silo and its training records."""
+    """The facts that a method may know about the silo and its training records.
+
+    Exact: a private job takes ``noisy_facts`` instead.
+    """
+    # On the host, as methods compute with counts there.
     return Facts(
         client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
     )
 
 
 def metrics(report: RoundReport) -> Contribution:
-    """The METRICS contribution of a report."""
+    """The METRICS contribution of a report.
+
+    int64 counts; the loss and the number of training records are not among them.
+    """
     counts = {
         "correct.delivered": report.correct_delivered,
         "correct.trained": report.correct_trained,
@@ -381,7 +424,11 @@ def metrics(report: RoundReport) -> Contribution:
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:
-    """The modules that a stage's loss and penalty may reach."""
+    """The modules that a stage's loss and penalty may reach.
+
+    All where the stage names no ``reads``; else those that it trains or reads, so that a private
+    round can tell what reached what.
+    """
     if stage.reads is None:
         return modules
     return {
@@ -394,7 +441,7 @@ def to_modules(
 ) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values.
 
-    LocalError where state and model do not fit.
+    LocalError where state and model do not fit. They are on the ``device``.
     """
     # without values: drawing initial ones takes longer than the rest of this function
     with torch.device("meta"):
@@ -413,7 +460,11 @@ def _buffers(modules: Modules) -> dict[str, Tensor]:
 
 
 def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
-    """Replace the modules' values by copies of the state's; LocalError where they do not fit."""
+    """Replace the modules' values by copies of the state's; LocalError where they do not fit.
+
+    Names, shapes and dtypes must be the model's, part by part.
+    """
+    # A part without tensors is in no state.
     wanted = {part for part, module in modules.items() if module.state_dict()}
     saved = {part for part, held in state.parts.items() if held}
     if wanted != saved:
@@ -429,6 +480,7 @@ def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) 
 def _load_part(
     part: str, module: nn.Module, values: Mapping[str, Tensor], device: torch.device
 ) -> None:
+    # ``assign`` would take another dtype over without a word.
     dtypes = {name: own.dtype for name, own in module.state_dict().items()}
     other = [name for name, own in dtypes.items() if name in values and values[name].dtype != own]
     if other:
@@ -436,6 +488,7 @@ def _load_part(
             f"the saved state of part {part!r} has {other} in another dtype than the job's model"
         )
     copies = {
+        # Copies: training writes in place, and the state must stay as it was.
         name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
         for name, value in values.items()
     }
@@ -450,7 +503,8 @@ def _load_part(
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
     """The modules' parameters and buffers as a state on the host.
 
-    On a CPU state and modules share memory, so the modules must not train any further.
+    On a CPU state and modules share memory, so the modules must not train any further. ``extra`` is
+    that of ``before``; taints and steps are the caller's.
     """
     values = {part: module.state_dict() for part, module in modules.items()}
     parts = mapped(values, lambda tensor: tensor.detach().cpu().contiguous())
@@ -472,7 +526,11 @@ def state_to_bytes(state: SiloState) -> bytes:
 
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
-    """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
+    """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors.
+
+    LocalError for a file of another form. Whether it fits the job's model is ``load_values``'s
+    check.
+    """
     # The file lies on the silo's disk, where another program may have changed it.
     flat, metadata = tensor_file.from_bytes(data, origin)
     try:
