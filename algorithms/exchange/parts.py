@@ -74,7 +74,10 @@ DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses."""
+    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses.
+
+    Empty shapes are scalars. Bounds are inclusive; both ends reject values beyond them.
+    """
 
     name: str
     dtype: str
@@ -89,7 +92,10 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
+        """Bytes on the wire.
+
+        Headers and names are not counted.
+        """
         return self.elements * DTYPES[self.dtype].itemsize
 
     @property
@@ -101,7 +107,10 @@ class TensorSpec:
 
 
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
-    """Specs of the given tensors, in their order."""
+    """Specs of the given tensors, in their order.
+
+    Without bounds. KeyError for a dtype that no tensor may cross in.
+    """
     return tuple(
         TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
     )
@@ -122,7 +131,10 @@ class Sum:
 
     @property
     def schema_name(self) -> str:
-        """The exchange in a schema's words."""
+        """The exchange in a schema's words.
+
+        It stands in the signed document.
+        """
         return f"sum.{self.form}"
 
 
@@ -178,7 +190,11 @@ Exchange = Sum | Mix | Gram | Each
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What crosses together: a name, a kind, an exchange and the tensors in their wire order."""
+    """What crosses together: a name, a kind, an exchange and the tensors in their wire order.
+
+    Two parts of one round have different names. The order of ``tensors`` is that in which they
+    cross.
+    """
 
     name: str
     kind: Kind
@@ -190,6 +206,7 @@ class Part:
         """Specs of all tensors that a method makes for this part, a Sum's weight included."""
         shape: tuple[int, ...]
         match self.exchange:
+            # A mean has one weight per silo, a ratio one per row.
             case Sum("mean", most):
                 shape = ()
             case Sum("ratio", most):
@@ -215,14 +232,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio."""
+    """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio.
+
+    The weight is a number or [] for a mean, [rows] for a ratio, and at least 0; None for all other
+    exchanges.
+    """
 
     tensors: Tensors
     weight: float | Tensor | None = None
 
 
 class Exchanges(Protocol):
-    """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
+    """One way to run the exchanges, chosen once at job admission: in the clear, or blind.
+
+    All functions take a job's own parts (``Job.up``).
+    """
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order.
@@ -247,9 +271,14 @@ class Exchanges(Protocol):
 
 
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
-    """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError."""
+    """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError.
+
+    A Sum's weight is among them, under ``@weight``, in float64. All are detached, contiguous and
+    finite.
+    """
     tensors = {**contribution.tensors, **_checked_weight(part, contribution.weight)}
     names = [spec.name for spec in part.given]
+    # Neither more nor fewer: what the schema lacks is signed by nobody.
     if tensors.keys() != set(names):
         raise LocalError(f"part {part.name!r}: gave {sorted(tensors)}, its schema has {names}")
     return {spec.name: checked(part, spec, tensors[spec.name]) for spec in part.given}
@@ -264,6 +293,7 @@ def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tens
         return {}
     if not needed:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
+    # float64, as its spec says: counts of records are exact in it up to 2^53.
     tensor = torch.as_tensor(weight, dtype=torch.float64)
     fault = value_fault(part.given[-1], tensor)
     if fault:
@@ -287,25 +317,38 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
 
 
 def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
-    """The tensors of these specs, by name and in their order."""
+    """The tensors of these specs, by name and in their order.
+
+    KeyError where one is missing.
+    """
     return {spec.name: tensors[spec.name] for spec in specs}
 
 
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
-    """True if a tensor has its spec's dtype and shape."""
+    """True if a tensor has its spec's dtype and shape.
+
+    Bounds are ``value_fault``'s matter.
+    """
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
 
 
 def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """What is wrong with a tensor's values; empty if nothing is."""
+    """What is wrong with a tensor's values; empty if nothing is.
+
+    The text says what it holds, without the value itself.
+    """
     if not all_finite(tensor):
         return "holds NaN or infinity"
     return bounds_fault(spec, tensor)
 
 
 def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """How finite values break the bounds of their spec; empty if they keep them."""
+    """How finite values break the bounds of their spec; empty if they keep them.
+
+    NaN would pass: check for finite values first.
+    """
     least, most = spec.bounds
+    # ``aminmax`` takes no empty tensor.
     if tensor.numel() == 0 or spec.bounds == UNBOUNDED:
         return ""
     low, high = torch.aminmax(tensor)
@@ -339,12 +382,14 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
         )
     # fsum rounds once, so the order of the weights does not matter.
     whole = fsum(weights)
+    # Rounded down, they miss a few steps, which are dealt out below.
     exact = [weight / whole * 2**MIX_BITS for weight in weights]
     floors = list(map(int, exact))
 
     # Silos check that the integers add up exactly (SECURITY.md rule 19), so rounding alone does
     # not do.
     missing = 2**MIX_BITS - sum(floors)
+    # By what rounding down took away, largest first; the index breaks ties the same way everywhere.
     by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
     for i in by_remainder[:missing]:
         floors[i] += 1
@@ -357,6 +402,7 @@ def own_weight(own: float, others: Iterable[float]) -> int:
     ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order
     does not matter.
     """
+    # In fractions: a sum of floats would depend on their order.
     mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
     return round(mine / (mine + rest) * (1 << MIX_BITS))
 
@@ -373,7 +419,10 @@ def kept_share(own: int, mixed: int) -> float:
 
 
 def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:
-    """All tensors that cross, in wire order."""
+    """All tensors that cross, in wire order.
+
+    A part's tensors stand together, in the order of its specs.
+    """
     for part in parts:
         for spec in part.wire:
             yield part, spec
@@ -394,12 +443,18 @@ def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
 
 
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All tensors that a method makes for these parts, in wire order; vectors are whole."""
+    """All tensors that a method makes for these parts, in wire order; vectors are whole.
+
+    Blind, a silo's gate takes these and makes what crosses of them.
+    """
     return _items(parts, lambda part: part.given)
 
 
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All tensors that are delivered for these parts, in wire order."""
+    """All tensors that are delivered for these parts, in wire order.
+
+    Without weights, which never come down.
+    """
     return _items(parts, lambda part: part.tensors)
 
 

@@ -45,14 +45,20 @@ def whole_batches(silos: int, least: int, fewest: int) -> Iterator[int]:
     More batches are better: a lost silo costs its round fewer others. A batch has at least
     ``least`` silos, and all batches but one still make a sum of ``fewest`` silos.
     """
+    # From the most batches on; a single one is the caller's fallback.
     for number in range(silos // least, 1, -1):
+        # All but one: a round that has lost a silo still sums the other batches.
         if smallest_round(silos, number, number - 1) >= fewest:
             yield number
 
 
 def smallest_round(silos: int, number: int, taken: int) -> int:
-    """Silos of the ``taken`` smallest of so many batches."""
+    """Silos of the ``taken`` smallest of so many batches.
+
+    Batches differ by one silo at most; the smaller ones count first.
+    """
     size, larger = divmod(silos, number)
+    # The first ``number - larger`` batches have ``size`` silos, the others one more.
     return taken * size + max(0, taken - (number - larger))
 
 
@@ -69,6 +75,7 @@ def split(silos: Sequence[str], number: int) -> Batches:
     shuffled = [named[at] for at in permutation(rng, len(silos))]
     cuts = [len(silos) * cut // number for cut in range(number + 1)]
     batches = (shuffled[start:end] for start, end in pairwise(cuts))
+    # Job order within a batch, since every fold goes in job order.
     return tuple(tuple(sorted(batch, key=silos.index)) for batch in batches)
 
 
@@ -84,6 +91,7 @@ def unbroken(
     if not batches:
         return present
     kept: set[str] = set()
+    # A batch that lacks a silo would give another sum than before, and the difference is that silo.
     for batch in batches:
         missing = set(batch).difference(present)
         if missing.issubset(proven) and _enough(len(batch) - len(missing), batch, least):

@@ -63,7 +63,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The parts that cross in a blind job: its configured method, its document's schema."""
+    """The parts that cross in a blind job: its configured method, its document's schema.
+
+    All rules of ``CROSSING`` judge it. Cached: several rules ask the same of the schema.
+    """
 
     job: Draw
     method: Method
@@ -77,17 +80,26 @@ class Crossing:
 
     @property
     def counted(self) -> bool:
-        """True if round 0 counts the holders of each class."""
+        """True if round 0 counts the holders of each class.
+
+        Such a job sums class by class, so it needs the count (class_census.py).
+        """
         return isinstance(self.method, ClassCensus)
 
     @cached_property
     def up(self) -> list[SchemaPart]:
-        """Every part of every phase that silos upload."""
+        """Every part of every phase that silos upload.
+
+        A part of several phases is repeated.
+        """
         return list(uploaded(self.schema))
 
     @cached_property
     def summed(self) -> list[SchemaPart]:
-        """The method's parts that are summed."""
+        """The method's parts that are summed.
+
+        The test metrics are not among them.
+        """
         return list(filter(is_summed, by_method(self.schema)))
 
     def summed_by(self, exchange: str) -> list[SchemaPart]:
@@ -107,7 +119,11 @@ class Crossing:
 
     @property
     def for_members(self) -> bool:
-        """True if rows are mixed for the members of a round, not for those who are away."""
+        """True if rows are mixed for the members of a round, not for those who are away.
+
+        The coordinator chooses their weights; those of silos that are away follow from
+        declarations.
+        """
         return self.method.directed_for == "members"
 
     @property
@@ -122,7 +138,10 @@ Rule = Callable[[Subject], str]  # says why it is broken, and what to do; nothin
 
 
 class JobRules(Generic[Subject]):
-    """Rules about one subject, in the order in which they are written."""
+    """Rules about one subject, in the order in which they are written.
+
+    The order matters: what a rule takes for granted, an earlier one has checked.
+    """
 
     def __init__(self) -> None:
         self._rules: list[Rule[Subject]] = []
@@ -146,7 +165,10 @@ class JobRules(Generic[Subject]):
         return add
 
     def fault(self, subject: Subject) -> str:
-        """The text of the first broken rule; empty if all are kept."""
+        """The text of the first broken rule; empty if all are kept.
+
+        Later rules are not asked.
+        """
         faults = (rule(subject) for rule in self._rules)
         return next(filter(None, faults), "")
 
@@ -159,11 +181,15 @@ def cohort_fault(job: Draw) -> str:
 
     Empty if they do, or need not.
     """
+    # Without blind sums each silo's upload is open to the coordinator, so there is nothing to keep.
     return COHORT.fault(job) if job.security.required else ""
 
 
 def crossing_fault(crossing: Crossing) -> str:
-    """Why what a job's rounds send cannot cross blind; empty if it can, or need not."""
+    """Why what a job's rounds send cannot cross blind; empty if it can, or need not.
+
+    ``cohort_fault`` comes first: these rules take a job's silos for granted.
+    """
     return CROSSING.fault(crossing) if crossing.security.required else ""
 
 
@@ -310,6 +336,7 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
     return _declared_for_others("class_counts", declared, silos)
 
 
+# Both declare the same records.
 @CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
     classes = crossing.method.setting.classes
@@ -352,6 +379,7 @@ def _draws_change(crossing: Crossing) -> bool:
 def _what_hardly_changes(crossing: Crossing) -> str:
     """Over changing silos, only means by declared weights are summed (SECURITY.md rule 1)."""
     for part in crossing.summed:
+        # A mean by declared weights shows models, which change from round to round.
         if part["exchange"] != "sum.mean":
             return (
                 f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between"
@@ -383,6 +411,7 @@ def _mixed_beyond_words(crossing: Crossing) -> str:
     )
 
 
+# A secret rotation takes 2 d² multiplications.
 @CROSSING.broken_where()
 def _too_long_to_rotate(crossing: Crossing) -> str:
     for part in filter(_is_rotated, crossing.up):
@@ -404,6 +433,8 @@ def _is_rotated(part: SchemaPart) -> bool:
 def _idle_weight_bounds(crossing: Crossing) -> str:
     """The bounds of private weights have an effect: only rows keep weights of their own then."""
     idle = changed(crossing.security, "weight_least", "weight_most")
+    # A ratio's weights are a silo's own even where counts are public; presence of 0 or 1 needs no
+    # bound.
     bounded = any(_largest_weight(part) > 1 for part in crossing.summed_by("sum.ratio"))
     if bounded or not idle:
         return ""
@@ -424,6 +455,7 @@ def _counts_each_silo_once(crossing: Crossing) -> str:
 
 def _largest_weight(part: SchemaPart) -> float:
     """The largest weight of a part that is summed by weights, which cross last."""
+    # The weight is the last tensor of a part that has one (``Part.given``).
     return float(part["tensors"][-1].get("most", LARGEST))
 
 
@@ -472,6 +504,7 @@ def _never_enough_holders(crossing: Crossing) -> str:
     holders, key = job.min_cohort, "min_cohort"
     if crossing.security.min_holders:
         holders, key = crossing.security.min_holders, "security.min_holders"
+    # A class is summed at so many holders (``Job.fewest_holders``), who are silos of the job.
     if holders + colluders <= len(job.silos):
         return ""
     return (
@@ -537,6 +570,7 @@ def _weights_of_rows(crossing: Crossing) -> int:
     return crossing.row_readers * (crossing.job.cohort_size + SPEC_OF_ROW)
 
 
+# Each row names the weights of all silos of the round.
 @CROSSING.broken_where(_mixes_directed, lambda crossing: _weights_of_rows(crossing) > MOST_DIRECTED)
 def _too_many_weights(crossing: Crossing) -> str:
     which = "in" if crossing.for_members else "away in"

@@ -59,29 +59,38 @@ class ClassCensus(Method):
                 f"method {inner.name!r} has a census and sums class by class: its classes are not"
                 " counted"
             )
+        # Withheld after the sum is too late: the sum is open by then.
         if inner.withholds:
             raise LocalError(
                 f"method {inner.name!r}: option {inner.withholds} withholds rows after they are"
                 " summed, in a blind job they are withheld before; take it out, and write"
                 " security.min_holders"
             )
+        # The method's own name and version: digests stand for the method, not for the census.
         self.name, self.version, self.product = inner.name, inner.version, inner.product
         self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
+        # A silo says 0 or 1 of a class, so the sum is at most the number of silos.
         one = TensorSpec("holders", "int64", (setting.classes,), 0.0, 1.0)
         every = replace(one, most=float(len(setting.silos)))
         self._uploaded = Part(HOLDERS, Kind.COUNTS, Sum("total"), (one,))
         self._delivered = replace(self._uploaded, tensors=(every,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The classes that a silo holds; then the method's parts."""
+        """The classes that a silo holds; then the method's parts.
+
+        Round 0 has the count alone, round r the inner method's parts of round r - 1.
+        """
         if round_ == 0:
             return (self._uploaded,)
         return self._inner.up(round_ - 1)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The holders, and what the method delivers."""
+        """The holders, and what the method delivers.
+
+        From round 1 on the holders come down in every round.
+        """
         if round_ == 0:
             return ()
         return (self._delivered, *self._inner.down(round_ - 1))
@@ -114,7 +123,10 @@ class ClassCensus(Method):
         return self._inner.measure(parts, x, y)
 
     def effort(self, round_: int) -> Effort:
-        """The method's effort; none in round 0."""
+        """The method's effort; none in round 0.
+
+        Round 0 trains nothing, so it costs no budget.
+        """
         if round_ == 0:
             return Effort()
         return self._inner.effort(round_ - 1)
@@ -127,11 +139,13 @@ class ClassCensus(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Keep the classes said in round 0, and the holders; the method takes the rest.
 
-        PeerError where no holders came, or a class of this silo has none; LocalError where this
-        silo's classes have changed since round 0.
+        The method sees a class that few hold as if this silo had no record of it. PeerError where
+        no holders came, or a class of this silo has none; LocalError where this silo's classes have
+        changed since round 0.
         """
         held = facts.class_counts > 0
         if facts.round == 0:
+            # Kept with the state, so that later rounds can compare it with what the silo has then.
             return replace(state, extra={**state.extra, SAID: held.long()})
 
         # without the holders this silo cannot know which rows the others leave out
@@ -152,6 +166,7 @@ class ClassCensus(Method):
 
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
+        # The method's own tensors stay its own; the census has two names of its own next to them.
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), COUNTED: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
@@ -161,12 +176,16 @@ class ClassCensus(Method):
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The held classes; then the method's uploads, without the rows that are not shown."""
+        """The held classes; then the method's uploads, without the rows that are not shown.
+
+        Hidden rows are zeros of weight 0, so the upload has the same size as any.
+        """
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         holders, held = state.extra[COUNTED], facts.class_counts > 0
         contributions = dict(self._inner.give(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
+        # Before the values are masked: once a sum is open, a row cannot be taken out of it.
         for name in by_class(self._inner, facts.round - 1):
             contributions[name] = hide_rows(name, contributions[name], held, shown)
         return contributions
@@ -182,6 +201,7 @@ class ClassCensus(Method):
             )
 
     def _shown_facts(self, facts: Facts, holders: Tensor) -> Facts:
+        # As if this silo had no such record, so that the method keeps rows of its own.
         counts = torch.where(shown_rows(holders, self._fewest), facts.class_counts, 0)
         return replace(_earlier(facts), class_counts=counts)
 
@@ -195,11 +215,14 @@ class ClassCensus(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Publish the holders, later what the method does; LocalError for impossible holders."""
+        # Round r of the job is the method's round r - 1.
         if round_:
             return self._inner.combine(state, round_ - 1, cohort, results)
         if not results[HOLDERS]:
             return Combined(state)  # silos alone read it
         holders = results[HOLDERS]["holders"]
+        # Each silo says 0 or 1, so more holders than silos, or fewer than none, are nobody's
+        # answer.
         if bool(((holders < 0) | (holders > len(cohort))).any()):
             raise LocalError(
                 f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class;"
@@ -234,18 +257,23 @@ def _is_ratio(part: Part) -> bool:
 
 
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:
-    """Mask [C] of the rows that enough silos hold to be summed."""
+    """Mask [C] of the rows that enough silos hold to be summed.
+
+    ``fewest`` is ``Job.fewest_holders``: the job's ``min_holders`` and its colluders.
+    """
     return holders >= fewest
 
 
 def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor) -> Contribution:
     """A contribution with zeros, in values and weight, for the rows that are not shown.
 
-    Tensors without rows stay. LocalError where the contribution has a row of a class that this silo
-    does not hold: the silo was not counted among its holders.
+    Tensors without rows stay. ``held`` and ``shown`` are bool [C]. LocalError where the
+    contribution has a row of a class that this silo does not hold: the silo was not counted among
+    its holders.
     """
     weight, shown_weight = contribution.weight, None
     rows = list(contribution.tensors.values())
+    # Where rows have weights, these alone say which of them add anything.
     if weight is not None:
         rows = [torch.as_tensor(weight)]
         shown_weight = _only(shown, rows[0])
@@ -263,6 +291,7 @@ def _has_others(rows: Tensor, held: Tensor) -> bool:
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:
+    # A tensor without an axis of classes is of no class.
     if rows.shape[:1] != shown.shape:
         return rows
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
@@ -274,6 +303,7 @@ def _inside(step: CourseStep) -> CourseStep:
         return step
     inner = step.change
 
+    # The method's change sees its own state; what the census keeps is put back around it.
     def change(state: SiloState, facts: Facts) -> SiloState:
         made = inner(_own(state), _earlier(facts))
         counted = {name: state.extra[name] for name in (SAID, COUNTED)}

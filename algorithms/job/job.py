@@ -80,7 +80,11 @@ Whole = Annotated[int, Field(strict=True)]
 
 
 class MethodTable(Strict):
-    """The [method] table; its options are checked by the method's own model."""
+    """The [method] table; its options are checked by the method's own model.
+
+    ``version`` is checked against the installed method's; ``options`` are in the method's own
+    terms.
+    """
 
     name: str
     version: Whole | None = None  # left out: the version installed here
@@ -88,7 +92,10 @@ class MethodTable(Strict):
 
 
 class TrainingTable(Strict):
-    """The [training] table."""
+    """The [training] table.
+
+    ``batch_size`` is in records; ``lr`` is the rate of the first round where there is a schedule.
+    """
 
     epochs: Annotated[Whole, Field(ge=1, le=10_000)] = 1
     batch_size: Annotated[Whole, Field(ge=1, le=1_000_000)] = 32
@@ -100,7 +107,10 @@ class TrainingTable(Strict):
 
     @property
     def optimiser(self) -> Optimiser:
-        """One step of training as a stage of a method takes it."""
+        """One step of training as a stage of a method takes it.
+
+        Methods replace fields of it, such as the clip.
+        """
         return Optimiser(self.lr, self.momentum, self.weight_decay)
 
 
@@ -110,7 +120,10 @@ Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
 class JobSettings(Strict):
-    """Keys of a job file that a simulation's file of several jobs has once for all of them."""
+    """Keys of a job file that a simulation's file of several jobs has once for all of them.
+
+    Times are in seconds, shares in 0…1.
+    """
 
     version: Annotated[Literal[1], BeforeValidator(no_bool)]
     name: Name
@@ -133,7 +146,10 @@ class JobSettings(Strict):
 
 
 class JobFile(JobSettings):
-    """A job file."""
+    """A job file.
+
+    It is checked as a whole: keys on their own by pydantic, then their combinations.
+    """
 
     seed: Seed
     silos: Silos
@@ -143,6 +159,7 @@ class JobFile(JobSettings):
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
         # Rules that concern several keys; pydantic has checked each key on its own.
+        # A Counter's difference keeps what is named more often than once.
         twice = sorted(Counter(self.silos) - Counter(set(self.silos)))
         batch_norm = self.model.norm == "batch"
         if twice:
@@ -151,11 +168,14 @@ class JobFile(JobSettings):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it"
             )
+        # Where feature maps have shrunk to one pixel, batch norm turns a lone record into zeros
+        # (record_checks.py).
         if batch_norm and self.training.batch_size == 1:
             raise ValueError(
                 'model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or'
                 " more"
             )
+        # One record would move the gradients of others, which no clip bounds.
         if batch_norm and self.privacy is not None:
             raise ValueError(
                 '[privacy] with model.norm = "batch", by which each record moves the gradients of'
@@ -172,7 +192,8 @@ COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "me
 class Job:
     """A checked job; the one form of it that all of Staddle uses.
 
-    Its fields are ``COPIED`` and the method's.
+    Its fields are ``COPIED`` and the method's. Everything derived from them is computed once and
+    cached, since a job never changes.
     """
 
     name: str
@@ -189,6 +210,7 @@ class Job:
     training: TrainingTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
+    # Not part of what is signed, so jobs that differ in it alone are equal.
     federated: bool = field(default=False, compare=False)
 
     @classmethod
@@ -199,6 +221,7 @@ class Job:
     @classmethod
     def from_file(cls, file: JobFile, origin: str) -> "Job":
         """The job of a parsed job file."""
+        # The installed code decides what a round computes, so another version's job is declined.
         installed = method_class(file.method.name, origin).version
         if file.method.version not in (None, installed):
             raise LocalError(
@@ -211,6 +234,7 @@ class Job:
             method_name=file.method.name,
             method_options=method_options(file.method.name, file.method.options, origin),
         )
+        # Here and not at each use: a job that exists keeps the rules about its silos.
         if fault := cohort_fault(job._draw):
             raise LocalError(f"{origin}: {fault}")
         return job
@@ -226,9 +250,11 @@ class Job:
             raise LocalError(
                 f"{origin}: a job document is a JSON object, not {type(document).__name__}"
             )
+        # Derived keys are computed again below and compared, never taken over.
         written = {key: value for key, value in document.items() if key not in DERIVED}
         file = validate(written, JobFile, origin)
         job = replace(cls.from_file(file, origin), federated=federated)
+        # Noise is planned when a job is signed: without it no silo knows what a round costs.
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(
                 f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
@@ -243,7 +269,11 @@ class Job:
         return job
 
     def document(self) -> dict[str, Any]:
-        """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        """The document that is signed, hashed and sent: canonical JSON can hold it.
+
+        Decimals are strings, and the schema is written out. LocalError where the method cannot work
+        with this job.
+        """
         schema = self._schema  # first: it says what a method cannot do with this job
         # Digests of code and model are in the signed document, so that silos of another release
         # decline the job instead of training another method.
@@ -280,18 +310,24 @@ class Job:
         """The root of all streams of the job: the seed, or in a federation a digest.
 
         The digest is SHA-256 of the written job in hex, without the noise multiplier, which is
-        planned for the written job.
+        planned for the written job. All silos have the same root, and so draw the same cohorts and
+        initial models.
         """
         if not self.federated:
             return self.seed
         written = self._written()
+        # The noise is planned after the job is written, and planning draws cohorts from this root.
         if written["privacy"] is not None:
             written["privacy"] = {**written["privacy"], "sigma": None}
         return hashlib.sha256(canonical_json(written)).hexdigest()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical document, in hex: the job's name in signatures and ledgers."""
+        """SHA-256 of the canonical document, in hex: the job's name in signatures and ledgers.
+
+        It covers schema and digests of code, so two releases that compute otherwise have other
+        digests.
+        """
         return hashlib.sha256(canonical_json(self.document())).hexdigest()
 
     @property
@@ -301,6 +337,8 @@ class Job:
     @cached_property
     def _method(self) -> Method:
         method = configure(self.method_name, self.method_options, self.setting())
+        # Buffers that no round uploads stay local, whatever the job says: it must not promise
+        # otherwise.
         if self.model.buffers == "global" and not self._uploads_buffers(method):
             raise LocalError(
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running"
@@ -314,10 +352,12 @@ class Job:
         return method
 
     def _sums_by_class(self, method: Method) -> bool:
+        # Over all rounds: a method may sum by class in a later phase only.
         return any(by_class(method, round_) for round_ in range(self.rounds))
 
     def _counted_first(self) -> Method:
         """The method inside a census: each of its rounds is one later, with that one's cohort."""
+        # The inner method asks for cohorts by its own round numbers, which are one lower.
         later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
         inner = configure(self.method_name, self.method_options, later)
         return ClassCensus(inner, self.setting(), self.fewest_holders)
@@ -364,17 +404,26 @@ class Job:
 
     @property
     def counted(self) -> bool:
-        """True if it is blind and sums class by class: round 0 counts the holders of each."""
+        """True if it is blind and sums class by class: round 0 counts the holders of each.
+
+        ``length`` counts that round too.
+        """
         return isinstance(self._method, ClassCensus)
 
     @property
     def min_holders(self) -> int:
-        """Fewest holders of a class whose rows are summed, besides colluders."""
+        """Fewest holders of a class whose rows are summed, besides colluders.
+
+        The default is ``min_cohort`` (SECURITY.md rule 7).
+        """
         return self.security.min_holders or self.min_cohort
 
     @property
     def fewest_holders(self) -> int:
-        """Fewest holders of a class for a counted job to show sums of it."""
+        """Fewest holders of a class for a counted job to show sums of it.
+
+        So ``min_holders`` of them are honest, even if all colluders are among the holders.
+        """
         return self.min_holders + self.security.colluders
 
     @cached_property
@@ -389,6 +438,7 @@ class Job:
         short = replace(self, rounds=min(self.rounds, ENOUGH_ROUNDS), security=SecurityTable())
         for name in METHODS:
             other = replace(short, method_name=name, method_options=method_options(name, {}))
+            # A method that cannot work with this model at all is no suggestion.
             with suppress(LocalError):
                 schema = phases(other.length, other.up, other.down)
                 if not any(unblind(schema)):
@@ -402,6 +452,7 @@ class Job:
         The final delivery is not among them.
         """
         starts = [phase["from_round"] for phase in self._schema]
+        # The final delivery is a phase of its own, which trains nothing.
         return tuple(starts[: bisect_left(starts, self.length)])
 
     @property
@@ -436,6 +487,7 @@ class Job:
 
         LocalError where it cannot work.
         """
+        # For its checks: a method must not be used where the job's schema has a fault.
         _ = self._schema
         return self._method
 
@@ -453,21 +505,31 @@ class Job:
         """
         if self.batched:
             return smallest_round(len(self.silos), *self._batching)
+        # Half up, and not to even as ``round`` does: 2.5 silos are 3, 1.5 are 2.
         return max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
 
     @property
     def least_batch(self) -> int:
-        """Fewest silos of a batch: ``min_cohort``, and at least two that do not collude."""
+        """Fewest silos of a batch: ``min_cohort``, and at least two that do not collude.
+
+        Of a batch of one honest silo and colluders, these could subtract their own parts.
+        """
         return max(self.min_cohort, self.security.colluders + 2)
 
     @property
     def fewest(self) -> int:
-        """Fewest silos of a sum of a blind job (SECURITY.md rule 6)."""
+        """Fewest silos of a sum of a blind job (SECURITY.md rule 6).
+
+        3c < n: more than two thirds of the silos do not collude.
+        """
         return max(self.min_cohort, 3 * self.security.colluders + 1)
 
     @property
     def batched(self) -> bool:
-        """True if it is blind, and its rounds draw some of its batches."""
+        """True if it is blind, and its rounds draw some of its batches.
+
+        Then a round draws whole batches, and no other sets are ever summed.
+        """
         return (
             self.security.required
             and self.security.dropouts == "batches"
@@ -477,6 +539,7 @@ class Job:
     @cached_property
     def _batching(self) -> tuple[int, int]:
         """Number of batches of a blind job, and how many of them a round draws."""
+        # All silos take part in each round, so none is drawn.
         if self.participation == 1:
             return 1, 1
         return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
@@ -488,6 +551,8 @@ class Job:
         Empty where any may be missing. Rounds that draw some of the silos draw among these
         batches.
         """
+        # Empty at the price that the job accepts: over many rounds sums over changing silos reveal
+        # single ones.
         if not self.security.required or self.security.dropouts == "any":
             return ()
         if self.batched:
@@ -511,13 +576,17 @@ class Job:
     def _even(self, batches: Batches) -> bool:
         """True if no silo declared too many records for its batch."""
         counts = self.weighing
+        # Without declared weights every silo counts once, so all batches are even.
         if not counts:
             return True
         declared = ([counts[silo] for silo in batch] for batch in batches)
         return not any(concentration_fault(numbers, self.min_cohort) for numbers in declared)
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo uploads in a round, METRICS last; none in the final delivery."""
+        """Parts that a silo uploads in a round, METRICS last; none in the final delivery.
+
+        With the exchanges that the job chooses; METRICS are Staddle's own.
+        """
         self._check_round(round_)
         if round_ == self.length:
             return ()
@@ -533,6 +602,7 @@ class Job:
 
     def _crossing(self, part: Part) -> Part:
         """A part of the method with the exchange that the job chooses for it."""
+        # The method says what is mixed or compared, the job how that crosses.
         directed, shared = self.security.mix == "directed", self.security.compare == "shared"
         match part.exchange:
             case Mix() if directed:
@@ -543,7 +613,10 @@ class Job:
                 return part
 
     def away(self, round_: int) -> tuple[str, ...]:
-        """Silos that are not drawn for a round, in job order."""
+        """Silos that are not drawn for a round, in job order.
+
+        Empty where a round asks all.
+        """
         return tuple(filterfalse(self.cohort(round_).__contains__, self.silos))
 
     def row_readers(self, round_: int) -> tuple[str, ...]:
@@ -564,6 +637,7 @@ class Job:
         """
         if self.batches:
             return self.batches
+        # Each silo on its own: one that is lost takes nobody with it.
         if self.security.mix == "directed" and self._method.directed_for == "members":
             return tuple((silo,) for silo in self.silos)
         return ()
@@ -572,8 +646,10 @@ class Job:
         """Silos that train in a round, in job order: the same draw for every method.
 
         ``cohort_size`` silos are drawn; in a blind job, those of some of its ``batches``.
+        LocalError for a round that the job does not have.
         """
         self._check_round(round_)
+        # Nothing is drawn where all take part: no stream is touched.
         if self.cohort_size == len(self.silos) or self._asks_all(round_):
             return self.silos
 
@@ -586,6 +662,7 @@ class Job:
         else:
             numbers = _drawn(rng, len(self.silos), self.cohort_size)
             drawn = {self.silos[i] for i in numbers}
+        # In job order, whatever order they were drawn in: folds go by it.
         return tuple(filter(drawn.__contains__, self.silos))
 
     def _asks_all(self, round_: int) -> bool:
@@ -595,11 +672,17 @@ class Job:
         return self._method.tunes and round_ == self.length - 1
 
     def rounds_before(self, round_: int) -> int:
-        """Rounds that train before this one: a census is none, nor is the one that tunes."""
+        """Rounds that train before this one: a census is none, nor is the one that tunes.
+
+        A schedule of learning rates counts by it.
+        """
         return min(max(round_ - self._method.census, 0), self.rounds)
 
     def paced(self, course: Course, round_: int) -> Course:
-        """A silo's course of a round at the learning rates that the schedule has for it."""
+        """A silo's course of a round at the learning rates that the schedule has for it.
+
+        Stages alone are changed; surveys and changes have no rate.
+        """
         schedule = self.training.schedule
         if schedule is None:
             return course
@@ -610,7 +693,10 @@ class Job:
         return self.batches or tuple(dict.fromkeys(self.cohorts()))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
-        """The cohorts of all rounds, in turn, with repetitions."""
+        """The cohorts of all rounds, in turn, with repetitions.
+
+        One entry for each round, the census and the round that tunes included.
+        """
         return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
@@ -623,4 +709,5 @@ class Job:
 def _drawn(rng: Generator, silos: int, number: int) -> list[int]:
     # By raw words, whose definition is fixed: NumPy may change ``choice`` between releases.
     words = raw(rng, silos).tolist()
+    # The index breaks ties, so that two equal words draw the same silos on all machines.
     return sorted(range(silos), key=lambda i: (words[i], i))[:number]

@@ -19,18 +19,27 @@ Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
 
 
 class Exponential(Strict):
-    """γ^t in round t, which t rounds of training came before."""
+    """γ^t in round t, which t rounds of training came before.
+
+    The first round has the rate as written.
+    """
 
     kind: Literal["exponential"]
     factor: Factor
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over.
+
+        ``rounds`` plays no part here.
+        """
         return self.factor**done
 
 
 class StepSchedule(Strict):
-    """γ once more from each of these shares of the rounds on."""
+    """γ once more from each of these shares of the rounds on.
+
+    A share of 0.5 of ten rounds falls from the sixth round on.
+    """
 
     kind: Literal["steps"]
     factor: Factor
@@ -46,7 +55,11 @@ class StepSchedule(Strict):
         return at
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over.
+
+        Shares count from the start of training, so a census before it moves none.
+        """
+        # Counted, so that two shares that fall in one round both lower the rate.
         return self.factor ** sum(done >= share * rounds for share in self.at)
 
 

@@ -60,7 +60,8 @@ TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
 class Spend:
     """Equal steps of the sampled Gaussian mechanism for one purpose.
 
-    ``sigma`` and ``q`` are decimals.
+    ``sigma`` is the noise over the sensitivity and ``q`` the probability with which a step draws
+    each record; both are decimals as text, so that a budget's records hold exactly what was signed.
     """
 
     purpose: str
@@ -70,7 +71,10 @@ class Spend:
 
 
 def decimal(value: float | Decimal) -> str:
-    """A number as a plain decimal without exponent, as a budget's records hold it."""
+    """A number as a plain decimal without exponent, as a budget's records hold it.
+
+    A float becomes its shortest exact decimal.
+    """
     if not isinstance(value, Decimal):
         value = Decimal(repr(value))
     return format(value, "f")
@@ -104,17 +108,22 @@ def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
 def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
     rate = table.sample_rate
     spends = [
+        # Steps per epoch follow from q alone: the number of records is no public number.
         Spend(TRAINING, sigma, decimal(rate), effort.epochs * ceil(1 / rate)),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
+    # Without noise no test counts leave, so nothing is spent for them.
     if table.metrics_sigma is not None:
         spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
     return tuple(spend for spend in spends if spend.steps)
 
 
 def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
-    """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included."""
+    """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included.
+
+    In steps by mechanism; the cost in epsilon is the accountant's.
+    """
     return spends_by_sigma(job)(sigma)
 
 
@@ -158,7 +167,10 @@ def most_rounds(job: "Job") -> int:
 
 
 def slack(rounds: int) -> int:
-    """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``."""
+    """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``.
+
+    One at least, for a silo that is drawn at all.
+    """
     return ceil(SLACK * rounds)
 
 
@@ -170,6 +182,7 @@ def _schedules(job: "Job") -> list[Counter["Effort"]]:
         effort = method.effort(round_)
         for silo in drawn:
             by_silo[silo][effort] += 1
+    # Few schedules differ, and a job may have thousands of silos.
     distinct = {frozenset(rounds.items()): rounds for rounds in by_silo.values()}
     return list(distinct.values())
 

@@ -64,6 +64,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):
         now = (up(round_), down(round_))
+        # Parts are compared as wholes: another bound or exchange begins a phase, too.
         if now != before:
             found.append(_phase(round_, *now))
         before = now
@@ -71,6 +72,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
 
 
 def _phase(round_: int, up: Sequence[Part], down: Sequence[Part]) -> dict[str, Any]:
+    # ``@keep`` comes down with mail, and is the only name of Staddle's own there.
     _check(up, round_)
     _check(down, round_, KEEP.name)
     return {
@@ -81,7 +83,10 @@ def _phase(round_: int, up: Sequence[Part], down: Sequence[Part]) -> dict[str, A
 
 
 def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
-    """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors."""
+    """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors.
+
+    Silos compare it: it stands for the code, by the version that its author raises.
+    """
     ordered = [
         [phase["from_round"], way, part["name"], tensor]
         for phase, way in product(schema, ("up", "down"))
@@ -145,6 +150,7 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         "exchange": part.exchange.schema_name,
         "tensors": list(map(_tensor, tensors)),
     }
+    # What a silo's gate makes sketches of in a blind job: both shapes are signed.
     if part.sketch:
         written["sketch_of"] = list(map(_tensor, part.tensors))
     return written
@@ -159,6 +165,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     """LocalError for parts that cannot cross together; ``ours`` are tensors named by Staddle."""
     names = [part.name for part in parts]
+    # Parts are found by name, at both ends.
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
     number = len(list(walk_tensors(parts)))
@@ -215,6 +222,7 @@ def _directly_in(received: Any, computed: Any, where: str) -> Iterator[tuple[str
     """Path and both values of each entry of two objects or arrays; ABSENT where one has none."""
     match received, computed:
         case Mapping(), Mapping():
+            # Keys of both: one that only one side has is a difference.
             for key in dict.fromkeys([*computed, *received]):
                 path = f"{where}.{key}".lstrip(".")
                 yield path, received.get(key, ABSENT), computed.get(key, ABSENT)

@@ -63,7 +63,11 @@ ClassCounts = Annotated[
 
 
 class SecurityTable(Strict):
-    """The [security] table."""
+    """The [security] table.
+
+    ``_fit`` refuses keys that have no effect: a reader of the job could think that they protect
+    something.
+    """
 
     secure_aggregation: Literal["off", "required"] = "off"
     """The coordinator sees each silo's upload ("off"), or only sums over a round's silos."""
@@ -128,6 +132,7 @@ class SecurityTable(Strict):
                 f"weight_least = {self.weight_least} is above weight_most = {self.weight_most};"
                 " lower it"
             )
+        # In a sum of two holders each could subtract its own row.
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
                 f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
@@ -153,12 +158,18 @@ class SecurityTable(Strict):
 
     @property
     def required(self) -> bool:
-        """True if the sums are blind."""
+        """True if the sums are blind.
+
+        Every other key presupposes it.
+        """
         return self.secure_aggregation == "required"
 
 
 def tagged(security: SecurityTable, schema: Schema) -> bool:
-    """True if the silos of a blind job agree on a key in order to tag sums."""
+    """True if the silos of a blind job agree on a key in order to tag sums.
+
+    Mixed or compared parts take a key in any case.
+    """
     return security.tags and bool(summed_down(schema))
 
 
@@ -168,7 +179,10 @@ def uploaded(schema: Schema) -> Iterator[SchemaPart]:
 
 
 def exchanges(schema: Schema) -> set[str]:
-    """The exchanges by which silos upload anything."""
+    """The exchanges by which silos upload anything.
+
+    As ``schema_name`` writes them, the metrics' ``sum.total`` included.
+    """
     return {part["exchange"] for part in uploaded(schema)}
 
 
@@ -188,7 +202,10 @@ def keyed_exchanges(schema: Schema) -> bool:
 
 
 def for_silos(audience: str, schema: Schema) -> frozenset[str]:
-    """Parts of a job without fault whose sums silos alone read."""
+    """Parts of a job without fault whose sums silos alone read.
+
+    Metrics are not among them: the coordinator reads them.
+    """
     return summed_down(schema) if audience == "silos" else frozenset()
 
 
@@ -211,6 +228,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 def _visible(part: SchemaPart) -> bool:
     """True if the coordinator would see a part, or inner products that disclose it."""
+    # Inner products of non-negative vectors disclose the vectors (SECURITY.md rule 2).
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 
