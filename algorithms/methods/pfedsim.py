@@ -155,6 +155,7 @@ class PFedSim(Method):
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
         self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
+        # A directed row comes down as mail, with the share that the silo keeps of its own.
         self.mail = replace(self.extractor, tensors=(*self.extractor.tensors, KEEP))
         self.rows = Part(
             "rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),)
@@ -179,6 +180,7 @@ class PFedSim(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The model until the phase changes; then the mixed extractor, or a newcomer's model."""
         model = (self.model,) if self.warmup else ()
+        # Nothing mixed comes down before a round has uploaded extractors.
         if round_ <= self.warmup + self.setting.directed:
             return model
         return (self.mail if self.setting.directed else self.extractor, *model)
@@ -221,7 +223,10 @@ class PFedSim(Method):
     # have trained in the personalisation phase.
 
     def begin(self) -> CoordinatorState:
-        """No pair seen; the diagonal is not stored, it is ``self_weight``."""
+        """No pair seen; the diagonal is not stored, it is ``self_weight``.
+
+        ``phi`` is [N, N] float64, ``gave`` [N] int64.
+        """
         n = len(self.setting.silos)
         return {
             "phi": torch.zeros(n, n, dtype=torch.float64),
@@ -237,9 +242,11 @@ class PFedSim(Method):
         index = torch.tensor(self.numbers(cohort))
         phi, gave = state["phi"].clone(), state["gave"].clone()
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
+        # The diagonal is ``self_weight``, whatever a silo's product with itself is.
         phi.fill_diagonal_(0)
         gave[index] = 1
         combined = Combined({"phi": phi, "gave": gave})
+        # By the state before this round: a directed sum takes weights that are known before it.
         if self.setting.directed and self.extractor in self.up(round_):
             return replace(combined, posts=self._posts(state, cohort))
         return combined
@@ -258,7 +265,10 @@ class PFedSim(Method):
         return tuple(posts)
 
     def similarities(self, gram: Tensor) -> Tensor:
-        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n]."""
+        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n].
+
+        [n, n] float64. Groups are one for "mean", and one per class for "per_class".
+        """
         # Norms are 1 from an honest silo; a longer vector must not make it likelier to be mixed.
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
         # Cut before the log: Eq. 3 has no bound as cos → 1, where classifiers still are equal.
@@ -268,7 +278,10 @@ class PFedSim(Method):
         return -torch.log(1 - cosines).mean(0)  # Eq. 3
 
     def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
-        """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order."""
+        """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order.
+
+        float64; the silo's own weight is ``self_weight``.
+        """
         here = self.number(silo)
         row = state["phi"][here]
         if self.options.similarity == "mean":
@@ -288,6 +301,7 @@ class PFedSim(Method):
         elsewhere.
         """
         own = self.self_weight
+        # The others' weights add up to at most 9.2103 / max share: no single one is above 9.2103.
         least = own / (own + LARGEST_WEIGHT / max(shares.values()))
         most = 1.0 if own else 0.0
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
@@ -299,6 +313,8 @@ class PFedSim(Method):
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 4 for a silo that has trained in this phase, else the last generalisation model."""
+        # A silo that has not trained in this phase has no extractor of it, and starts from the last
+        # model.
         if not state["gave"][self.number(silo)]:
             return (Latest("model"),) if self.warmup else ()
         if self.setting.directed:

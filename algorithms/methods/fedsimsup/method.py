@@ -169,19 +169,24 @@ class FedSimSup(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # Participation decides whether anything is exchanged at all (Eqs. 6 and 7).
         if fault := participation_fault(setting.cohort_size, len(setting.silos)):
             raise LocalError(f"method fedsimsup: {fault}")
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         self.labels = self.options.similarity == "labels"
+        # A blind job declares what the census would ask for.
         self.declared = bool(setting.counts)
         census = [TensorSpec("samples", "int64", ())]
         if self.labels:
             census.insert(0, TensorSpec("proportions", "float64", (setting.classes,)))
+        # Each: the coordinator weighs rows by every silo's own counts.
         self.facts = Part("census", Kind.COUNTS, Each(), tuple(census))
+        # θ is the job's whole model; the supervisor is no part of it.
         specs = self.flat_specs("extractor", "classifier")
         self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), specs)
+        # Mail comes down with its factor k, which the silo needs for Eq. 7.
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -191,24 +196,34 @@ class FedSimSup(Method):
         return () if self.declared else (self.facts,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained."""
+        """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained.
+
+        From round 2 on: round 1 is the first that trains, and its mail comes after it.
+        """
         return (self.mail,) if round_ > 1 else ()
 
     @property
     def compares_labels(self) -> bool:
-        """s_ij is a cosine of label proportions."""
+        """s_ij is a cosine of label proportions.
+
+        With ``similarity = "samples"`` sample counts are enough.
+        """
         return self.labels
 
     # The silo half.
 
     def supervisor(self, silo: str) -> str:
-        """The architecture of a silo's supervisor."""
+        """The architecture of a silo's supervisor.
+
+        Dealt in job order, so that every machine knows it.
+        """
         names = self.options.supervisor
         return names[self.setting.silos.index(silo) % len(names)]
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """θ in its two parts, equal at all silos, and the silo's own supervisor."""
         s = self.setting
+        # Its own stream per silo: supervisors start apart.
         supervisor = build_supervisor(self.supervisor(silo), s.input, s.classes, s.seed, silo)
         return {**s.build(), "supervisor": supervisor}
 
@@ -217,7 +232,10 @@ class FedSimSup(Method):
         return parts["classifier"](parts["extractor"](x)) + parts["supervisor"](x)  # Eq. 3
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Apply Eq. 7 for all rounds since this silo last contributed: θ ← k·θ + m, in float64."""
+        """Apply Eq. 7 for all rounds since this silo last contributed: θ ← k·θ + m, in float64.
+
+        The supervisor stays as it is.
+        """
         if "theta" not in delivered:
             return state  # Eq. 6, or nobody alike
         return self.mailed(state, delivered["theta"], "extractor", "classifier")  # Eq. 7
@@ -226,6 +244,7 @@ class FedSimSup(Method):
         """The supervisor under a frozen θ, then θ under a frozen supervisor; none in the census."""
         if facts.round == 0:
             return ()
+        # One loss for both stages: Eq. 3 sums the logits, and the frozen half is a constant.
         loss, optimiser = self.cross_entropy, self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
@@ -235,13 +254,19 @@ class FedSimSup(Method):
         )
 
     def effort(self, round_: int) -> Effort:
-        """Both passes count; nothing in the census."""
+        """Both passes count; nothing in the census.
+
+        Two passes over the records in a round (SECURITY.md rule 23).
+        """
         if round_ == 0:
             return Effort()
         return Effort(epochs=self.options.tau_s + self.options.tau_theta)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The census, or θ; the supervisor is in no contribution."""
+        """The census, or θ; the supervisor is in no contribution.
+
+        In the census samples [] int64 and proportions [C] float64, which add up to one.
+        """
         if facts.round:
             return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
         if self.declared:
@@ -264,6 +289,7 @@ class FedSimSup(Method):
             samples = torch.tensor([self.setting.counts[silo] for silo in silos])
         if self.declared and self.labels:
             by_class = torch.tensor([self.setting.class_counts[silo] for silo in silos])
+            # Exact: declared counts of classes add up to the declared records.
             shares = by_class.double() / samples[:, None]
         state = {"samples": samples, "unmatched": unmatched}
         if self.labels:
@@ -273,13 +299,18 @@ class FedSimSup(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Keep the census; afterwards post Eq. 7 to every silo that was away."""
+        """Keep the census; afterwards post Eq. 7 to every silo that was away.
+
+        Round 0 is the census. A silo that was away gets no post where fewer than ``FEWEST`` took
+        part, or nobody is alike; ``unmatched`` counts it then.
+        """
         if round_ == 0:
             if self.declared:
                 return Combined(state)
             return Combined(self._censused(state, cohort, results["census"]))
 
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
+        # Who missed the census has no m_j, and so no weight.
         contributors = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in contributors)  # M
         posts, unmatched = [], []
@@ -299,13 +330,19 @@ class FedSimSup(Method):
         return Combined(self.unposted(state, tuple(unmatched)), posts=tuple(posts))
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """Count a silo for which no row was made as one that is similar to nobody."""
+        """Count a silo for which no row was made as one that is similar to nobody.
+
+        The exchange refuses rows that would show one silo too much.
+        """
         unmatched = state["unmatched"].clone()
         unmatched[self.numbers(silos)] += 1
         return {**state, "unmatched": unmatched}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The mail that was posted to this silo."""
+        """The mail that was posted to this silo.
+
+        An empty mailbox delivers nothing.
+        """
         return (Mail("theta"),) if self.down(round_) else ()
 
     def similarities(
@@ -314,9 +351,11 @@ class FedSimSup(Method):
         """The positive s_ij of one silo i over the participants j."""
         own, others = self.number(silo), self.numbers(contributors)
         if self.labels:
+            # Unit vectors once: the products are cosines. ``normalize`` leaves zeros as they are.
             unit = nn.functional.normalize(state["proportions"], dim=1)  # [n, C]
             row = unit[others] @ unit[own]  # cosines
         else:
+            # As in FedAvg, which the ablation of Fig. 3 compares with.
             row = state["samples"][others].double()
         return positive_weights(contributors, row)
 
@@ -331,12 +370,16 @@ class FedSimSup(Method):
         found: dict[str, float] = {}
         for contributor in contributors:
             other = by_class[contributor]
+            # A product of 0 has no label in common, and such a silo is in no row.
             if product := _dot(own, other):
                 found[contributor] = product / sqrt(_dot(own, own) * _dot(other, other))
         return found
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """s_ij over the silos that are drawn for the round."""
+        """s_ij over the silos that are drawn for the round.
+
+        Empty in a job that declares no counts, and in the census.
+        """
         if not self.declared or round_ == 0:
             return {}
         return self.declared_similarities(recipient, self.setting.drawn(round_))
@@ -349,7 +392,10 @@ class FedSimSup(Method):
         return self.similarities(state, silo, contributors)
 
     def decay(self, round_: int) -> float:
-        """β^t of the job's schedule."""
+        """β^t of the job's schedule.
+
+        1 until t = C T^γ, then falling (Eq. 10).
+        """
         rounds = self.setting.rounds
         c = PAPER_C if self.options.schedule == "paper" else scaled_c(rounds)
         return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
@@ -371,6 +417,7 @@ class FedSimSup(Method):
         unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
         # Eq. 8, 9
+        # α grows with the mean M / K, so the smallest mean gives the largest ``keep``.
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
@@ -383,12 +430,14 @@ class FedSimSup(Method):
         self, state: CoordinatorState, cohort: tuple[str, ...], census: Tensors
     ) -> CoordinatorState:
         index = torch.tensor(self.numbers(cohort))
+        # A silo without a record has no proportions.
         sane = census["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
             # A census comes from outside: only proportions have the cosines of Eq. 7.
             shares = census["proportions"]
             sane &= ((shares >= 0) & shares.isfinite()).all(1)
+            # The silo has divided in float64, so its sum may miss one by rounding.
             sane &= (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
             kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, census["samples"], 0)
@@ -396,7 +445,10 @@ class FedSimSup(Method):
 
 
 def participation_fault(cohort: int, silos: int) -> str:
-    """Why a cohort of this size among so many silos cannot work; empty if it can."""
+    """Why a cohort of this size among so many silos cannot work; empty if it can.
+
+    The text says which key of the job to change.
+    """
     if cohort >= silos:
         return (
             f"all {silos} silos train in every round, so none is ever away and nothing would be"
@@ -412,13 +464,19 @@ def participation_fault(cohort: int, silos: int) -> str:
 
 
 def scaled_c(rounds: int) -> float:
-    """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000."""
+    """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000.
+
+    ``rounds`` is T, the rounds that train.
+    """
     share: float = (rounds / PAPER_ROUNDS) ** (1 - PAPER_GAMMA)
     return PAPER_C * share
 
 
 def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
-    """β^t for t = 1..T."""
+    """β^t for t = 1..T.
+
+    ``round_`` is t, from 1 on; the result is in 0…1.
+    """
     threshold: float = c * rounds**gamma
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 
@@ -428,7 +486,10 @@ def _dot(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def share_of_others(total: int, contributors: int, own: int) -> float:
-    """λ_i^t from M, K and m_i."""
+    """λ_i^t from M, K and m_i.
+
+    Between 0 and 1: M / K is the mean of the participants' records.
+    """
     return total / (total + contributors * own)  # Eq. 9
 
 
@@ -447,6 +508,7 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
 
 def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
     """A fault in the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
+    # Shares are of those that took part, so they are renormalised over these.
     whole = sum(alike[contributor] for contributor in shares)
     for contributor, share in shares.items():
         expected = alike[contributor] / whole
