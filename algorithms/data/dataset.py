@@ -38,6 +38,7 @@ class Dataset:
     sources: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
 
+    # At the door, so that no later function meets records of another form.
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
             raise LocalError(
@@ -57,7 +58,10 @@ class Dataset:
                 )
 
     def by_record(self) -> dict[str, tuple[str, ...]]:
-        """The ids, sources and groups that are known, one text per record each."""
+        """The ids, sources and groups that are known, one text per record each.
+
+        In the order ids, sources, groups.
+        """
         texts = {"ids": self.ids, "sources": self.sources, "groups": self.groups}
         return {key: known for key, known in texts.items() if known is not None}
 
@@ -72,7 +76,10 @@ class Dataset:
         return replace(self, x=x, y=y)
 
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
-        """The records at the given indices, in their order."""
+        """The records at the given indices, in their order.
+
+        Ids, sources and groups go with them; the classes' names stay.
+        """
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         places = index.tolist()
         texts: dict[str, tuple[str, ...]] = {}
@@ -82,9 +89,13 @@ class Dataset:
 
 
 def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Records and labels at some places, on a device."""
+    """Records and labels at some places, on a device.
+
+    ``where`` is a slice, or int64 places [B] on any device.
+    """
     if isinstance(where, slice):
         return data.x[where].to(device), data.y[where].to(device)
+    # An index must lie where the records do.
     index = where.to(data.x.device)
     return data.x.index_select(0, index).to(device), data.y.index_select(0, index).to(device)
 
@@ -92,7 +103,8 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Records x [N, …] and labels y [N] in calls of ``rows``, each with its number of records.
 
-    Zeros fill up the last call.
+    Zeros fill up the last call: its first so many rows are records, the others must be cut off from
+    the result.
     """
     # Calls of one size: a record's output must not depend on how many others there are
     # (training/clipped_sum.py).
@@ -114,6 +126,7 @@ def load_npz(path: Path) -> Dataset:
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y = arrays["x"], arrays["y"]
+    # Forms first: what follows converts without asking.
     _check_records(path, x, y)
     texts: dict[str, tuple[str, ...]] = {}
     for name in ("class_names", "ids", "sources", "groups"):
@@ -156,7 +169,11 @@ def _check_texts(path: Path, name: str, texts: NDArray[Any], records: int) -> No
 
 
 def save_npz(path: Path, data: Dataset) -> None:
-    """Write a data set so that ``load_npz`` reads it back."""
+    """Write a data set so that ``load_npz`` reads it back.
+
+    LocalError where it cannot be written. Texts are stored as fixed-width Unicode, never as
+    objects.
+    """
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
@@ -170,12 +187,16 @@ def save_npz(path: Path, data: Dataset) -> None:
 
 
 def digits() -> Dataset:
-    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, y 0…9."""
+    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, y 0…9.
+
+    The order is scikit-learn's.
+    """
     from sklearn.datasets import (  # noqa: PLC0415 - two seconds of import that only the demo needs
         load_digits,
     )
 
     bunch = load_digits()
+    # Pixels are 0 … 16 there.
     x = (bunch.images / 16).astype(np.float32)[:, None]
     return Dataset(torch.from_numpy(x), torch.from_numpy(bunch.target.astype(np.int64)))
 
@@ -199,7 +220,9 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
 
     # By hash and not by a shuffle: records that come or go later must not move others from one
     # side to the other, or the model would be tested on records that it has trained on.
+    # The hash is uniform over 2^64: a share of test_fraction lies below the threshold.
     threshold = int(test_fraction * 2**64)
+    # Groups first: records of one group must be on one side, whatever their ids are.
     drawn = data.groups or data.ids or range(len(data))
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
 
@@ -223,4 +246,5 @@ def _draw(key: bytes, record: int | str) -> int:
         # An id may be a file name, which may hold surrogates.
         message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")
     digest = hmac.new(key, message, hashlib.sha256).digest()
+    # 64 bits of the hash are enough to compare with a share.
     return int.from_bytes(digest[:8], "little")

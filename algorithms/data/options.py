@@ -43,7 +43,10 @@ class SourceTable(Strict):
 
     @property
     def path(self) -> Path | None:
-        """The file or folder that holds the records; None where they come with the software."""
+        """The file or folder that holds the records; None where they come with the software.
+
+        ``file`` comes before ``folder``.
+        """
         for key in ("file", "folder"):
             path: Path | None = getattr(self, key, None)
             if path is not None:
@@ -52,7 +55,10 @@ class SourceTable(Strict):
 
     @property
     def title(self) -> str:
-        """The name of the records in a partition's file, which is compared: it must not change."""
+        """The name of the records in a partition's file, which is compared: it must not change.
+
+        By default the set's name, or the last part of the path.
+        """
         name: str = getattr(self, "name", "")
         if not name and self.path is not None:
             name = self.path.name
@@ -60,18 +66,27 @@ class SourceTable(Strict):
 
     @property
     def long_title(self) -> str:
-        """The title for people, with what tells apart two tables of one title."""
+        """The title for people, with what tells apart two tables of one title.
+
+        For lists that people read.
+        """
         return self.title
 
     @property
     def where(self) -> str:
-        """The records as errors name them."""
+        """The records as errors name them.
+
+        Its path, or its kind and title.
+        """
         if self.path is None:
             return f"{self.kind} {self.title}"
         return str(self.path)
 
     def below(self, base: Path) -> Self:
-        """The same table with its path relative to a folder."""
+        """The same table with its path relative to a folder.
+
+        A path that is absolute stays as it is.
+        """
         # Paths in a configuration are relative to its file, not to where a command is started.
         moved: dict[str, Path] = {}
         for key in {"file", "folder"} & type(self).model_fields.keys():
@@ -123,14 +138,17 @@ class DataTable(SourceTable, ABC):
 
     @property
     def has_official_parts(self) -> bool:
-        """True if official training records, with ids ``train/…``, precede test records."""
+        """True if official training records, with ids ``train/…``, precede test records.
+
+        An experiment may keep the official split by it.
+        """
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
         Without a model the records are read before there is a job; LocalError if the kind needs
-        one.
+        one, or memory runs out.
         """
         try:
             if model is None:
@@ -144,7 +162,10 @@ class DataTable(SourceTable, ABC):
 
     @abstractmethod
     def read(self) -> Dataset:
-        """The records in their own shape."""
+        """The records in their own shape.
+
+        Images as [N, channels, height, width], tables as [N, 1, 1, numbers].
+        """
 
     def read_at(self, shape: Shape) -> Dataset:
         """The records in a shape [channels, height, width], or in their own if they have one."""
@@ -162,12 +183,19 @@ class Pixels(DataTable):
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
-        """Records [N, channels, height, width] from pixels of 0 … 255."""
+        """Records [N, channels, height, width] from pixels of 0 … 255.
+
+        float32, normalised. ``where`` names the records in errors.
+        """
+        # Contiguous, as torch takes no array of negative strides.
         pixels = torch.from_numpy(np.ascontiguousarray(x))
         return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
-        """The records (pixel - mean) / std, changed in place."""
+        """The records (pixel - mean) / std, changed in place.
+
+        LocalError where there are neither as many constants as channels nor one for all.
+        """
         channels = x.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
@@ -175,6 +203,7 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
+        # [channels, 1, 1]: one constant per channel, whatever the size of the image.
         mean = torch.tensor(self.mean)[:, None, None]
         std = torch.tensor(self.std)[:, None, None]
         return x.sub_(mean).div_(std)
@@ -218,11 +247,15 @@ class Shared(DataTable):
         return self
 
     def indices(self, total: int) -> NDArray[np.int64]:
-        """The records of this share, in their order in the set."""
+        """The records of this share, in their order in the set.
+
+        int64, sorted. All of them where no share is declared.
+        """
         if self.share is None:
             return np.arange(total)
         own, shares = self.share
 
         # All silos draw the same permutation and take every n-th, so the shares are disjoint.
         drawn = permutation(stream(self.seed or 0, "", 0, "share"), total)
+        # Sorted, so that ids and order are those of the set.
         return np.sort(drawn[own - 1 :: shares])

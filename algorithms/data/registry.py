@@ -21,6 +21,7 @@ from .tagged import of_kind
 
 
 def _of_its_kind(value: Any) -> DataTable:
+    # An .npz file is what a table without ``kind`` means.
     return of_kind(value, KINDS, "npz")
 
 

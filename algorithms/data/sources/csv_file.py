@@ -72,6 +72,7 @@ class Csv(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
+        # One column in two places would be read twice, as a feature and as an answer.
         used = (*self.features, self.label, *self._named_columns())
         _check_distinct("features, label, id and source", used)
         _check_distinct("columns", self.columns or ())
@@ -127,15 +128,18 @@ class Csv(DataTable):
         x, y, checked = array("d"), array("q"), 0
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         with _reading(self) as rows:
+            # By name and not by place: a column more in the file must not shift the others.
             header = [name.strip() for name in self.columns or next(rows)[1]]
             used = (*self.features, self.label, *texts)
             places = {name: _place(self, header, name) for name in used}
             for line, row in rows:
+                # Before any cell is read: a row that is short would put values under other names.
                 if len(row) != len(header):
                     raise LocalError(
                         f"{self.file}, line {line}: {len(row)} columns, not {len(header)};"
                         " correct it"
                     )
+                # Spaces around a value are no part of it.
                 cells = {name: row[place].strip() for name, place in places.items()}
                 for name in self.features:
                     x.extend(_value(self, line, name, cells[name]))
@@ -149,6 +153,7 @@ class Csv(DataTable):
                         self.file, checked * VALUE_BYTES, f"the values of its first {line:,} lines"
                     )
 
+        # A category takes one number for each of its values, any other column one.
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
@@ -175,9 +180,11 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
             io.TextIOWrapper(opened, "utf-8-sig", newline="") as file,
         ):
             check_fits(table.file, table.file.stat().st_size, "its text")
+            # ``strict``: a quote in the wrong place is an error.
             reader = csv.reader(file, delimiter=table.delimiter, strict=True)
             try:
                 yield ((reader.line_num, row) for row in reader if row)
+            # The caller takes the header by ``next``, for which an empty file has no line.
             except StopIteration:
                 raise LocalError(
                     f"{table.file}: is empty; give a line with the columns' names and records"
@@ -227,6 +234,8 @@ def _column_fix(table: Csv, header: list[str], name: str) -> str:
 def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     """The numbers of one cell."""
     value: float | str = text
+    # Before the categories: a missing cell of a column of categories has a category declared for
+    # it.
     if text in table.missing_marks:
         if name not in table.missing:
             raise _fault(
@@ -239,6 +248,7 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     known = table.categories.get(name)
     if known is None:
         number = _number(table, line, name, value)
+        # By declared constants (see the top of this file).
         return ((number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
         raise _fault(
@@ -286,6 +296,7 @@ def _class(table: Csv, line: int, text: str) -> int:
     return table.classes.index(text)
 
 
+# Line and column, and never the value: errors reach the log and the ledger.
 def _fault(table: Csv, line: int, column: str, why: str) -> LocalError:
     return LocalError(f"{table.file}, line {line}, column {column!r}: {why}")
 

@@ -54,7 +54,10 @@ class Natural(DataTable):
         return self
 
     def read(self) -> Dataset:
-        """The records of the table's sources, each with its source and an id."""
+        """The records of the table's sources, each with its source and an id.
+
+        LocalError where none of them has a record in the folder.
+        """
         wanted = self.sources or SOURCES[self.name]
         match self.name:
             case "heart-disease":
@@ -63,6 +66,7 @@ class Natural(DataTable):
                 data = read_har(self.folder)
             case "tcga-brca":
                 data = read_brca(self.folder, self.years or YEARS)
+        # HAR and TCGA-BRCA have all sources in one file.
         own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
         if not len(own):
             raise LocalError(

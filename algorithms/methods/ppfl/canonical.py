@@ -47,7 +47,7 @@ class Canonical(nn.ModuleList):
 def interpolated(models: nn.ModuleList, z: Tensor, c: Tensor) -> Tensor:
     """Output [B, C] of the one module with parameters Σ_k c_k u_k.
 
-    By c the output is differentiable, as by every u_k.
+    It is differentiable by c and by every u_k.
     """
     each = [dict(model.named_parameters()) for model in models]
     # [K, …] of each parameter, weighted over the first axis.

@@ -253,10 +253,7 @@ class PPFL(Method):
         }
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Eq. 7 (log-probabilities) or Eq. 8 (logits).
-
-        [B, C].
-        """
+        """Eq. 7 (log-probabilities [B, C]) or Eq. 8 (logits [B, C])."""
         return parts["canonical"](parts["extractor"](x), parts["membership"]())
 
     def loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
