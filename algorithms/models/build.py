@@ -32,7 +32,11 @@ Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 
 
 class ModelOptions(Strict):
-    """The [model] table of a job file."""
+    """The [model] table of a job file.
+
+    Its fields are in the signed document, and with the tensors they make the model's digest.
+    ValueError where the network does not take the input, norm or size.
+    """
 
     name: str
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
@@ -61,6 +65,7 @@ class ModelOptions(Strict):
                 f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
             )
         # A job names the size, and a silo must not run out of memory by building the model.
+        # A sketch has all sizes and takes no memory.
         modules = sketch(self).values()
         size = sum(tensor.numel() for module in modules for tensor in module.parameters())
         if size > LARGEST_MODEL:
@@ -88,12 +93,18 @@ class ModelOptions(Strict):
 
 
 def input_shape(options: ModelOptions) -> Shape:
-    """Channels, height and width of one record."""
+    """Channels, height and width of one record.
+
+    The job's own, or the architecture's.
+    """
     return options.input or NETWORKS[options.name].default_input
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:
-    """The model's modules by part, without values."""
+    """The model's modules by part, without values.
+
+    On torch's device "meta": names, shapes and dtypes only.
+    """
     with torch.device("meta"):  # construction draws nothing from torch's generator
         return NETWORKS[options.name].build(input_shape(options), options.classes, options.norm)
 
@@ -101,7 +112,7 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
     """A freshly initialised model by part.
 
-    The same options and seed give the same bits everywhere.
+    The same options and seed give the same bits everywhere. float32, on the host.
     """
     parts = sketch(options)
     for part, module in parts.items():
@@ -110,7 +121,10 @@ def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
 
 
 def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
-    """Give a new module its initial values, unless torch's device is "meta"."""
+    """Give a new module its initial values, unless torch's device is "meta".
+
+    Each tensor has a stream of its own, named by ``prefix`` and its path in the module.
+    """
     # On "meta" the caller has other values, and drawing initial ones would take time for nothing.
     if torch.get_default_device().type != "meta":
         # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
@@ -128,6 +142,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
 
     Norms start as identities.
     """
+    # In any order: each tensor has a stream of its own.
     for name, leaf in module.named_modules():
         own = (*leaf.parameters(recurse=False), *leaf.buffers(recurse=False))
         if not own:
@@ -137,6 +152,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
             raise LocalError(
                 f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
             )
+        # An embedding's fan_in is its width: ``_draw`` takes the numbers of one row.
         if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
             path = ".".join(filter(None, (prefix, name)))
             _draw(leaf, seed, path)
@@ -152,6 +168,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
 
 def _draw(layer: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, path: str) -> None:
     """Draw each parameter uniformly in ±fan_in^(-1/2), from the stream of its own name."""
+    # One unit's weights, so that a convolution's fan_in includes its kernel.
     bound = layer.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
     for name, tensor in layer.named_parameters():
         full_name = ".".join(filter(None, (path, name)))

@@ -14,12 +14,18 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def lenet(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
-    """The LeNet of two convolutional and two linear layers."""
+    """The LeNet of two convolutional and two linear layers.
+
+    [B, channels, height, width] to 120 features, without a norm.
+    """
     return two_and_two(shape, classes, 6, 16, 120)
 
 
 def lenet_wide(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
-    """The LeNet with many more channels and units."""
+    """The LeNet with many more channels and units.
+
+    512 features.
+    """
     return two_and_two(shape, classes, 32, 64, 512)
 
 
@@ -32,6 +38,7 @@ def two_and_two(
     """
     channels, height, width = shape
     padding = 0 if min(height, width) >= 16 else 2
+    # 5 x 5 kernels take 4 of a side, less the padding; pooling halves what is left.
     kept = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in (height, width)]
     layers: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv2d(channels, first, 5, padding=padding)),

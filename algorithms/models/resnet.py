@@ -95,6 +95,7 @@ def convnet(inputs: int, widths: Sequence[int], classes: int, norm: str) -> dict
                 pool=nn.MaxPool2d(2),
             )
         )
+        # Each block's input is the output of the one before; the last width is no input.
         for before, width in zip((inputs, *widths), widths, strict=False)
     ]
     return {"extractor": Blocks(blocks, widths), "classifier": nn.Linear(widths[-1], classes)}
@@ -119,6 +120,7 @@ def resnet18(shape: tuple[int, int, int], classes: int, norm: str) -> dict[str, 
     """The paper's network for CIFAR-100 and Tiny ImageNet."""
     widths = (64, 128, 256, 512)
     blocks: list[nn.Module] = []
+    # The first block keeps its input's channels and size.
     for before, width in zip((64, *widths), widths, strict=False):
         stride = 1 if width == before else 2
         steps = [
