@@ -100,8 +100,12 @@ class APFL(FedAvg):
         return self.mixed(parts, parts[MIXTURE](), x)
 
     def mixed(self, parts: Parts, alpha: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, classes] of v̄, by which v and α are trained, and w is not."""
+        """Logits [B, classes] of v̄, by which v and α are trained, and w is not.
+
+        v̄ mixes parameters, as the paper says; its buffers are those of v.
+        """
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
+        # w is held still: (3) moves v alone, and (4) α.
         v, w = point_of(own), detached(point_of(parts))
         between: dict[str, dict[str, Tensor]] = {}
         for part in MODEL:
@@ -116,27 +120,37 @@ class APFL(FedAvg):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """α, then w and v together."""
+        # One stage for both models, as the paper takes (2) and (3) on the same batch.
         both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
         if not self.options.adaptive:
             return (both,)
+        # (4) comes first, where w_i = w^t (see the top of this file).
         return (Survey(self.slope), Change(self.adapted), both)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The derivative of the losses by α, of all records together."""
 
         def losses(alpha: Tensor) -> Tensor:
+            # Summed: a survey adds up, and ``adapted`` divides by the records.
             return cross_entropy(self.mixed(parts, alpha, x), y, reduction="sum")
 
         return {"slope": grad(losses)(parts[MIXTURE]())}
 
     def adapted(self, state: SiloState, facts: Facts) -> SiloState:
-        """The state with the next α."""
+        """The state with the next α.
+
+        α stays in [0, 1], and in its own dtype.
+        """
         alpha = state.parts[MIXTURE]["alpha"]
+        # The mean slope over all records; η is the job's learning rate.
         step = self.setting.optimiser.lr * facts.measured["slope"] / facts.samples
         after = (alpha - step.to(alpha.dtype)).clamp(0, 1)  # (4)
         return replace(state, parts={**state.parts, MIXTURE: {"alpha": after}})
 
     def both(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Cross-entropy [B] of w and of v̄, added."""
+        """Cross-entropy [B] of w and of v̄, added.
+
+        The gradient by w is that of (2), by v that of (3).
+        """
         shared = cross_entropy(logits(parts, x), y, reduction="none")  # (2)
         return shared + cross_entropy(self.predict(parts, x), y, reduction="none")  # (3)

@@ -69,6 +69,7 @@ from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, Tensor
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
 
+# Updates of length 0 have no direction, and must not divide by 0.
 SMALLEST_NORM = 1e-12
 
 
@@ -103,6 +104,7 @@ class ClusteredFL(Method):
         super().__init__(setting, options)
         self.model = Part("model", Kind.WHOLE_MODEL, Mix(), self.flat_specs(*MODEL))
         modules = setting.sketch()
+        # Running statistics take no part in Δ_i, whatever crosses.
         self.compared = [
             (part, spec) for part in MODEL for spec in specs_of_parameters(modules[part])
         ]
@@ -127,10 +129,12 @@ class ClusteredFL(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Zeros in place of a received model."""
+        # In the shape of |θ|, so that a state has the same tensors from the start.
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The model from which training begins: the cluster's, else the silo's own."""
+        # What came down, or the silo's own model where nothing did.
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 
@@ -139,7 +143,10 @@ class ClusteredFL(Method):
         return (self.stage(*MODEL),)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained model, and how far it is from the one before."""
+        """The trained model, and how far it is from the one before.
+
+        θ_i, and from round ``start`` on Δ_i [1, |θ|], or its sketch.
+        """
         contributions = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:
             (spec,) = self.update.tensors
@@ -166,15 +173,19 @@ class ClusteredFL(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Eqs. 2 to 4 for each cluster, on the members that came."""
+        # Clusters and rounds are remembered for all silos, also those away.
         index = torch.tensor(self.numbers(cohort))
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
         gave[index] = round_
         if "update" in results:
+            # One vector per silo, so the Gram has one group.
             gram = results["update"]["gram"][0]
+            # Only clusters of which somebody came can be judged.
             for number in sorted(set(cluster[index].tolist())):
                 here = (cluster[index] == number).nonzero()[:, 0]
                 leaving = self.leaving(gram[here[:, None], here])
                 if leaving.any():
+                    # A number of its own for those who leave; the others keep theirs.
                     cluster[index[here[leaving]]] = cluster.max() + 1
         return Combined({"cluster": cluster, "gave": gave})
 
@@ -184,11 +195,13 @@ class ClusteredFL(Method):
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
+        # One silo alone has nobody to leave.
         if n < 2 or not (mean < self.options.eps_1 and lengths.max() > self.options.eps_2):  # (2)
             return stays
         divisor = lengths.clamp(min=SMALLEST_NORM)
         alike = (gram / (divisor[:, None] * divisor)).clamp(-1, 1)  # (1)
         second = bipartition(alike)
+        # α_cross: the most similar pair across the two groups.
         across = alike[~second][:, second].max()
         fewer = min(int(second.sum()), int((~second).sum()))
         gap = ((1 - across) / 2).sqrt()
@@ -199,6 +212,7 @@ class ClusteredFL(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 5; nothing where nobody of the cluster has given a model."""
         same = state["cluster"] == state["cluster"][self.number(silo)]
+        # The last round in which anybody of the cluster gave a model.
         last = torch.where(same, state["gave"], -1).max()
         if last < 0:
             return ()
@@ -216,10 +230,13 @@ def bipartition(alike: Tensor) -> Tensor:
     # Eq. 3 is solved exactly: each pair that is joined is at least as similar as all that are not.
     n = len(alike)
     group = list(range(n))
+    # The most similar pairs first; indices break ties the same way everywhere.
     pairs = sorted((-float(alike[i, j]), i, j) for i in range(n) for j in range(i + 1, n))
     for _, i, j in pairs:
+        # Two groups are left: every pair that was joined is more similar than any across.
         if len(set(group)) == 2:
             break
         group = [group[i] if own == group[j] else own for own in group]
     first = torch.tensor([own == group[0] for own in group])
+    # On a tie of sizes the first member stays.
     return first if 2 * int(first.sum()) < n else ~first

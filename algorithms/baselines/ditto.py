@@ -83,12 +83,17 @@ class Ditto(FedAvg):
         common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
         own = replace(self.stage(*names(OWN)), reads=())  # (2)
         if self.options.lam:
+            # w^t, as delivered: v is pulled to where w began, not to where it went.
             near = centre(taken(state.parts, OWN))
+            # As a penalty: it depends on parameters alone, so it comes after any noise.
             own = replace(own, penalty=partial(proximal, self.options.lam), context=near)
         return (common, own)
 
     def effort(self, round_: int) -> Effort:
-        """The job's epochs for each of the two models."""
+        """The job's epochs for each of the two models.
+
+        (2) is paid for like (1), so that test counts of v may be told.
+        """
         return Effort(epochs=2 * self.setting.epochs)
 
     def common(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:

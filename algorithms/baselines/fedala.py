@@ -81,12 +81,14 @@ class FedALA(Method):
         layers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for part, specs in named.items():
             for spec in specs:
+                # A layer's tensors share the name before the last dot.
                 layer = (part, spec.name.rpartition(".")[0])
                 layers.setdefault(layer, []).append((part, spec.name))
         if self.options.layers > len(layers):
             raise LocalError(
                 f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it"
             )
+        # Layers in the order of the model: the last ones are the upper ones.
         upper = set(chain.from_iterable(list(layers.values())[-self.options.layers :]))
         self.upper: dict[str, list[TensorSpec]] = {}
         for part, specs in named.items():
@@ -111,6 +113,8 @@ class FedALA(Method):
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
+                # W_i has a number per parameter of the upper layers, all 1 at first: Θ̂_i is then
+                # Θ.
                 ones[key] = torch.ones(spec.shape, dtype=DTYPES[spec.dtype])
         return {**self.setting.build(), "weights": nn.ParameterDict(ones)}
 
@@ -120,12 +124,14 @@ class FedALA(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights."""
+        # Before the first round nothing came down, and there is nothing to mix.
         if "model" not in delivered:
             return state
         taken, extra = super().deliver(state, delivered, facts), dict(state.extra)
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
+                # Both ends of Eq. 1 before they are mixed: training moves Θ_i.
                 extra[f"old/{key}"] = state.parts[part][spec.name]
                 extra[f"new/{key}"] = taken.parts[part][spec.name]
         return SiloState(self._mixed(taken, extra), extra)
@@ -140,7 +146,9 @@ class FedALA(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Learn the weights, mix the models, train the model."""
+        # Local training reads neither W_i nor its ends.
         local = replace(self.stage("extractor", "classifier"), reads=())
+        # Nothing was delivered, so there is nothing to learn weights for.
         context = {key: value for key, value in state.extra.items() if key != "learned"}
         if not context:
             return (local,)
@@ -152,6 +160,7 @@ class FedALA(Method):
 
     def mixture_loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Cross-entropy [B] of Θ̂_i."""
+        # As functions of W_i, by which the loss is differentiated.
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
         logits = called_with(parts["classifier"], mixed["classifier"], features)
@@ -170,6 +179,7 @@ class FedALA(Method):
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
         """Eq. 1 with the weights just learned."""
+        # The ends are let go: a state would hold two more copies of the upper layers.
         return SiloState(self._mixed(state, state.extra), {"learned": torch.tensor(1)})
 
     def _mixed(self, state: SiloState, context: Tensors) -> Mapping[str, Tensors]:

@@ -88,12 +88,14 @@ class FedAS(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
+        # Bounded below, so that both ends reject a trace by which Eq. 5 could divide by 0.
         trace = TensorSpec("trace", "float64", (), SMALLEST_TRACE)
         self.weighted = Part(
             "weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace)
         )
         weight = self.spec_of("classifier", "weight")
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
+        # So many records' gradients are computed at a time.
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)
         self.at_once = max(1, NUMBERS_AT_ONCE // numbers)
 
@@ -123,6 +125,7 @@ class FedAS(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Align the delivered extractor, train, and measure the records."""
         train = self.stage("extractor", "classifier")  # (3)
+        # Surveys after training: Eqs. 1 and 4 are of the trained model.
         course = (train, Survey(self.survey), Change(self.remember))
 
         # Before its first round a silo has no prototypes to align to.
@@ -132,6 +135,7 @@ class FedAS(Method):
         optimiser = Optimiser(self.options.alignment_lr)
         context = {"prototypes": state.extra["prototypes"]}
         # (2)
+        # Coupled: B_k is a number of the batch (Eq. 2).
         align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)
         return (align, *course)
 
@@ -139,11 +143,13 @@ class FedAS(Method):
         """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
         alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
+        # Times B, since the runner takes the mean over the batch.
         return squares * len(y) / alike
 
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of features by class [C, d], and Eq. 4."""
         member = one_hot(y, self.setting.classes).double()  # [B, C]
+        # Sums of float64, as a survey adds them up.
         return {
             "sums": member.T @ parts["extractor"](x).double(),
             "trace": self.squares(parts, x, y).double().sum(),
@@ -158,6 +164,7 @@ class FedAS(Method):
             logits = called_with(parts["classifier"], parameters["classifier"], features)
             return cross_entropy(logits, one_y[None])
 
+        # A batch of one record, whose gradient is that record's.
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:
             gradients = grad(loss)(own, one_x, one_y)
             tensors = chain.from_iterable(named.values() for named in gradients.values())
@@ -176,6 +183,7 @@ class FedAS(Method):
         # Never 0: Eq. 5 divides by the sum of the traces.
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {
+            # In float64, and rounded once.
             name: (trace * t.double()).to(t.dtype)
             for name, t in self.flat(state, "extractor").items()
         }
@@ -189,6 +197,7 @@ class FedAS(Method):
         """Eq. 5."""
         total = results["weighted"]
         mean = {
+            # Eq. 5: the sum of T_i θ_i over the sum of T_i.
             spec.name: (total[spec.name] / total["trace"]).to(DTYPES[spec.dtype])
             for spec in self.extractor.tensors
         }

@@ -79,8 +79,10 @@ class FedBABU(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the extractor under the initial classifier; in the end tune the chosen parts."""
         if self.tuning(facts.round):
+            # Here alone the classifier may move.
             stage = self.stage(*TUNED[self.options.tuned])
             return (replace(stage, epochs=self.options.tuning_epochs),)  # (3)
+        # The head stays as it was made (1).
         return (self.stage("extractor"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -115,6 +115,7 @@ class FedClassAvg(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and classifier together."""
         stage = self.stage("extractor", "classifier")  # (4)
+        # Coupled: Eq. 1 compares a record with the others of its batch.
         if self.options.contrast:
             stage = replace(stage, loss=self.objective, coupled=True)
         if self.options.rho:
@@ -124,11 +125,14 @@ class FedClassAvg(Method):
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """κ ℓ_CL + ℓ_CE by record [B]."""
+        # The last axis is the width of a picture.
         other = x.flip(-1) if self.options.view == "mirrored" else x
         features = parts["extractor"](torch.cat([x, other]))  # [2B, d]
         # (2)
+        # Cross-entropy is of the first view alone.
         supervised = cross_entropy(parts["classifier"](features[: len(y)]), y, reduction="none")
         contrast = contrasted(features, torch.cat([y, y]), self.options.temperature)  # [2B]
+        # Each record's two views count half.
         return supervised + self.options.contrast * contrast.reshape(2, -1).mean(0)
 
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
@@ -148,9 +152,12 @@ def contrasted(features: Tensor, y: Tensor, temperature: float) -> Tensor:
 
     Each view has another one of its class.
     """
+    # Length 1, as Eq. 1 has z.
     z = normalize(features, dim=1)
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     alike = (y[:, None] == y) & ~itself  # P(i)
     likeness = z @ z.T / temperature
+    # The sum of Eq. 1 is over the other views.
     log_share = likeness - likeness.masked_fill(itself, float("-inf")).logsumexp(1, keepdim=True)
+    # At least the other view of the same record is in P(i).
     return -(log_share * alike).sum(1) / alike.sum(1)  # (1)

@@ -82,9 +82,11 @@ class FedDyn(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         specs = self.flat_specs(*MODEL)
+        # A weight of 1 for each silo, and no more: (4) counts silos, not records.
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean", most=1.0), specs)
         self.corrected = Part("corrected", Kind.WHOLE_MODEL, Sum("mean"), specs)
         modules = setting.sketch()
+        # Buffers have no h and no penalty.
         self.parameters = [
             (part, spec.name) for part in MODEL for spec in specs_of_parameters(modules[part])
         ]
@@ -116,6 +118,7 @@ class FedDyn(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """θ and h before the first round, like the coordinator's."""
+        # Copies of the mapping; the tensors are never written to.
         return dict(self.initial)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
@@ -123,6 +126,7 @@ class FedDyn(Method):
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
+            # θ_k - θ of the silo's last round; zero before its first, where both are θ.
             way = trained - state.extra[f"theta.{name}"]
             h = state.extra[f"h.{name}"] - self.options.alpha * way  # (2)
             extra |= pair(name, came[name], h)
@@ -130,6 +134,7 @@ class FedDyn(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Eq. 1."""
+        # As a penalty, since it depends on parameters alone; θ and h_k are the silo's own values.
         return (replace(self.stage(*MODEL), penalty=self.penalty, context=state.extra),)
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
@@ -155,12 +160,15 @@ class FedDyn(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Eqs. 3 and 4; buffers are averaged."""
+        # |P_t| / m: results["model"] is the mean over the cohort.
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
+        # A dict of its own: Eq. 4 changes it below.
         down = picked(self.model.tensors, results["model"])
         after: dict[str, Tensor] = {}
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"
             h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)
+            # -h/α is what the mean has moved so far; buffers stay plain means.
             down[name] = down[name] - h / alpha  # (4)
             after |= pair(name, down[name], h)
         return Combined(after, {"corrected": down})

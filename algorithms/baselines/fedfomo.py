@@ -95,22 +95,27 @@ class FedFomo(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         count = min(self.options.models, len(setting.silos)) - 1
+        # A copy of the model for each of the others that a silo compares.
         self.others = tuple(f"other{k}" for k in range(1, count + 1))  # copies of the model
         self.models = (START, "", *self.others)  # θ_i, θ_i', θ_n'
         specs, sketch = self.flat_specs(*MODEL), setting.sketch()
+        # The coordinator's state is one piece of its database.
         if (size := len(setting.silos) * sum(spec.nbytes for spec in specs)) > LARGEST_STATE:
             raise LocalError(
                 f"fedfomo: the coordinator would keep {size:,} bytes of models of"
                 f" {len(setting.silos)} silos, {LARGEST_STATE:,} are the most; name fewer silos, or"
                 " choose a smaller model"
             )
+        # Distances are over parameters, without running statistics.
         self.compared = [
             (part, spec.name) for part in MODEL for spec in specs_of_parameters(sketch[part])
         ]
         self.model = Part("model", Kind.WHOLE_MODEL, Each(), specs)
+        # Shares of one silo's magnitudes, so each is within -1 … 1.
         weights = TensorSpec("weights", "float64", (count,), -1.0, 1.0)
         self.weights = Part("weights", Kind.MEMBERSHIP, Each(), (weights,))
         stacked = tuple(replace(spec, shape=(count, *spec.shape)) for spec in specs)
+        # So many of the stacked models are there; zeros follow.
         known = TensorSpec("known", "int64", (), 0, count)
         self.received = Part("others", Kind.WHOLE_MODEL, Each(), (*stacked, known))
 
@@ -158,6 +163,7 @@ class FedFomo(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Measure the losses, mix the models, train the model."""
+        # Local training reads no model of another silo.
         return (Survey(self.losses), Change(self.mix), replace(self.stage(*MODEL), reads=()))
 
     def losses(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -172,22 +178,28 @@ class FedFomo(Method):
         distances = torch.stack(
             [(self.vector(state, model) - start).norm() for model in self.models[1:]]
         )
+        # A model at no distance is θ_i itself, and has no direction.
         apart = distances > 0
         # (1)
         w = torch.where(apart, (losses[0] - losses[1:]) / torch.where(apart, distances, 1.0), 0.0)
         useful = w.clamp(min=0)
+        # Nobody is useful: then v is zero, and θ_i stays (see the top of this file).
         v = useful / torch.where(useful.any(), useful.sum(), 1.0)  # (2)
         # (3): of θ_i, θ_i' and the others
+        # What the weights leave is θ_i's own share.
         shares = torch.cat([(1 - v.sum()).clamp(min=0)[None], v])
         parts = dict(state.parts)
         for part in MODEL:
             held = [state.parts[_named(model, part)] for model in self.models]
             for spec in self.template[part]:
+                # In float64, and rounded once.
                 versions = torch.stack([own[spec.name].double() for own in held])  # [1 + M, …]
                 mixed = torch.tensordot(shares, versions, 1).to(DTYPES[spec.dtype])
                 parts[part] = {**parts[part], spec.name: mixed}
+        # By magnitudes, so that no silo adds more than 1 to anybody's affinity.
         size = w.abs().sum()
         weights = w[1:] / torch.where(size > 0, size, 1.0)
+        # The mixture is where the next training begins, so θ_i is a copy of it.
         return SiloState(parts | taken(parts, START), {"weights": weights})
 
     def vector(self, state: SiloState, model: str) -> Tensor:
@@ -217,6 +229,7 @@ class FedFomo(Method):
         """Eq. 4, and the new models in place of the silos' last."""
         index = torch.tensor(self.numbers(cohort))
         affinity, gave = state["affinity"].clone(), state["gave"].clone()
+        # ``chosen`` again: by this state and the same stream these are the models that it sent.
         for silo, row in zip(cohort, results["weights"]["weights"], strict=True):
             sent = self.chosen(state, round_, silo)
             affinity[self.number(silo), sent] += row[: len(sent)]  # (4)
@@ -226,6 +239,7 @@ class FedFomo(Method):
             if name in state:
                 models[name] = state[name].clone()
             else:
+                # The first time there is no such tensor: zeros, marked by ``gave``.
                 models[name] = uploaded.new_zeros(len(gave), *uploaded.shape[1:])
             models[name][index] = uploaded
         return Combined({"affinity": affinity, "gave": gave, **models})
@@ -233,10 +247,13 @@ class FedFomo(Method):
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
         """The silos whose models this one gets in a round (Eq. 5), as numbers in job order."""
         own = self.number(silo)
+        # Only silos that ever gave a model, and never oneself.
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
         rng = stream(self.setting.seed, silo, round_, "fedfomo/others")
+        # In one order, whatever the affinities are: ``combine`` draws them again.
         lots, draws = raw(rng, len(there)), uniform(rng, (len(self.others),), 0.0, 1.0)
         order = [there[i] for i in np.argsort(lots, kind="stable")]  # at random
+        # Stable: the random order breaks ties of affinity.
         best = sorted(order, key=lambda n: -float(state["affinity"][own, n]))
         epsilon = self.options.epsilon - round_ * self.options.epsilon_decay
 
@@ -256,6 +273,7 @@ class FedFomo(Method):
         tensors: dict[str, Tensor] = {}
         for spec in self.model.tensors:
             models = state[spec.name]
+            # One shape for all silos, whatever number there is.
             tensors[spec.name] = torch.cat([models[sent], models.new_zeros(padding, *spec.shape)])
         return (Value("others", {**tensors, "known": torch.tensor(len(sent))}),)
 

@@ -100,6 +100,7 @@ class FedKD(Method):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Mentee, mentor and map."""
         parts = beside_other(self.setting, MENTOR, self.options.mentor, "fedkd")
+        # The map goes between the widths of the two extractors.
         mentee, mentor = (width(parts[name]) for name in ("classifier", "mentor_classifier"))
         with torch.device("meta"):
             parts[MAP] = nn.Linear(mentee, mentor, bias=False)
@@ -113,12 +114,14 @@ class FedKD(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The averaged mentee, which the round's update starts from."""
         taken = super().deliver(state, delivered, facts)
+        # The update of Eq. 3 is counted from what came down.
         return SiloState(taken.parts, self.flat(taken, *MODEL))
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Mentor, mentee and map together."""
         optimiser = replace(self.setting.optimiser, clip=self.options.clip)
         trains = (*MODEL, *names(MENTOR), MAP)
+        # Coupled: D is a mean over the batch.
         return (Stage(trains, self.setting.epochs, self.mutual, optimiser, coupled=True),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
@@ -132,7 +135,9 @@ class FedKD(Method):
         by_mentor = cross_entropy(mentor, y, reduction="none")
         losses = by_mentor + cross_entropy(mentee, y, reduction="none")
         predictions = divergence(mentee, mentor) + divergence(mentor, mentee)
+        # H_t − W H_s by record, the mean over its numbers.
         apart = predictions + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
+        # D takes no gradient: small losses would make its inverse large.
         return losses + apart / losses.mean().detach()  # (1), (2)
 
     @property
@@ -149,6 +154,7 @@ class FedKD(Method):
         trained = self.flat(state, *MODEL)
         shortened: dict[str, Tensor] = {}
         for name, before in state.extra.items():
+            # The mentee plus its truncated update, dense: a sum takes equal shapes.
             shortened[name] = before + truncated(trained[name] - before, energy)
         return {"mentee": Contribution(shortened, float(facts.samples))}  # (5)
 
@@ -168,9 +174,11 @@ def truncated(update: Tensor, energy: float) -> Tensor:
     # A diverged update is reported where it is uploaded; the SVD would fail with another error.
     if update.ndim < 2 or not all_finite(update):
         return update
+    # A kernel [O, I, h, w] is a matrix [O, I h w].
     u, sigma, v = torch.linalg.svd(update.flatten(1), full_matrices=False)
     square = sigma.square()
     # A term is kept if the terms before it do not hold enough energy.
     kept = square.cumsum(0) - square < energy * square.sum()
+    # U Σ V with the dropped terms at zero.
     terms: Tensor = (u * (sigma * kept)) @ v  # (3)
     return terms.reshape(update.shape)

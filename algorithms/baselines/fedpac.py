@@ -122,6 +122,7 @@ class FedPAC(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # Two silos at least: Eq. 6 mixes what it has compared.
         if setting.cohort_size == 1:
             raise LocalError(
                 f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever"
@@ -137,6 +138,7 @@ class FedPAC(Method):
         vector = TensorSpec("h", weight.dtype, (1, classes * self.width))
         self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
         self.pooled = self.options.variances == "pooled"
+        # A variance is not below 0, and both ends check it.
         number = TensorSpec("v", "float64", (), 0.0)
         exchange = Sum("mean") if self.pooled else Each()
         self.variance = Part("variance", Kind.PROTOTYPES, exchange, (number,))
@@ -144,6 +146,7 @@ class FedPAC(Method):
     def up(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes; the classifier, and the terms of its weights."""
         shared = (self.extractor, self.prototypes)
+        # Without prototypes vectors have no negative entries, and so no blind form.
         if self.pooled and round_ == 0:
             return shared
         return (*shared, self.classifier, self.vectors, self.variance)
@@ -170,12 +173,14 @@ class FedPAC(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The extractor and the mixed classifier into the model, the prototypes into ``extra``."""
         taken = self.replaced(state, delivered, "extractor", "classifier")
+        # Nothing was delivered: the last prototypes stay.
         prototypes = delivered.get("prototypes", {"mean": state.extra["prototypes"]})["mean"]
         return replace(taken, extra={"prototypes": prototypes})
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1)."""
         features = parts["extractor"](x).double()  # [B, d]
+        # In float64, in which the runner adds up.
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
 
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -189,6 +194,7 @@ class FedPAC(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the classifier, then the extractor, and measure the records."""
         classifier, extractor = self.stage("classifier"), self.stage("extractor")
+        # Each stage has its own learning rate (η_φ of Eq. 2).
         optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
         context = {"prototypes": state.extra["prototypes"]}
         return (
@@ -201,6 +207,7 @@ class FedPAC(Method):
         """Eq. 3 by sample [B]."""
         features = parts["extractor"](x)  # [B, d]
         prototypes = context["prototypes"][y]  # [B, d]
+        # A row of zeros is a class without prototype: its records have no term.
         known = (prototypes != 0).any(1)  # [B]
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
         supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
@@ -212,6 +219,7 @@ class FedPAC(Method):
         (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
         means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
         h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
+        # Off each h: only differences count, and so entries have both signs.
         vectors = h - state.extra["prototypes"].double() / len(h)
         # n V of (1); not below 0 by rounding
         spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)
@@ -243,13 +251,16 @@ class FedPAC(Method):
     ) -> Combined:
         """Eq. 5 by the exchanges; Eq. 6 for the silos of this round."""
         combined = super().combine(state, round_, cohort, results)
+        # No vectors in this round: the last weights stay.
         if self.vectors not in self.up(round_):
             return combined
         variances = self.variances(cohort, results["variance"])
+        # Points with the inner products of the h: ``best_weights`` needs differences alone.
         points = points_of(results["vectors"]["gram"][0].numpy())
         alpha = state["alpha"].clone()
         here = self.numbers(cohort)
         for own, silo in enumerate(here):
+            # Who is not in this round keeps no share of an old row.
             alpha[silo] = 0
             alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
         return replace(combined, state={"alpha": alpha})
@@ -258,6 +269,7 @@ class FedPAC(Method):
         """V of Eq. 6 by silo of the round [m]."""
         if not self.pooled:
             return found["v"].numpy()
+        # The mean count stands in where none is declared.
         mean = float(found[WEIGHT]) / len(cohort)
         counts = np.array([self.setting.counts.get(silo, mean) for silo in cohort], np.float64)
         return float(found["v"]) * self.width / counts
@@ -265,5 +277,6 @@ class FedPAC(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Extractor and prototypes, and a row for a silo that is mixed with others."""
         weights = positive_weights(self.setting.silos, state["alpha"][self.number(silo)])
+        # A row of one silo alone would be its own classifier.
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -87,12 +87,15 @@ class Prototypes(nn.Module):
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
+        # A buffer: it is delivered and kept, and no optimiser moves it.
         self.register_buffer("mean", torch.zeros(classes, width))
         self.mean: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖²; the nearest is the largest."""
+        # That is 2 f·C^j - ‖C^j‖².
         logits = 2 * features @ self.mean.T - self.mean.square().sum(1)
+        # A class without prototype can never be the nearest.
         return logits.masked_fill(~known(self.mean), float("-inf"))
 
 
@@ -111,6 +114,7 @@ class FedProto(Method):
         weight = self.spec_of("classifier", "weight")
         width = weight.shape[1]  # d
         check_extractors(self.name, self.options.extractors, setting, width)
+        # Prototypes of an extractor without parameters would be means of the records themselves.
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
         trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
         if not all(trained):
@@ -150,6 +154,7 @@ class FedProto(Method):
         if self.options.predict == "classifier":
             return own
         near = parts["prototypes"](features)  # (4)
+        # No class has a prototype before the first round is over: then the classifier decides.
         return torch.where((near > float("-inf")).any(1, keepdim=True), near, own)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
@@ -163,6 +168,7 @@ class FedProto(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the model, then measure its prototypes."""
         stage = self.stage("extractor", "classifier")
+        # As context, since prototypes are the silo's own values.
         context = {"prototypes": state.parts["prototypes"]["mean"]}
         return (replace(stage, loss=self.objective, context=context), Survey(self.sums))
 
@@ -171,11 +177,13 @@ class FedProto(Method):
         features = parts["extractor"](x)
         supervised = nn.functional.cross_entropy(parts["classifier"](features), y, reduction="none")
         distance = (features - context["prototypes"][y]).square().mean(1)  # (8)
+        # Records of a class without prototype have no distance.
         return supervised + self.options.lam * distance * known(context["prototypes"])[y]  # (7)
 
     def sums(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the features by class: the numerator of Eq. 3."""
         member = one_hot(y, self.setting.classes).double()  # [B, C]
+        # float64, as a survey adds up.
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -56,8 +56,10 @@ class FedProx(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model, with w^t as it is before training in the stage's context."""
         stage = self.stage("extractor", "classifier")
+        # μ = 0 is FedAvg to the bit, without a penalty to compute.
         if not self.options.mu:
             return (stage,)
+        # As a penalty: w^t is no record's, so the term comes after any noise.
         # (1)
         return (replace(stage, penalty=self.proximal, context=self.flat(state, *stage.trains)),)
 

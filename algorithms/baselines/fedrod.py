@@ -78,6 +78,7 @@ class FedRoD(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The generic model and the personalized header."""
+        # A second classifier from the same streams, so of equal values.
         return {**self.setting.build(), "personal": self.setting.build()["classifier"]}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -87,6 +88,7 @@ class FedRoD(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train all three parts in one stage, each by its own loss."""
+        # log N^γ: 1e-12 stands for no record, and keeps the logarithm finite.
         counts = facts.class_counts.to(torch.get_default_dtype())
         prior = self.options.gamma * counts.clamp(min=ABSENT).log()  # [C]
         stage = Stage(

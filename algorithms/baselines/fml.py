@@ -82,6 +82,7 @@ class FML(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The meme model and the personalised one."""
+        # Its own stream: two equal models would stay equal where α = β.
         return beside_other(self.setting, PERSONAL, self.options.personal, "fml")
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -91,6 +92,7 @@ class FML(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Both models together."""
         setting = self.setting
+        # One stage for both models: their losses take the same batch.
         return (Stage((*MODEL, *names(PERSONAL)), setting.epochs, self.mutual, setting.optimiser),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:

@@ -66,12 +66,14 @@ class LGFedAvg(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # The classifier is the last of the layers.
         own, layers = self.options.layers, layers_of(setting.sketch())
         if own >= len(layers):
             raise LocalError(
                 f"lg-fedavg: layers = {own}, but the model has {len(layers)}, so nothing would stay"
                 " at a silo; choose fewer, a model of more layers, or method fedavg"
             )
+        # The template is of one architecture, so only what all have can cross.
         if own > 1 and self.options.extractors:
             raise LocalError(
                 f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot"
@@ -84,6 +86,7 @@ class LGFedAvg(Method):
         specs = [
             spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing
         ]
+        # The classifier alone is rows by class; more layers are part of a model.
         kind = Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL
         self.layers = Part("layers", kind, Sum("mean"), tuple(specs))
 
@@ -118,8 +121,10 @@ def layers_of(modules: Mapping[str, nn.Module]) -> list[list[str]]:
     """
     layers: list[list[str]] = []
     for part in MODEL:
+        # With the part's name before, as tensors are named.
         for name, module in modules[part].named_modules(prefix=part):
             shapes = [parameter.ndim for parameter in module.parameters(recurse=False)]
+            # The first tensors of all have no layer before them, so they begin one.
             if shapes and (max(shapes) > 1 or not layers):
                 layers.append([name])
             elif shapes:

@@ -83,8 +83,10 @@ class PerFedAvg(FedAvgFT):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Steps (1) and (2) on each batch; in the last round (4)."""
         if self.tuning(facts.round):
+            # (4) steps by α and not by the job's learning rate.
             own = Optimiser(self.options.alpha)
             return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, own),)
+        # Coupled: a record of one half moves the gradient at the other's.
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
     def meta(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
@@ -94,11 +96,13 @@ class PerFedAvg(FedAvgFT):
         if len(x) >= FEWEST_HALVED:
             half = (len(x) + 1) // 2
             inner, outer = slice(half), slice(half, None)
+        # Detached: the gradient comes from ``sloped`` alone.
         w, alpha = point_of(parts), self.options.alpha
         still = detached(w)
         after = stepped(still, gradient_at(parts, still, x[inner], y[inner]), alpha)  # (1)
         direction = gradient_at(parts, after, x[outer], y[outer])
         if self.options.variant == "hf":
+            # The Hessian at w of the inner half, times the outer gradient: (I − α ∇²f) ∇f.
             curvature = curvature_at(parts, still, direction, x[inner], y[inner])
             direction = stepped(direction, curvature, alpha)  # (2)
 

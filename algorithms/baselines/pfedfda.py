@@ -101,6 +101,7 @@ class PFedFDA(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
+        # Eq. 1 gives one weight row and one bias per class.
         if header.keys() != {"weight", "bias"}:
             raise LocalError(
                 "pfedfda needs a linear classifier with weight and bias, the model has"
@@ -113,6 +114,7 @@ class PFedFDA(Method):
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
         change = TensorSpec("change", dtype, rows)
         self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (change,))
+        # An int64 count: Eq. 6 divides by the sum of records.
         count = TensorSpec("records", "int64", (), 0.0)
         self.records = Part("records", Kind.COUNTS, Sum("total"), (count,))
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
@@ -141,6 +143,7 @@ class PFedFDA(Method):
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
         means, classes = self.initial_means(), self.setting.classes
+        # I, as in the code.
         covariance = torch.eye(means.shape[1], dtype=self.dtype)
         return {
             "means": means,
@@ -154,6 +157,7 @@ class PFedFDA(Method):
     def initial_means(self) -> Tensor:
         """The means [C, d] that all silos and the coordinator begin with."""
         (spec,) = self.means.tensors
+        # From a stream of the job, so that all silos begin alike.
         drawn = uniform(stream(self.setting.seed, "", 0, "init/pfedfda/means"), spec.shape, 0, 1)
         return torch.from_numpy(drawn).to(self.dtype)
 
@@ -166,6 +170,8 @@ class PFedFDA(Method):
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
         fresh = replace(taken, extra=extra)
+        # Statistics from outside: a covariance without inverse is the coordinator's fault, not a
+        # mistake here.
         try:
             return self.classifying(fresh, extra["means"], extra["covariance"])
         except LocalError as error:
@@ -175,9 +181,11 @@ class PFedFDA(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
+        # Rows and not sums: Eq. 5 needs each record's features.
         adapt = (Survey(self.features, rows=True), Change(self.adapt))
         if self.tuning(facts.round):
             return adapt
+        # The classifier of Eq. 2 first, since training holds it.
         return (Change(self.begin_round), self.stage("extractor"), *adapt)  # (2)
 
     def begin_round(self, state: SiloState, facts: Facts) -> SiloState:
@@ -191,6 +199,7 @@ class PFedFDA(Method):
 
     def adapt(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 3 to 5, and the classifier that follows."""
+        # Rows of the survey are float64, labels too.
         z, y = facts.measured["features"], facts.measured["labels"].long()
         if not all_finite(z):
             raise LocalError(
@@ -202,8 +211,10 @@ class PFedFDA(Method):
         ridge, in_common = self.options.ridge, self.options.interpolation == "one"
         beta = best_beta(z, y, (means, covariance), priors, ridge, in_common)  # (5)
         own_means, own_covariance = estimates(z, y, means, ridge)  # (3)
+        # β_μ (μ_ik - μ_k): zero for a class without records, whose own mean is the global one.
         change = beta[0] * (own_means - means)
         adapted = beta[1] * own_covariance + (1 - beta[1]) * covariance  # (4)
+        # In the job's dtype, in which they cross.
         given = {"change": change.to(self.dtype), "adapted": adapted.to(self.dtype)}
         extra = {**state.extra, **given, "priors": priors, "beta": beta}
         return self.classifying(replace(state, extra=extra), means + change, adapted)
@@ -222,6 +233,7 @@ class PFedFDA(Method):
         return {
             "extractor": Contribution(self.flat(state, "extractor"), weight),
             "covariance": Contribution({"covariance": state.extra["adapted"]}, weight),
+            # Weight 0 for classes that the silo lacks: its row is then no holder's.
             "changes": Contribution(
                 {"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()
             ),
@@ -242,9 +254,11 @@ class PFedFDA(Method):
         """
         if self.tuning(round_):
             return Combined(state)
+        # From the mean over holders to the mean over all records (see the docstring).
         share = results["changes"][WEIGHT] / results["records"]["records"].clamp(min=1)  # [C]
         change = results["changes"]["change"].double() * share[:, None]
         means = state["means"] + change.to(self.dtype)  # (6)
+        # Extractor and covariance as their sums gave them; means are Eq. 6's.
         published = super().combine(state, round_, cohort, results).published
         down = {
             name: tensors
