@@ -50,6 +50,7 @@ from .methods.local import Local
 from .methods.pfedsim import PFedSim
 from .methods.ppfl.method import PPFL
 
+# Part of the interface with other packages: their pyproject.toml names it.
 GROUP = "staddle.methods"  # of entry points
 
 METHODS: dict[str, type[Method]] = {
@@ -141,6 +142,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     )
     try:
         found = entry.load()
+    # Code of another project: its faults at import are told as faults of that package.
     except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(
             f"{where}, cannot be imported: {error}; install that package anew"

@@ -10,6 +10,7 @@ from .exchange.parts import Tensors
 from .leaks.taint import PRIVATE, Taint
 from .leaks.traps import LongestSteps
 
+# A loss reaches the model through these alone, so one function serves modules and stacked values.
 # part name → the module, or its functional form under vmap
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 

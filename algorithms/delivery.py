@@ -42,6 +42,7 @@ def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
 
     ``silos`` are in job order, as the row is; ValueError where their lengths differ.
     """
+    # Weight 0 is left out: that silo may never have uploaded a version.
     pairs = zip(silos, row.tolist(), strict=True)
     return {silo: weight for silo, weight in pairs if weight > 0}
 

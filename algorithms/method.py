@@ -293,6 +293,7 @@ class Method(ABC):
         empty. ``cohort`` are the silos that contributed, in job order. The given state stays as it
         is, since the round may still fail.
         """
+        # Only what ``up`` sums: a Mix stays stored, and a Gram is for the coordinator alone.
         published = {}
         for part in self.up(round_):
             if isinstance(part.exchange, Sum) and results[part.name]:
@@ -338,6 +339,7 @@ class Method(ABC):
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
         """Specs by part of what may cross: parameters, then buffers if they are "global"."""
+        # Parameters first: both ends list a part's tensors in this order.
         buffers = self.setting.buffers == "global"
         crossing: dict[str, tuple[TensorSpec, ...]] = {}
         for name, module in modules.items():
@@ -397,6 +399,7 @@ class Method(ABC):
         self, contributions: Mapping[str, Contribution], round_: int
     ) -> dict[str, Contribution]:
         """The contributions that the wire list has for this round, in its order."""
+        # In the order of the wire list; a part that this round does not have is left out.
         return {part.name: contributions[part.name] for part in self.up(round_)}
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
@@ -405,6 +408,7 @@ class Method(ABC):
         Computed in float64 and rounded once, to each parameter's dtype. KeyError where the mail
         lacks ``@keep`` or one of the parameters.
         """
+        # k is the product of ``keep`` over all rounds that the silo was away.
         kept = mail[KEEP.name]
         changed = dict(state.parts)
         for name, value in self.flat(state, *parts).items():
@@ -439,6 +443,7 @@ def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
 
     Batch norm's count of batches is none of them.
     """
+    # Floating-point ones alone: the count is whole, and has no mean.
     buffers = module.named_buffers()
     return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
 

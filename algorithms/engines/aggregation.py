@@ -335,6 +335,7 @@ def _posted(
     # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
     # however many rounds it was away: θ ← k·θ + m (``Post``).
     before = None if cleared else archive.mail(post.part, post.silo)
+    # Without older mail the silo keeps all of its own: k = 1.
     kept = 1.0 if before is None else float(before[KEEP.name])
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:

@@ -80,6 +80,7 @@ def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
     """
     sizes: list[int] = []
     for axis, size in enumerate(shape[2:]):
+        # ``can_unfold`` lets no padding by name pass.
         padding = int(leaf.padding[axis])
         spread = leaf.dilation[axis] * (leaf.kernel_size[axis] - 1)
         sizes.append((size + 2 * padding - spread - 1) // leaf.stride[axis] + 1)
@@ -111,6 +112,7 @@ def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | N
     # One copy, of all silos; torch's own unfold launches one kernel for each image on a GPU.
     columns = columns.reshape(-1, batch * height * width)
     out = weight.flatten(1) @ columns
+    # In the type of the product: a float32 bias would make all that follows float32.
     if bias is not None:
         out = out + bias.to(out.dtype)[:, None]
     return out.reshape(len(weight), batch, height, width).transpose(0, 1)

@@ -172,6 +172,7 @@ class Replayed:
 
         All calls have arguments of the same shapes and dtypes.
         """
+        # Libraries set up their workspaces in the first calls.
         if self._calls < WARM_CALLS:
             self._calls += 1
             return self._recorder.warm(lambda: self._run(*given))
@@ -179,6 +180,7 @@ class Replayed:
             # Clones at addresses of its own: a recording reads from where its inputs lay.
             self._given = [tensor.clone() for tensor in given]
             self._replay = self._recorder.record(self._again)
+        # The recording reads from its own addresses.
         _copy(self._given, given)
         self._replay()
         return self._result

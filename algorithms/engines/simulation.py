@@ -129,6 +129,7 @@ class Simulation:
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
+        # Outcomes are kept aside until the round is closed: an exception changes nothing.
         outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         for silo, part in product(cohort, up):
@@ -257,6 +258,7 @@ def simulate(
         paying = {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
     history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
+    # What the coordinator would see of the silos' tests, round by round.
     metrics: list[Mapping[str, Tensor]] = []
     while simulation.round < job.length:
         round_ = simulation.step()

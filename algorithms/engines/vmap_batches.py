@@ -132,6 +132,7 @@ class Resident:
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
         sides = [data for own in records.values() for data in own.sides]
         distinct = {id(data): data for data in sides}  # silos may be tested on the same records
+        # Shape and dtype are those of the first: all records of a job are alike.
         count, like = sum(map(len, distinct.values())), sides[0].x
         try:
             self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
@@ -147,6 +148,7 @@ class Resident:
         at = 0
         for key, data in distinct.items():
             places = self._places[key] = range(at, at + len(data))
+            # Copied once, at the start: no round moves a record.
             self.x[at : places.stop], self.y[at : places.stop] = data.x, data.y
             at = places.stop
 

@@ -119,6 +119,7 @@ class Stacked:
         device's memory does not suffice; it says what to do.
         """
         method = self._method
+        # Deliveries are taken on the host, silo by silo, by the method's own function.
         facts, states = self._delivered(round_, work)
 
         # Each silo's facts must be whole before its method chooses stages by them.
@@ -231,6 +232,7 @@ class Stacked:
         # The mean over the last epoch, as ``training.train`` reports it.
         means: dict[str, float] = {}
         for silo, steps in own_losses.items():
+            # Batches of one epoch: all epochs have equally many.
             epoch = len(steps) // stage.epochs
             last = steps[len(steps) - epoch :]
             means[silo] = sum(last) / len(last)
@@ -328,6 +330,7 @@ class Stacked:
         records = self._job.training.batch_size
         if any(isinstance(step, Stage) and step.full_batch for step in steps):
             records = len(self._records[silo].train)
+        # Any silo may be evaluated next to this one, on as many records as the largest side has.
         sides = chain.from_iterable(own.sides for own in self._records.values())
         looked = min(template.looked, max(map(len, sides)))
         return COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes

@@ -152,6 +152,7 @@ class Bench:
 
     def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
         """The step for such stages and models; it holds these silos' values during a stage."""
+        # By identity: one architecture has one set of modules, which the engine keeps.
         models = tuple((part, id(module)) for part, module in silos.modules.items())
         key = models, paced_alike(stage)
         step = self._steps.pop(key, None)
@@ -192,6 +193,7 @@ class _Step:
         self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
     ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
+        # Clones, at addresses that outlive the stage.
         self._values = mapped(silos.values, Tensor.clone)
         self._context = _copies(context)
         # In a tensor: a recorded step reads it anew, so a schedule needs no new recording.
@@ -331,6 +333,7 @@ class _Step:
     @torch.no_grad()
     def oddness(self, batch: Batch) -> Tensor:
         """How much filling up the batch changes the losses of its shortest silo's own records."""
+        # The shortest one is filled up most.
         row, length = batch.shortest
         # One silo is enough: a loss that couples records does so at every silo.
         one = slice(row, row + 1)

@@ -202,6 +202,7 @@ def _weighted_together(
     values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     total = torch.zeros_like(values)
     for silo, share in shares.items():
+        # One silo after another, in one order: sums of floats depend on it.
         flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
         torch.cat(flat, out=contribution)
         total += values.copy_(contribution).mul_(share)

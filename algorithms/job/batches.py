@@ -34,6 +34,7 @@ def drawn_batches(participation: float, silos: int, least: int, fewest: int) -> 
         return abs(taken / number - participation), number
 
     possible = range(1, silos // least + 1)
+    # At least one batch is left out of each round, or no round would draw some of the silos.
     pairs = ((number, taken) for taken, number in combinations(possible, 2))
     fitting = [pair for pair in pairs if smallest_round(silos, *pair) >= fewest]
     return min(fitting, key=badness, default=(1, 1))
@@ -87,6 +88,7 @@ def unbroken(
     A batch may lack silos that are ``proven`` to have broken the rules, while at least ``least`` of
     it are present. A batch that lacks any other silo is out of the round.
     """
+    # In the order given: callers fold in it.
     present = tuple(silos)
     if not batches:
         return present

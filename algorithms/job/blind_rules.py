@@ -34,8 +34,10 @@ from .security import (
     uploaded,
 )
 
+# SECURITY.md rule 19.
 # A Mix has 2^32 steps of weight next to its values, in words of 64 bits.
 LARGEST_MIX_CLIP = 30
+# Each silo gets the whole specification before a round.
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # the size of a row in it without its weights, in weights
 # Colluding readers of rows whose weights the coordinator chooses: by the rows of two, it could
@@ -308,6 +310,7 @@ def _names_without(declared: Collection[str], silos: Sequence[str]) -> str:
 
 
 def _declared_for_others(key: str, declared: Collection[str], silos: Sequence[str]) -> str:
+    # A declaration for a silo that does not take part has no effect.
     others = ", ".join(sorted(set(declared).difference(silos)))
     return f"security.{key} has {others}, no silo of the job; {OUT}" if others else ""
 
@@ -340,6 +343,7 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
 @CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
     classes = crossing.method.setting.classes
+    # In job order, so that the first fault is the same on every machine.
     for silo in crossing.job.silos:
         key = f"security.class_counts.{silo}"
         numbers = crossing.security.class_counts[silo]
@@ -501,6 +505,7 @@ def _idle_min_holders(crossing: Crossing) -> str:
 def _never_enough_holders(crossing: Crossing) -> str:
     """Some class can be summed at all (SECURITY.md rule 7)."""
     job, colluders = crossing.job, crossing.security.colluders
+    # The key to change is the one that set the number.
     holders, key = job.min_cohort, "min_cohort"
     if crossing.security.min_holders:
         holders, key = crossing.security.min_holders, "security.min_holders"
@@ -533,6 +538,7 @@ def _weights_known_too_late(crossing: Crossing) -> str:
 
 @CROSSING.broken_where(_mixes_directed, lambda crossing: not READERS.isdisjoint(crossing.job.silos))
 def _named_as_other_readers(crossing: Crossing) -> str:
+    # The first in order, so that every machine says the same.
     first = min(READERS.intersection(crossing.job.silos))
     return (
         f"{DIRECTED}: a silo named {first!r} could not be told from other readers of its sums;"
@@ -573,6 +579,7 @@ def _weights_of_rows(crossing: Crossing) -> int:
 # Each row names the weights of all silos of the round.
 @CROSSING.broken_where(_mixes_directed, lambda crossing: _weights_of_rows(crossing) > MOST_DIRECTED)
 def _too_many_weights(crossing: Crossing) -> str:
+    # Rows go to the members of a round, or to those who are away from it.
     which = "in" if crossing.for_members else "away in"
     return (
         f"{DIRECTED}: {crossing.row_readers} silos are {which} a round, each with its own weights"
@@ -608,6 +615,7 @@ def _not_by_shares(crossing: Crossing) -> str:
 
 
 def _sketched(part: SchemaPart) -> str:
+    # The map of a blind sketch follows from a key of all silos, which shares do without.
     if "sketch_of" not in part:
         return ""
     return (

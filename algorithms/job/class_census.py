@@ -182,6 +182,7 @@ class ClassCensus(Method):
         """
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
+        # The holders that came down in this round, as ``deliver`` kept them.
         holders, held = state.extra[COUNTED], facts.class_counts > 0
         contributions = dict(self._inner.give(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
@@ -192,6 +193,7 @@ class ClassCensus(Method):
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         # A silo that gained a class was not counted among its holders, and would be alone in it.
+        # Absent where the silo missed round 0, and so was not counted.
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
@@ -248,6 +250,7 @@ class ClassCensus(Method):
 
 def by_class(method: Method, round_: int) -> tuple[str, ...]:
     """Parts that a method uploads class by class: ratios, and those that it names."""
+    # A ratio has a weight per row, so its rows are classes without saying so.
     ratios = filter(_is_ratio, method.up(round_))
     return (*(part.name for part in ratios), *method.by_class(round_))
 

@@ -70,9 +70,11 @@ from .security import (
     unblind,
 )
 
+# A seed is in the signed document.
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
+# Keys of a document that follow from the others and from the installed code.
 DERIVED = ("schema", "method_digest", "model_digest")
 
 
@@ -164,6 +166,7 @@ class JobFile(JobSettings):
         batch_norm = self.model.norm == "batch"
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
+        # No such cohort can ever be there.
         if self.min_cohort > len(self.silos):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it"
@@ -494,6 +497,7 @@ class Job:
     @property
     def length(self) -> int:
         """Number of rounds: those that train, a census before them, one that tunes after them."""
+        # Both are bool, and count as one round each.
         return self.rounds + self._method.census + self._method.tunes
 
     @property
@@ -588,6 +592,7 @@ class Job:
         With the exchanges that the job chooses; METRICS are Staddle's own.
         """
         self._check_round(round_)
+        # The final delivery is a round in which nothing goes up.
         if round_ == self.length:
             return ()
         return (*map(self._crossing, self._method.up(round_)), METRICS)
@@ -684,6 +689,7 @@ class Job:
         Stages alone are changed; surveys and changes have no rate.
         """
         schedule = self.training.schedule
+        # Rates are constant, and the course stays the same object.
         if schedule is None:
             return course
         return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
@@ -700,6 +706,7 @@ class Job:
         return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
+        # ``length`` itself is the final delivery.
         if not 0 <= round_ <= self.length:
             raise LocalError(
                 f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}"

@@ -74,5 +74,6 @@ def paced(course: Course, factor: float) -> Course:
 def _slowed(step: CourseStep, factor: float) -> CourseStep:
     if not isinstance(step, Stage):
         return step
+    # The rate alone: momentum and decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
     return replace(step, optimiser=slower)

@@ -82,6 +82,7 @@ def decimal(value: float | Decimal) -> str:
 
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
+    # In decimals: budgets hold exactly this number.
     noise = Decimal(sigma) / Decimal(repr(sample_rate))
     return decimal(noise.quantize(SIGMA_STEP, ROUND_CEILING))
 
@@ -137,6 +138,7 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
     rate = table.sample_rate
 
     def spends(sigma: str) -> tuple[Spend, ...]:
+        # The costliest silo decides, since all have the same noise.
         most: Steps = Counter()
         for rounds in schedules:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
@@ -176,6 +178,7 @@ def slack(rounds: int) -> int:
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
     """Numbers of rounds by effort, for each silo; equal schedules of several silos come once."""
+    # By effort and not by silo alone: rounds of one effort cost the same.
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):

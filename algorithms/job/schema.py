@@ -15,6 +15,7 @@ from ..exchange.parts import MOST_TENSORS, Part, TensorSpec, walk_tensors
 from ..method import Method
 from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 
+# Plain ASCII: people read and sign these names, and policies match them.
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"
 TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 LONGEST_NAME = 255  # of a tensor
@@ -106,6 +107,7 @@ def model_digest(options: ModelOptions, method: Method) -> str:
         for part, specs in method.template.items()
         for spec in specs
     ]
+    # The input as it is used, even where the job leaves it out.
     configuration = {**plain(options), "input": list(input_shape(options))}
     return _digest(options.name, MODEL_VERSION, configuration, ordered)
 
@@ -164,10 +166,12 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     """LocalError for parts that cannot cross together; ``ours`` are tensors named by Staddle."""
+    # Before anything is written: the schema is what everybody signs.
     names = [part.name for part in parts]
     # Parts are found by name, at both ends.
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
+    # A transfer's manifest has a header for each tensor.
     number = len(list(walk_tensors(parts)))
     if number > MOST_TENSORS:
         raise LocalError(

@@ -40,8 +40,10 @@ from ...files.documents import Strict
 from ..exchange.parts import DISCLOSED, Kind
 from ..method import METRICS
 
+# A job document is signed as canonical JSON.
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
+# Exchanges as ``schema_name`` of exchange/parts.py writes them.
 MIXED = ("mix", "mix.directed")
 COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
@@ -125,6 +127,7 @@ class SecurityTable(Strict):
     def _fit(self) -> "SecurityTable":
         if not self.required:
             self._check_nothing_set()
+        # Counts in a job document are public, and would give private weights away.
         if self.weights == "private":
             self._check_nothing_declared()
         if self.weight_least > self.weight_most:
@@ -141,6 +144,7 @@ class SecurityTable(Strict):
 
     def _check_nothing_set(self) -> None:
         """Without blind sums no other key has any effect, and a reader could think it had."""
+        # Compared with the defaults: a key that is written as its default says nothing new.
         idle = changed(self, *SecurityTable.model_fields)
         if idle:
             raise ValueError(
@@ -211,6 +215,7 @@ def for_silos(audience: str, schema: Schema) -> frozenset[str]:
 
 def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
+    # A part that comes down under the name of a sum is that very sum (``Method.down``).
     down = chain.from_iterable(map(itemgetter("down"), schema))
     return frozenset(_names(filter(is_summed, uploaded(schema))) & _names(down))
 

@@ -239,6 +239,7 @@ class PFedSim(Method):
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
+        # Only pairs of this cohort are compared anew.
         index = torch.tensor(self.numbers(cohort))
         phi, gave = state["phi"].clone(), state["gave"].clone()
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
@@ -256,6 +257,7 @@ class PFedSim(Method):
         posts = []
         for silo in cohort:
             weights = self.member_weights(state, silo)
+            # The row is over the others: the silo's own extractor stays with it (``keep``).
             others = {other: weights.get(other, 0.0) for other in cohort if other != silo}
             if not any(others.values()):
                 continue  # no neighbour: Eq. 4 gives ω_i, which the silo has

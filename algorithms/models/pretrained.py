@@ -69,6 +69,7 @@ def load_weights(
 
 
 def _check(path: Path, part: str, tensors: Tensors, module: nn.Module) -> None:
+    # Parameters and buffers, such as running statistics.
     wanted = module.state_dict()
     if set(tensors) != set(wanted):
         missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))

@@ -61,6 +61,7 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = normalisation(outputs, norm)
         self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()  # one each: hooks count a module's calls
+        # The sum needs equal shapes: a 1x1 convolution where the block changes them.
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)

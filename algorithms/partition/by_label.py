@@ -98,6 +98,7 @@ def label_groups(
     # The first groups take one silo more, where groups do not divide the silos.
     members = np.array_split(np.arange(silos), len(groups))
     for label in np.unique(labels):
+        # A label may be in several groups, whose silos all share it.
         inside = [number for number, group in enumerate(groups) if int(label) in group]
         holders = list(chain.from_iterable(members[number].tolist() for number in inside))
         records = np.flatnonzero(labels == label)

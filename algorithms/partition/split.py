@@ -96,6 +96,7 @@ def apart(
     tests = _alike([key[part] for part in parts.values()], key[train_total:], seed)
     sides = {}
     for (silo, part), test in zip(parts.items(), tests, strict=True):
+        # 8:1 of the paper's 8:1:1: the last share are the official test records.
         trained = _split(part, (8, int(validation), 0), silo, seed)
         # Test positions count from 0 within the official test records.
         sides[silo] = Sides(trained.train, trained.validation, test + train_total)

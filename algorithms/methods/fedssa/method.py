@@ -200,6 +200,7 @@ class FedSSA(Method):
         """Zeros with ``stale_inclusive``: nothing was counted or uploaded yet."""
         if not self.options.stale_inclusive:
             return {}
+        # Zeros, so that the first difference is the whole contribution.
         nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
         return {
             "last.rows": torch.zeros_like(self.initial),
@@ -269,6 +270,7 @@ class FedSSA(Method):
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
         if not self.options.stale_inclusive:
             return {"rows": Contribution({"rows": rows}, presence.double())}
+        # Running totals of differences: sums suffice, and silos that are away stay in them.
         change = {
             "rows": rows.double() - state.extra["last.rows"].double(),
             "presence": presence - state.extra["last.presence"],
@@ -301,6 +303,7 @@ class FedSSA(Method):
             holders = after["holders"]
             mean = after["total"] / holders.clamp(min=1)[:, None]  # Eq. 3 over all that ever gave
         else:
+            # The sum of presences is the number of holders.
             holders = results["rows"][WEIGHT]  # [C]
             mean = results["rows"]["rows"]  # Eq. 3
         enough = holders >= self.options.min_holders
