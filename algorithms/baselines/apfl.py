@@ -96,7 +96,7 @@ class APFL(FedAvg):
         return not_begun()
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Logits of v̄."""
+        """Logits [B, classes] of v̄."""
         return self.mixed(parts, parts[MIXTURE](), x)
 
     def mixed(self, parts: Parts, alpha: Tensor, x: Tensor) -> Tensor:
@@ -119,7 +119,10 @@ class APFL(FedAvg):
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """α, then w and v together."""
+        """α, then w and v together.
+
+        With ``adaptive = false`` α stays, and nothing is surveyed.
+        """
         # One stage for both models, as the paper takes (2) and (3) on the same batch.
         both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
         if not self.options.adaptive:
@@ -128,7 +131,10 @@ class APFL(FedAvg):
         return (Survey(self.slope), Change(self.adapted), both)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The derivative of the losses by α, of all records together."""
+        """The derivative of the losses by α, of all records together.
+
+        {"slope": []}, a sum over the batch's records, in evaluation mode; ``adapted`` divides it.
+        """
 
         def losses(alpha: Tensor) -> Tensor:
             # Summed: a survey adds up, and ``adapted`` divides by the records.

@@ -122,7 +122,10 @@ class ClusteredFL(Method):
         return (self.model, self.update)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The cluster's model; there is none before the first round."""
+        """The cluster's model; there is none before the first round.
+
+        Each silo gets its own cluster's, so the part is ``addressed``.
+        """
         return (self.model,) if round_ else ()
 
     # The silo half. ``extra`` holds θ_c [|θ|], from which a round's training began.
@@ -155,7 +158,10 @@ class ClusteredFL(Method):
         return contributions
 
     def vector(self, state: SiloState) -> Tensor:
-        """The model's parameters in one row [|θ|]."""
+        """The model's parameters in one row [|θ|].
+
+        In the order of ``compared``: extractor, then classifier, each in definition order.
+        """
         return torch.cat([state.parts[part][spec.name].reshape(-1) for part, spec in self.compared])
 
     # The coordinator half. ``cluster`` [N] has the number of each silo's cluster, ``gave`` [N] the
@@ -172,7 +178,11 @@ class ClusteredFL(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 2 to 4 for each cluster, on the members that came."""
+        """Eqs. 2 to 4 for each cluster, on the members that came.
+
+        ``results["update"]["gram"]`` is [1, m, m] of the m silos of the cohort; no result is a
+        model.
+        """
         # Clusters and rounds are remembered for all silos, also those away.
         index = torch.tensor(self.numbers(cohort))
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
@@ -190,7 +200,11 @@ class ClusteredFL(Method):
         return Combined({"cluster": cluster, "gave": gave})
 
     def leaving(self, gram: Tensor) -> Tensor:
-        """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n]."""
+        """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n].
+
+        All False where Eq. 2 or Eq. 4 does not hold, or a part would have fewer than ``smallest``
+        silos.
+        """
         # Norms and the mean follow from the inner products, so no update itself is needed.
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
@@ -210,7 +224,10 @@ class ClusteredFL(Method):
         return stays
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """Eq. 5; nothing where nobody of the cluster has given a model."""
+        """Eq. 5; nothing where nobody of the cluster has given a model.
+
+        The row is over the members that came in the cluster's last round, with equal weights.
+        """
         same = state["cluster"] == state["cluster"][self.number(silo)]
         # The last round in which anybody of the cluster gave a model.
         last = torch.where(same, state["gave"], -1).max()

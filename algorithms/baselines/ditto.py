@@ -78,7 +78,10 @@ class Ditto(FedAvg):
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train w as FedAvg does, then v near the delivered w."""
+        """Train w as FedAvg does, then v near the delivered w.
+
+        The penalty of (2) is (λ/2) ‖v − w^t‖² over parameters; with λ = 0 there is none.
+        """
         # Two stages with disjoint reads: v must not reach w, which leaves the silo.
         common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
         own = replace(self.stage(*names(OWN)), reads=())  # (2)

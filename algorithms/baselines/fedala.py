@@ -123,7 +123,10 @@ class FedALA(Method):
         return {"learned": torch.tensor(0)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights."""
+        """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights.
+
+        Before the first publication nothing came down, and the state stays as it is.
+        """
         # Before the first round nothing came down, and there is nothing to mix.
         if "model" not in delivered:
             return state
@@ -145,7 +148,10 @@ class FedALA(Method):
         )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Learn the weights, mix the models, train the model."""
+        """Learn the weights, mix the models, train the model.
+
+        Epochs of the weights: ``start_epochs`` the first time, 1 afterwards.
+        """
         # Local training reads neither W_i nor its ends.
         local = replace(self.stage("extractor", "classifier"), reads=())
         # Nothing was delivered, so there is nothing to learn weights for.
@@ -167,7 +173,10 @@ class FedALA(Method):
         return cross_entropy(logits, y, reduction="none")
 
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
-        """The upper layers of Θ̂_i by part."""
+        """The upper layers of Θ̂_i by part.
+
+        Lower layers are not in it: Eq. 1 takes them from Θ as they are.
+        """
         mixed: dict[str, dict[str, Tensor]] = {}
         for part, specs in self.upper.items():
             mixed[part] = {}
@@ -178,7 +187,10 @@ class FedALA(Method):
         return mixed
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eq. 1 with the weights just learned."""
+        """Eq. 1 with the weights just learned.
+
+        The two ends are no longer kept: the trained model is the next old one.
+        """
         # The ends are let go: a state would hold two more copies of the upper layers.
         return SiloState(self._mixed(state, state.extra), {"learned": torch.tensor(1)})
 

@@ -123,7 +123,10 @@ class FedAS(Method):
         return {"prototypes": torch.zeros(self.rows.shape, dtype=DTYPES[self.rows.dtype])}
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Align the delivered extractor, train, and measure the records."""
+        """Align the delivered extractor, train, and measure the records.
+
+        Without alignment in a silo's first round, which has no prototypes yet.
+        """
         train = self.stage("extractor", "classifier")  # (3)
         # Surveys after training: Eqs. 1 and 4 are of the trained model.
         course = (train, Survey(self.survey), Change(self.remember))
@@ -147,7 +150,11 @@ class FedAS(Method):
         return squares * len(y) / alike
 
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d], and Eq. 4."""
+        """Sums of features by class [C, d], and Eq. 4.
+
+        Both in float64, by the trained model in evaluation mode; a record adds its own gradient's
+        square.
+        """
         member = one_hot(y, self.setting.classes).double()  # [B, C]
         # Sums of float64, as a survey adds them up.
         return {
@@ -156,7 +163,10 @@ class FedAS(Method):
         }
 
     def squares(self, parts: Parts, x: Tensor, y: Tensor) -> Tensor:
-        """The squared norm [B] of each record's gradient by all parameters."""
+        """The squared norm [B] of each record's gradient by all parameters.
+
+        Buffers are the parts' own. At most ``at_once`` gradients are in memory at a time.
+        """
         own = {part: parameters_of(parts[part]) for part in ("extractor", "classifier")}
 
         def loss(parameters: Mapping[str, Tensors], one_x: Tensor, one_y: Tensor) -> Tensor:
@@ -174,12 +184,18 @@ class FedAS(Method):
         return squares
 
     def remember(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eq. 1, for the next round."""
+        """Eq. 1, for the next round.
+
+        [C, d] in the classifier's dtype; rows of zeros for classes without records.
+        """
         means = facts.measured["sums"] / facts.class_counts.double().clamp(min=1)[:, None]
         return replace(state, extra={"prototypes": means.to(DTYPES[self.rows.dtype])})  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained extractor times T_i, and T_i."""
+        """The trained extractor times T_i, and T_i.
+
+        T_i is at least 1e-12, since Eq. 5 divides by the sum of them.
+        """
         # Never 0: Eq. 5 divides by the sum of the traces.
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {

@@ -77,7 +77,10 @@ class FedBABU(Method):
         return super().effort(round_)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Train the extractor under the initial classifier; in the end tune the chosen parts."""
+        """Train the extractor under the initial classifier; in the end tune the chosen parts.
+
+        The stage of tuning has ``tuning_epochs``, at the job's learning rate.
+        """
         if self.tuning(facts.round):
             # Here alone the classifier may move.
             stage = self.stage(*TUNED[self.options.tuned])

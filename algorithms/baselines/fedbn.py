@@ -71,6 +71,9 @@ class FedBN(Method):
         return (self.stage(*MODEL),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The model without norm layers, weighted by samples."""
+        """The model without norm layers, weighted by samples.
+
+        Norm layers are in no contribution: neither weight and bias nor running statistics.
+        """
         tensors = picked(self.model.tensors, self.flat(state, *MODEL))
         return {"model": Contribution(tensors, float(facts.samples))}  # (2)

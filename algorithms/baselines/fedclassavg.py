@@ -124,7 +124,10 @@ class FedClassAvg(Method):
         return (stage,)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """κ ℓ_CL + ℓ_CE by record [B]."""
+        """κ ℓ_CL + ℓ_CE by record [B].
+
+        ``x`` is [B, channels, height, width]; its mirror image is the second view.
+        """
         # The last axis is the width of a picture.
         other = x.flip(-1) if self.options.view == "mirrored" else x
         features = parts["extractor"](torch.cat([x, other]))  # [2B, d]
@@ -136,7 +139,10 @@ class FedClassAvg(Method):
         return supervised + self.options.contrast * contrast.reshape(2, -1).mean(0)
 
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
-        """ρ ℓ_R."""
+        """ρ ℓ_R.
+
+        (ρ/2) Σ over the classifier's tensors of the mean square of C_k − C; ``context`` holds C.
+        """
         own = parameters["classifier"]
         squares = [(own[name] - common).square().mean() for name, common in context.items()]
         return self.options.rho / 2 * torch.stack(squares).sum()  # (3)

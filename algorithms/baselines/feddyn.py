@@ -122,7 +122,10 @@ class FedDyn(Method):
         return dict(self.initial)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 2 with the model that this silo trained last; then θ is the delivered model."""
+        """Eq. 2 with the model that this silo trained last; then θ is the delivered model.
+
+        A delivery that never comes leaves h as it was, so a round that failed has no effect.
+        """
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
@@ -138,7 +141,10 @@ class FedDyn(Method):
         return (replace(self.stage(*MODEL), penalty=self.penalty, context=state.extra),)
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
-        """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1."""
+        """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1.
+
+        Over parameters alone; ``context`` holds θ and h_k as the round began.
+        """
         terms = [
             self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum()
             - (context[f"h.{name}"] * w).sum()
@@ -159,7 +165,10 @@ class FedDyn(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 3 and 4; buffers are averaged."""
+        """Eqs. 3 and 4; buffers are averaged.
+
+        θ and h of each parameter are in the state; ``corrected`` comes down in place of the mean.
+        """
         # |P_t| / m: results["model"] is the mean over the cohort.
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
         # A dict of its own: Eq. 4 changes it below.

@@ -167,12 +167,18 @@ class FedFomo(Method):
         return (Survey(self.losses), Change(self.mix), replace(self.stage(*MODEL), reads=()))
 
     def losses(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums [1 + M] of the losses of θ_i, θ_i' and the others."""
+        """Sums [1 + M] of the losses of θ_i, θ_i' and the others.
+
+        In the order of ``models``; by each model's own copy of the parts.
+        """
         made = [logits(parts, x, model) for model in self.models]
         return {"losses": torch.stack([cross_entropy(each, y, reduction="sum") for each in made])}
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eqs. 1 to 3."""
+        """Eqs. 1 to 3.
+
+        The weights of (4) [M - 1] go into ``extra``, and the mixture becomes θ_i too.
+        """
         # Sums of losses, not means: the divisor would cancel in the shares.
         losses, start = facts.measured["losses"], self.vector(state, START)
         distances = torch.stack(
@@ -226,7 +232,11 @@ class FedFomo(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eq. 4, and the new models in place of the silos' last."""
+        """Eq. 4, and the new models in place of the silos' last.
+
+        State: ``affinity`` [N, N] float64, ``gave`` [N] int64, and [N, …] for each tensor of the
+        model.
+        """
         index = torch.tensor(self.numbers(cohort))
         affinity, gave = state["affinity"].clone(), state["gave"].clone()
         # ``chosen`` again: by this state and the same stream these are the models that it sent.
@@ -245,7 +255,10 @@ class FedFomo(Method):
         return Combined({"affinity": affinity, "gave": gave, **models})
 
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
-        """The silos whose models this one gets in a round (Eq. 5), as numbers in job order."""
+        """The silos whose models this one gets in a round (Eq. 5), as numbers in job order.
+
+        At most M - 1, without repetition and without itself; empty while nobody else gave a model.
+        """
         own = self.number(silo)
         # Only silos that ever gave a model, and never oneself.
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
@@ -265,7 +278,10 @@ class FedFomo(Method):
         return found
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The models of the chosen, zeros behind them."""
+        """The models of the chosen, zeros behind them.
+
+        [M - 1, …] for each tensor, and ``known`` [] int64: how many of them are models.
+        """
         sent = self.chosen(state, round_, silo)
         if not sent:
             return ()

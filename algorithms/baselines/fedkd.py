@@ -149,7 +149,10 @@ class FedKD(Method):
         )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The mentee after its truncated update, weighted by samples."""
+        """The mentee after its truncated update, weighted by samples.
+
+        Of equal shapes at all silos, whatever K each matrix needs.
+        """
         energy = self.energy(facts.round)
         trained = self.flat(state, *MODEL)
         shortened: dict[str, Tensor] = {}
@@ -159,7 +162,10 @@ class FedKD(Method):
         return {"mentee": Contribution(shortened, float(facts.samples))}  # (5)
 
     def energy(self, round_: int) -> float:
-        """T of a round."""
+        """T of a round.
+
+        Between ``t_start`` and ``t_end``: the share of a matrix's energy Σ σ² that is given.
+        """
         start, end = self.options.t_start, self.options.t_end
         return start + (end - start) * (round_ + 1) / self.setting.rounds  # (4)
 
@@ -170,7 +176,10 @@ def width(classifier: nn.Module) -> int:
 
 
 def truncated(update: Tensor, energy: float) -> Tensor:
-    """The first singular terms of an update that hold this share of its energy."""
+    """The first singular terms of an update that hold this share of its energy.
+
+    ``update`` [O, …] is taken as a matrix [O, the rest]; vectors and non-finite updates stay whole.
+    """
     # A diverged update is reported where it is uploaded; the SVD would fail with another error.
     if update.ndim < 2 or not all_finite(update):
         return update

@@ -178,7 +178,10 @@ class FedPAC(Method):
         return replace(taken, extra={"prototypes": prototypes})
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1)."""
+        """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1).
+
+        {"sums": [C, d], "squares": []} in float64, of which ``give`` makes h_ik and V_i.
+        """
         features = parts["extractor"](x).double()  # [B, d]
         # In float64, in which the runner adds up.
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
@@ -204,7 +207,10 @@ class FedPAC(Method):
         )
 
     def aligned(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Eq. 3 by sample [B]."""
+        """Eq. 3 by sample [B].
+
+        The distance is the mean over the d features; ``context["prototypes"]`` is [C, d].
+        """
         features = parts["extractor"](x)  # [B, d]
         prototypes = context["prototypes"][y]  # [B, d]
         # A row of zeros is a class without prototype: its records have no term.
@@ -214,7 +220,11 @@ class FedPAC(Method):
         return supervised + self.options.lam * apart
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Model and prototypes, and Eq. 1."""
+        """Model and prototypes, and Eq. 1.
+
+        ``vectors`` are [1, C·d], ``variance`` one number; prototypes are weighted by class counts
+        [C].
+        """
         counts, n = facts.class_counts.double(), facts.samples
         (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
         means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
@@ -266,7 +276,10 @@ class FedPAC(Method):
         return replace(combined, state={"alpha": alpha})
 
     def variances(self, cohort: tuple[str, ...], found: Tensors) -> NDArray[np.float64]:
-        """V of Eq. 6 by silo of the round [m]."""
+        """V of Eq. 6 by silo of the round [m].
+
+        Pooled, the summed figure is divided by each silo's declared records, or by the mean count.
+        """
         if not self.pooled:
             return found["v"].numpy()
         # The mean count stands in where none is declared.

@@ -173,7 +173,10 @@ class FedProto(Method):
         return (replace(stage, loss=self.objective, context=context), Survey(self.sums))
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """ℓ by sample [B]."""
+        """ℓ by sample [B].
+
+        ``context["prototypes"]`` is C [C, d], as it came down.
+        """
         features = parts["extractor"](x)
         supervised = nn.functional.cross_entropy(parts["classifier"](features), y, reduction="none")
         distance = (features - context["prototypes"][y]).square().mean(1)  # (8)
@@ -187,7 +190,10 @@ class FedProto(Method):
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Mean features by class; zeros, of weight 0, for a class without records."""
+        """Mean features by class; zeros, of weight 0, for a class without records.
+
+        [C, d], weighted by the class's records [C], or by 1 with ``weights = "equal"``.
+        """
         (spec,), counts = self.prototypes.tensors, facts.class_counts.double()
         mean = facts.measured["sums"] / counts.clamp(min=1)[:, None]  # (3)
         weight = counts if self.options.weights == "samples" else (counts > 0).double()  # (6)

@@ -101,7 +101,10 @@ class FedRoD(Method):
         return (stage,)  # (3)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """ℓ^BSM + ℓ^P by sample [B]."""
+        """ℓ^BSM + ℓ^P by sample [B].
+
+        ``context["prior"]`` [C] is γ log N_c; ℓ^P moves the personalized header alone.
+        """
         features = parts["extractor"](x)
         generic = parts["classifier"](features)  # [B, C]
         balanced = cross_entropy(generic + context["prior"], y, reduction="none")  # (1)

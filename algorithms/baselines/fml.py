@@ -96,7 +96,10 @@ class FML(Method):
         return (Stage((*MODEL, *names(PERSONAL)), setting.epochs, self.mutual, setting.optimiser),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """L_personal + L_meme by record [B]."""
+        """L_personal + L_meme by record [B].
+
+        Each model is the other's target, through which no gradient goes.
+        """
         meme, personal = logits(parts, x), logits(parts, x, PERSONAL)
         alpha, beta = self.options.alpha, self.options.beta
         by_labels = cross_entropy(personal, y, reduction="none")

@@ -89,7 +89,10 @@ class MOON(Method):
         return {"began": torch.tensor(False)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """w_i ← w^t, and the frozen extractors."""
+        """w_i ← w^t, and the frozen extractors.
+
+        In a silo's first round both frozen extractors are w^t's, and ℓ_con is log 2.
+        """
         new = super().deliver(state, delivered, facts).parts
         own, came = state.parts["extractor"], new["extractor"]
         began = state.extra["began"]

@@ -90,7 +90,10 @@ class PerFedAvg(FedAvgFT):
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
     def meta(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """F_i(w) of a batch, at each of its records [B]."""
+        """F_i(w) of a batch, at each of its records [B].
+
+        The value is f_i(w̃) on the outer half; the gradient is that of (2).
+        """
         # Steps (1) and (2) take different records where the batch has enough for both.
         inner, outer = slice(None), slice(None)
         if len(x) >= FEWEST_HALVED:

@@ -198,7 +198,10 @@ class PFedFDA(Method):
         return {"features": parts["extractor"](x), "labels": y}
 
     def adapt(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eqs. 3 to 5, and the classifier that follows."""
+        """Eqs. 3 to 5, and the classifier that follows.
+
+        float64 until the end. LocalError for features that are not finite.
+        """
         # Rows of the survey are float64, labels too.
         z, y = facts.measured["features"], facts.measured["labels"].long()
         if not all_finite(z):
@@ -220,13 +223,19 @@ class PFedFDA(Method):
         return self.classifying(replace(state, extra=extra), means + change, adapted)
 
     def classifying(self, state: SiloState, means: Tensor, covariance: Tensor) -> SiloState:
-        """The state with the classifier of Eq. 1."""
+        """The state with the classifier of Eq. 1.
+
+        LocalError where the covariance has no inverse.
+        """
         weight, bias = linear(means.double(), covariance.double(), state.extra["priors"])
         classifier = {"weight": weight.to(self.dtype), "bias": bias.to(self.dtype)}
         return replace(state, parts={**state.parts, "classifier": classifier})
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The extractor and the interpolated statistics, by samples; nothing when tuning."""
+        """The extractor and the interpolated statistics, by samples; nothing when tuning.
+
+        ``changes`` [C, d] have a weight per class: n_i where the silo holds it, else 0.
+        """
         if self.tuning(facts.round):
             return {}
         weight = float(facts.samples)

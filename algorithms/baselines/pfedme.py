@@ -158,7 +158,10 @@ class PFedMe(FedAvg):
         return {name: len(x) * slope for name, slope in slopes.items()}
 
     def moved(self, state: SiloState, facts: Facts) -> SiloState:
-        """The state after one of the steps to θ_i, with the gradient over all records."""
+        """The state after one of the steps to θ_i, with the gradient over all records.
+
+        ``facts.measured`` holds the sum of the records' gradients at θ, by parameter.
+        """
         parts, lam, lr = dict(state.parts), self.options.lam, self.options.personal_lr
         for own, shared in zip(names(OWN), MODEL, strict=True):
             named = dict(parts[own])
@@ -171,7 +174,10 @@ class PFedMe(FedAvg):
         return replace(state, parts=parts)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """w, mixed with w^t by β."""
+        """w, mixed with w^t by β.
+
+        Running statistics are w's own, whatever β is.
+        """
         contribution, beta = super().give(state, facts)["model"], self.options.beta
         if beta == 1:
             return {"model": contribution}

@@ -215,6 +215,7 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
         raise LocalError(
             f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25"
         )
+    # Without a key anybody could compute which records are tested on.
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
 
@@ -224,6 +225,7 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     threshold = int(test_fraction * 2**64)
     # Groups first: records of one group must be on one side, whatever their ids are.
     drawn = data.groups or data.ids or range(len(data))
+    # By one record's own hash, whatever the others are.
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
 
     if tested.all():

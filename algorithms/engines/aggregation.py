@@ -329,6 +329,7 @@ def _posted(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
         )
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    # The exchange makes no row that would show too much; the mail stays as it was.
     if row is None:
         return None  # as if nobody were alike
 

@@ -286,6 +286,7 @@ def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
 
 def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tensor]:
     """The weight under its name on the wire; nothing for a part without one."""
+    # A weight is the only thing that ``given`` adds.
     needed = part.given != part.tensors
     if weight is None:
         if needed:

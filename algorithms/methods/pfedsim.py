@@ -105,7 +105,9 @@ from ..delivery import (
 from ..exchange.parts import MIX_BITS, Contribution, Gram, Kind, Mix, Part, TensorSpec, own_weight
 from ..method import Method, Setting
 
+# At the norm here, and not at the product of norms (see the top of this file).
 EPSILON = 1e-8  # ε of Eq. 3
+# Eq. 3 has no bound as cos → 1.
 LARGEST_COSINE = 1 - 1e-4
 CODE_SELF_WEIGHT = -log(1 - 0.9999)  # 9.2103
 PAPER_SELF_WEIGHT = 1.0

@@ -57,6 +57,7 @@ class ModelOptions(Strict):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "ModelOptions":
+        # Input first, then norm, then size: a sketch can be made of what fits alone.
         network = NETWORKS[self.name]
         if fault := network.fault(input_shape(self)):
             raise ValueError(f"{self.name} {fault}; choose another model or model.input")

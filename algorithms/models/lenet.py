@@ -37,6 +37,7 @@ def two_and_two(
     Below 16 pixels, which supervisors alone take, the convolutions pad.
     """
     channels, height, width = shape
+    # Without padding small inputs, which supervisors alone take, would shrink to nothing.
     padding = 0 if min(height, width) >= 16 else 2
     # 5 x 5 kernels take 4 of a side, less the padding; pooling halves what is left.
     kept = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in (height, width)]

@@ -82,6 +82,7 @@ class PartitionFile(Strict):
 
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":
+        # Names are the silos of a simulation, and must tell them apart.
         named = Counter(client.name for client in self.clients)
         twice = sorted(named - Counter(set(named)))
         if twice:

@@ -41,6 +41,7 @@ class Natural(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":
+        # A source that is misspelt would silently have no records.
         known, wanted = SOURCES[self.name], self.sources or ()
         for source in wanted:
             if source not in known:

@@ -137,6 +137,7 @@ class Torchvision(Pixels, Shared):
 
     def lacking(self) -> str | None:
         """The set's official files."""
+        # One of a set's layouts is enough.
         layout, split = SETS[self.name], self.split or ""
         for sign in layout.signs:
             path = self.folder / sign.replace("SPLIT", split)
@@ -214,6 +215,7 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
 
 def _usps(file: Path, part: Part) -> Arrays:
     """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
+    # All four, whatever part is read: the file is one set.
     arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
     form = (x.dtype.kind, x.ndim, y.dtype.kind)

@@ -47,6 +47,7 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
                 f"{method}: extractor {name!r} {fault}; choose one for the job's model.input"
             )
         classifier = sketched(name, setting)["classifier"]
+        # Only a linear classifier has a width that headers and prototypes can share.
         found = None
         if isinstance(classifier, nn.Linear):
             found = classifier.in_features
@@ -65,6 +66,7 @@ def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.M
     """
     if not names:
         return setting.build()
+    # By job order, so that every machine deals alike.
     name = names[setting.silos.index(silo) % len(names)]
     options = ModelOptions(
         name=name, classes=setting.classes, norm=norm_of(name), input=setting.input

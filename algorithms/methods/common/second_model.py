@@ -30,6 +30,7 @@ def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
 
     Equal initial values, since each is built from the same streams of the job.
     """
+    # The job's own parts keep their names, and so cross as ever.
     modules = dict(setting.build())
     for second in seconds:
         modules |= dict(zip(names(second), setting.build().values(), strict=True))
@@ -47,6 +48,7 @@ def beside_other(
     modules = setting.sketch()
     if architecture:
         modules = sketched(architecture, setting)
+    # Under other names: parts of the second model are private.
     own = dict(zip(names(second), modules.values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")

@@ -107,6 +107,7 @@ from ...exchange.parts import Contribution, Each, Kind, Mix, Part, Tensors, Tens
 from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
+# The paper's best pair and its number of rounds, of which the scaled schedule keeps the share.
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
 # Shares may differ by so much: rows have integer weights of 32 bits, and two machines two float64.
@@ -317,6 +318,7 @@ class FedSimSup(Method):
         for silo in self.setting.silos:
             if silo in cohort:
                 continue  # Eq. 6
+            # Empty for a silo that learns from nobody: it is counted as unmatched.
             weights: dict[str, float] = {}
             # A row over fewer would be next to a copy of one silo's model.
             if samples[silo] > 0 and len(contributors) >= FEWEST:
@@ -477,6 +479,7 @@ def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
 
     ``round_`` is t, from 1 on; the result is in 0…1.
     """
+    # C T^γ, the round from which on β falls.
     threshold: float = c * rounds**gamma
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 

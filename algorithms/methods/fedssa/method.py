@@ -137,10 +137,12 @@ class FedSSA(Method):
         rows, counts = (classes, self.width + 1), (classes,)
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
+        # Rounding of float32 would add up over the rounds of a job.
         wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job
         # Integers -1, 0 or 1 of each silo: a bound on the change in one round, so that no silo
         # stands for several holders.
         presence = TensorSpec("presence", "int64", counts, -1.0, 1.0)  # came, stayed or went
+        # A weight of at most 1, so that no silo counts as several holders of a class.
         self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (row_spec,))
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
@@ -218,6 +220,7 @@ class FedSSA(Method):
 
         Between 0 and μ_0; 0 from round ``t_stable`` on.
         """
+        # Also with T_stable = 0, by which nothing must be divided.
         horizon = self.options.t_stable
         if round_ >= horizon:
             return 0.0
@@ -306,6 +309,7 @@ class FedSSA(Method):
             # The sum of presences is the number of holders.
             holders = results["rows"][WEIGHT]  # [C]
             mean = results["rows"]["rows"]  # Eq. 3
+        # Withheld rows are not published, and their silos keep rows of their own.
         enough = holders >= self.options.min_holders
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
         # A published row stays published: the last average holds until there is a new one.

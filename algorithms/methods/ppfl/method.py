@@ -235,6 +235,7 @@ class PPFL(Method):
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
+        # Linear canonical models, unless the option asks for perceptrons.
         hidden = None
         if self.options.canonical == "mlp":
             hidden = self.options.hidden
@@ -301,6 +302,7 @@ class PPFL(Method):
         With ``membership_batches``, as in the authors' code, mini-batch steps for the job's epochs.
         The penalty is Eq. 13's share of this silo.
         """
+        # As the paper's Eq. 14; the other rule is a quirk of the authors' code.
         rule: Literal["mirror", "mirror-double-exponential"] = "mirror"
         if self.options.double_exponential:
             rule = "mirror-double-exponential"
@@ -329,6 +331,7 @@ class PPFL(Method):
         lam, b = self.options.lam, state.extra["b"]
         if self.options.lam_scale == "literal":
             return lam
+        # Before any class sums there is no mean degree to divide by.
         if not b.any():
             return 0.0
         # d_i grows with N, and Σ_i d_i / N = ‖b‖² / N is the mean degree.
@@ -351,6 +354,7 @@ class PPFL(Method):
             "m": torch.outer(h, c.double()),
             "silos": torch.ones((), dtype=torch.float64),
         }
+        # a_i of Eq. 12.
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
         contributions = {
             "model": Contribution(self.flat(state, *self.theta), weight),  # Eq. 12
