@@ -142,7 +142,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     )
     try:
         found = entry.load()
-    # Code of another project: its faults at import are told as faults of that package.
+    # Code of another project: errors of its import name that package.
     except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(
             f"{where}, cannot be imported: {error}; install that package anew"

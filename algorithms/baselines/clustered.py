@@ -137,7 +137,7 @@ class ClusteredFL(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The model from which training begins: the cluster's, else the silo's own."""
-        # What came down, or the silo's own model where nothing did.
+        # The delivered model, or the silo's own where nothing was delivered.
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 

@@ -95,7 +95,7 @@ class Ditto(FedAvg):
     def effort(self, round_: int) -> Effort:
         """The job's epochs for each of the two models.
 
-        (2) is paid for like (1), so that test counts of v may be told.
+        (2) is paid for like (1), so that test counts of v may leave.
         """
         return Effort(epochs=2 * self.setting.epochs)
 

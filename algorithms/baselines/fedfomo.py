@@ -192,7 +192,7 @@ class FedFomo(Method):
         # Nobody is useful: then v is zero, and θ_i stays (see the top of this file).
         v = useful / torch.where(useful.any(), useful.sum(), 1.0)  # (2)
         # (3): of θ_i, θ_i' and the others
-        # What the weights leave is θ_i's own share.
+        # The rest, 1 - Σ v, is θ_i's own share.
         shares = torch.cat([(1 - v.sum()).clamp(min=0)[None], v])
         parts = dict(state.parts)
         for part in MODEL:

@@ -76,7 +76,7 @@ class SourceTable(Strict):
     def where(self) -> str:
         """The records as errors name them.
 
-        Its path, or its kind and title.
+        By their path, or by kind and title.
         """
         if self.path is None:
             return f"{self.kind} {self.title}"

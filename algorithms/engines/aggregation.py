@@ -29,7 +29,7 @@ Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class Shelf(Protocol):
-    """What earlier rounds left: published parts, each silo's last version of a Mix, and mail."""
+    """The results of earlier rounds: published parts, each silo's last version of a Mix, mail."""
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first.
@@ -88,7 +88,7 @@ class Archive(Shelf, Protocol):
 class Shelved:
     """The content of an archive: published values by part, versions and mail by part and silo.
 
-    No later change of the archive reaches it, so it can be stored while the next round runs.
+    No later change of the archive reaches it.
     """
 
     published: Mapping[str, Tensors]

@@ -140,7 +140,7 @@ class Graphs:
 
 
 class AsItIs:
-    """Records nothing: every call launches its kernels one by one. What comes out is the same.
+    """Records nothing: every call launches its kernels one by one, with the same results.
 
     For CPUs, and for devices without graphs (--no-graphs).
     """
@@ -220,10 +220,10 @@ class Replaying(PlainStepper):
         known: dict[Size, Replayed] = {}  # by the shape of x
 
         def replayed(x: Tensor, y: Tensor) -> Tensor:
-            # Cloned: the next replay overwrites the loss, and losses are read at the end of an
-            # epoch.
             if x.shape not in known:
                 known[x.shape] = Replayed(step, self._recorder)
+            # Cloned: the next replay overwrites the loss, and losses are read at the end of an
+            # epoch.
             return known[x.shape](x, y).clone()
 
         return replayed

@@ -109,9 +109,9 @@ class Serial:
         way: Stepper = PLAIN,
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
-        # Records go to the device once, not in each round.
         self._device, self._way = device, way
         self._records = records
+        # Records go to the device once, not in each round.
         if device != CPU:
             with in_memory():
                 self._records = {silo: own.to(device) for silo, own in records.items()}

@@ -32,7 +32,7 @@ Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, te
 def nothing() -> None:
     """No progress shown.
 
-    The default of ``done``, which is called from time to time.
+    The default of ``done``, which is called after each silo.
     """
 
 
@@ -163,7 +163,7 @@ class Simulation:
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, according to a ``look`` after the last round.
 
-        LocalError before the last round is over. What a silo keeps is ``silo_round.kept``'s answer.
+        LocalError before the last round is over. ``silo_round.kept`` says which model a silo keeps.
         """
         if self._round != self._job.length:
             raise LocalError(
@@ -208,7 +208,7 @@ def versions_bytes(job: Job) -> int:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulated job leaves behind.
+    """The results of a simulated job.
 
     ``history`` of a silo ends with the report of the delivery after the last round.
     """
@@ -258,7 +258,7 @@ def simulate(
         paying = {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
     history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
-    # What the coordinator would see of the silos' tests, round by round.
+    # The sums of the silos' tests, as a coordinator sees them round by round.
     metrics: list[Mapping[str, Tensor]] = []
     while simulation.round < job.length:
         round_ = simulation.step()

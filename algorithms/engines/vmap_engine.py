@@ -343,8 +343,8 @@ class Stacked:
             modules = self._method.modules(silo)
         kept = _own_tensors(silo, modules)
         key = architecture(modules)
-        # With values, since ``saved_bytes`` runs a forward pass on the host.
         if key not in self._known:
+            # With values, since ``saved_bytes`` runs a forward pass on the host.
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
             prepare(own, self._convolutions, self.device, self._precision)
@@ -386,10 +386,10 @@ def _own_tensors(silo: str, modules: Modules) -> list[Tensor]:
     held: set[int] = set()
     for module in modules.values():
         kept.extend(module.state_dict(keep_vars=True).values())
-        # By identity: a tensor that two layers share would become two stacked ones, of which only
-        # one moves.
         held.update(map(id, module.parameters()))
         held.update(map(id, module.buffers()))
+    # By identity: a tensor that two layers share would become two stacked ones, of which only one
+    # moves.
     if len(kept) != len(held) or set(map(id, kept)) != held:
         raise LocalError(
             f"the model of silo {silo!r} shares tensors between layers, or keeps some out"

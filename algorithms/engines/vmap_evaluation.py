@@ -139,7 +139,7 @@ def saved_bytes(
     _evaluating(modules)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
-    # Of two records, so half of it is one's.
+    # The pass was of two records, so one keeps half of it.
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
 
 

@@ -190,7 +190,7 @@ Exchange = Sum | Mix | Gram | Each
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What crosses together: a name, a kind, an exchange and the tensors in their wire order.
+    """Tensors that cross together: a name, a kind, an exchange and specs in wire order.
 
     Two parts of one round have different names. The order of ``tensors`` is that in which they
     cross.
@@ -334,7 +334,7 @@ def fits(spec: TensorSpec, tensor: Tensor) -> bool:
 
 
 def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """What is wrong with a tensor's values; empty if nothing is.
+    """The fault in a tensor's values; empty if there is none.
 
     The text says what it holds, without the value itself.
     """

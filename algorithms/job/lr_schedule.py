@@ -28,7 +28,7 @@ class Exponential(Strict):
     factor: Factor
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over.
+        """The factor of the rates after ``done`` of ``rounds`` rounds.
 
         ``rounds`` plays no part here.
         """
@@ -55,7 +55,7 @@ class StepSchedule(Strict):
         return at
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over.
+        """The factor of the rates after ``done`` of ``rounds`` rounds.
 
         Shares count from the start of training, so a census before it moves none.
         """

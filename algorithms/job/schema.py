@@ -152,7 +152,7 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         "exchange": part.exchange.schema_name,
         "tensors": list(map(_tensor, tensors)),
     }
-    # What a silo's gate makes sketches of in a blind job: both shapes are signed.
+    # A silo's gate sketches these vectors in a blind job: both shapes are signed.
     if part.sketch:
         written["sketch_of"] = list(map(_tensor, part.tensors))
     return written

@@ -47,7 +47,7 @@ def load_weights(
     module = method.modules(silo)[part]
     needed = sum(tensor.nbytes for tensor in module.state_dict().values())
     data = read_bytes(path, needed + HEADER_BYTES)
-    # Of the whole file, before it is parsed.
+    # The digest is of the whole file, before it is parsed.
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise LocalError(

@@ -46,7 +46,7 @@ class Random(Protocol):
 class ReservedSteps(Protocol):
     """Steps that were set aside before the first of them is taken.
 
-    A round that crashes has spent all of them: whether it used them cannot be told (SECURITY.md
+    A round that crashes has spent all of them: nobody can know which it used (SECURITY.md
     rule 25).
     """
 
@@ -103,7 +103,7 @@ class PrivacyAccount(Protocol):
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What only a private round needs: an account, and randomness that no seed reproduces.
+    """The needs of a private round: an account, and randomness that no seed reproduces.
 
     ``fresh`` makes a new generator for each step or release.
     """

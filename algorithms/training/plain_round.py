@@ -26,7 +26,7 @@ class Side(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What the method knows about the records so far.
+        """The facts about the records that the method knows so far.
 
         It grows: by the sums of ``measure``, then by each survey.
         """

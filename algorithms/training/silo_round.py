@@ -528,8 +528,7 @@ def state_to_bytes(state: SiloState) -> bytes:
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors.
 
-    LocalError for a file of another form. Whether it fits the job's model is ``load_values``'s
-    check.
+    LocalError for a file of another form. ``load_values`` checks that it fits the job's model.
     """
     # The file lies on the silo's disk, where another program may have changed it.
     flat, metadata = tensor_file.from_bytes(data, origin)

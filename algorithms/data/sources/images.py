@@ -47,7 +47,7 @@ MOST_PIXELS = 64 * 2**20  # a small file can claim any size: checked before a pi
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "I;16": "I;16", "I;16B": "I;16"}
 COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by the channels that a model takes
 OPENING = Lock()  # what warnings do is the process's, and silos of a simulation read in threads
-# What Pillow's decoders raise for a damaged file.
+# Pillow's decoders raise these for a damaged file.
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
