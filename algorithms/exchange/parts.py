@@ -192,8 +192,8 @@ Exchange = Sum | Mix | Gram | Each
 class Part:
     """Tensors that cross together: a name, a kind, an exchange and specs in wire order.
 
-    Two parts of one round have different names. The order of ``tensors`` is that in which they
-    cross.
+    No two parts that go up in a round have one name, nor two that come down. The order of
+    ``tensors`` is that in which they cross.
     """
 
     name: str

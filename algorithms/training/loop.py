@@ -52,7 +52,7 @@ class Stepper(Protocol):
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch.
 
-        For progress displays; it draws nothing.
+        Known before the epoch: nothing is drawn for it.
         """
         ...
 

@@ -48,7 +48,7 @@ def beside_other(
     modules = setting.sketch()
     if architecture:
         modules = sketched(architecture, setting)
-    # Under other names: parts of the second model are private.
+    # Under other names: parts of the second model do not cross.
     own = dict(zip(names(second), modules.values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")
