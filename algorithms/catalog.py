@@ -91,7 +91,7 @@ METHODS: dict[str, type[Method]] = {
 def names() -> list[str]:
     """All method names that a job may use on this machine.
 
-    Names alone: no package is imported for it.
+    Installed packages are listed, and not imported.
     """
     return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
 
@@ -99,8 +99,8 @@ def names() -> list[str]:
 def method_class(name: str, origin: str = "method") -> type[Method]:
     """The class of a method; LocalError suggests the nearest name.
 
-    An installed package is imported here, and LocalError names it where its class breaks the
-    contract. ``origin`` begins the text of errors.
+    A package's method is imported here; LocalError names the package if its class breaks the
+    contract. Errors begin with ``origin``.
     """
     # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
@@ -142,7 +142,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     )
     try:
         found = entry.load()
-    # Code of another project: errors of its import name that package.
+    # Another project's code: an error in its import must name the package.
     except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(
             f"{where}, cannot be imported: {error}; install that package anew"
@@ -178,7 +178,7 @@ def _package(entry: EntryPoint) -> str:
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:
     """Options checked against the method's own model, defaults filled in.
 
-    LocalError names the method and what does not fit; ``origin`` begins its text.
+    LocalError names the option that is wrong; its text begins with ``origin``.
     """
     return validate(
         dict(options),

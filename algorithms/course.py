@@ -10,7 +10,7 @@ from .exchange.parts import Tensors
 from .leaks.taint import PRIVATE, Taint
 from .leaks.traps import LongestSteps
 
-# A loss reaches the model through these alone, so one function serves modules and stacked values.
+# Losses call parts by name, so the same loss serves modules and stacked values under vmap.
 # part name → the module, or its functional form under vmap
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 
@@ -54,8 +54,8 @@ class Optimiser:
 class SiloState:
     """State of a silo between rounds: parameters and buffers by part, and other tensors.
 
-    ``parts`` holds every tensor of each part's ``state_dict``, on the host. A state is replaced as
-    a whole and never changed in place, so that a round that fails leaves the old one.
+    ``parts`` holds every tensor of each part's ``state_dict``. A state is replaced as a whole and
+    never changed in place, so the old state survives a round that fails.
     """
 
     parts: Mapping[str, Tensors]
@@ -70,7 +70,7 @@ class SiloState:
     def flat(self) -> dict[str, Tensor]:
         """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``.
 
-        These are the names under which a state file keeps them, and by which taints are known.
+        ``taints`` uses these names.
         """
         found: dict[str, Tensor] = {}
         for part, tensors in self.parts.items():
@@ -79,7 +79,7 @@ class SiloState:
 
     def taint(self, name: str) -> Taint:
         """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
-        # An unknown tensor counts as private: a forgotten entry must not let anything leave.
+        # A forgotten entry must hold a tensor back, and never let it leave.
         return self.taints.get(name, PRIVATE)
 
 
@@ -147,7 +147,7 @@ class Survey:
 
     The runner adds up in float64 what ``measure`` gives of each batch; the sums join
     ``facts.measured`` from there on. With ``rows`` it gives a row of each record, and the rows of
-    all records, in their order, stand in place of sums. No private job runs a survey.
+    all records, in their order, stand in place of sums. A private job rejects surveys.
     """
 
     measure: Measurement
@@ -158,8 +158,8 @@ class Survey:
 class Change:
     """A change of the silo's state between two stages.
 
-    The stages that follow train the parts that it has then. It gets the state as trained so far and
-    returns a new one. No private job makes a change.
+    ``change`` takes the state as trained so far and returns a new one, whose parts the following
+    stages train. A private job rejects changes.
     """
 
     change: Callable[[SiloState, Facts], SiloState]

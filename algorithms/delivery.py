@@ -19,7 +19,7 @@ Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange ga
 class Latest:
     """Deliver the last published value of a part; nothing where none was published yet.
 
-    In a blind job whose sums silos alone read, it is relayed without being opened.
+    If only silos may read a blind job's sums, the coordinator relays it without opening it.
     """
 
     part: str
@@ -29,8 +29,8 @@ class Latest:
 class Row:
     """Deliver a Mix row: sum over silos of weight · last uploaded version.
 
-    The runtime normalises the weights. Silos without a version are left out, and nothing is
-    delivered where none remains.
+    The runtime normalises the weights. It leaves out silos without a version, and delivers nothing
+    if none remains.
     """
 
     part: str
@@ -40,7 +40,7 @@ class Row:
 def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
     """A row of weights [n] by silo, without those that are not positive.
 
-    ``silos`` are in job order, as the row is; ValueError where their lengths differ.
+    The row has one weight per silo, in the same order; ValueError if their lengths differ.
     """
     # Weight 0 is left out: that silo may never have uploaded a version.
     pairs = zip(silos, row.tolist(), strict=True)
@@ -51,7 +51,7 @@ def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
 class Value:
     """Deliver a small tensor that the coordinator half made for this silo.
 
-    Such a part is ``addressed``: silos do not compare it with what others received.
+    Its part is ``addressed`` (method.py): silos do not compare what they received in it.
     """
 
     part: str
@@ -62,7 +62,7 @@ class Value:
 class Mail:
     """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none.
 
-    The silo folds it in by ``Method.mailed``.
+    ``Method.mailed`` folds it into the silo's parameters.
     """
 
     part: str
@@ -71,7 +71,7 @@ class Mail:
 Delivery: TypeAlias = Latest | Row | Value | Mail
 
 
-# The "@" marks a name of Staddle's own, which no method's tensor can have.
+# A method's own tensors cannot have a name with "@".
 KEEP = TensorSpec("@keep", "float64", ())
 
 
@@ -94,8 +94,8 @@ class Post:
 class Combined:
     """The outcome of a round at the coordinator half: next state, published values and mail.
 
-    ``published`` replaces the last value of each part named in it; all of it must be finite.
-    ``posts`` are for parts that this round's silos uploaded as a Mix.
+    ``published`` replaces the last value of each part that it names; values must be finite.
+    ``posts`` name parts that this round's silos uploaded for a Mix.
     """
 
     state: CoordinatorState

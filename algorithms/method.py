@@ -47,8 +47,8 @@ from .numerics.streams import Seed
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
 
-# Counts and not accuracies: a sum of counts over silos gives the accuracy over all test records,
-# and a blind job can add them up.
+# Counts, not accuracies: their sums give the accuracy over all silos' test records, and a blind job
+# can add them up.
 METRICS = Part(
     "metrics",
     Kind.METRIC,
@@ -102,9 +102,9 @@ class NoOptions(Strict):
 class Method(ABC):
     """Base of all methods. Subclasses set the class variables and write the two halves.
 
-    The two halves run on different machines, each with an object of its own; within one job all
-    users share one object (``Job.method``). So an object holds the setting, the options and what
-    follows from them: what a silo or the coordinator remembers is in their states.
+    The two halves run on different machines, each with its own object; on one machine all users of
+    a job share one object (``Job.method``). So an object holds only the setting, the options and
+    what follows from them. Silo and coordinator keep everything else in their states.
     """
 
     name: str
@@ -134,11 +134,11 @@ class Method(ABC):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         self.setting = setting
         self.options = self.options_model() if options is None else options
-        # From the sketch: specs need names and shapes, and no values.
+        # The sketch has no values: specs need only names, dtypes and shapes.
         self.template = self.crossing(setting.sketch())
 
     def number(self, silo: str) -> int:
-        """A silo's place in job order, its row in states of the coordinator half.
+        """A silo's index in job order, which is its row in states of the coordinator half.
 
         ValueError for a silo that the job does not name.
         """
@@ -158,24 +158,25 @@ class Method(ABC):
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo uploads in this round, besides the metrics that every method has.
 
-        ``round_`` counts from 0. Silos, coordinator and operator compute the same list and compare
-        it, so it depends on the job alone, never on a silo's data.
+        ``round_`` counts from 0. The list is in the signed job, and each machine computes it again
+        and compares: so it depends on the job alone, never on a silo's data.
         """
 
     @abstractmethod
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery.
+        """Parts that may be delivered at the start of this round, or in the final delivery.
 
-        What is summed and comes down under the same name is published in each round, as its Sum
-        gave it, and nothing else depends on it: where silos alone read that sum, ``combine`` gets
-        empty results.
+        The final delivery has the number after the last round: ``Setting.rounds``, or one more for
+        a method that tunes or has a census (``Job.length``). A part that is summed and comes down
+        under the same name is published in each round, as its Sum gave it. Nothing else depends on
+        it: where only silos read that sum, ``combine`` gets empty results.
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
         """Parts of ``up``, besides ratios, of which a row is a class.
 
         A row is zeros where a silo has no record of its class. A blind job counts the holders of
-        each class first, and leaves such rows out where there are too few
+        each class first, and leaves out the rows of classes with too few holders
         (algorithms/job/class_census.py).
         """
         return ()
@@ -199,7 +200,7 @@ class Method(ABC):
     def compares_labels(self) -> bool:
         """True if the coordinator half needs the number of training records per class and silo.
 
-        Labels do not cross blind, so a blind job declares these numbers (``Setting.class_counts``).
+        Class counts do not cross in a blind job: its file declares them (``Setting.class_counts``).
         """
         return False
 
@@ -208,33 +209,32 @@ class Method(ABC):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """A silo's own modules by part, freshly initialised.
 
-        Silos may differ in what does not cross. It is also called under torch's device "meta",
-        where no values are wanted.
+        Silos may differ in what does not cross.
         """
         return self.setting.build()
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Other tensors of a silo's state before its first round.
 
-        They stay at the silo, next to its parameters; only ``give`` can put them into a
-        contribution.
+        They stay at the silo unless ``give`` puts them into a contribution.
         """
         return {}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         """Logits [B, classes] of the silo's model.
 
-        ``parts`` hold modules, or their functional forms under ``torch.vmap``; ``x`` is a batch [B,
-        channels, height, width]. The runner counts test records by it.
+        ``parts`` hold modules, or their functional forms under ``torch.vmap``; ``x`` is [B,
+        channels, height, width]. The runner compares the largest logit of each test record with its
+        label.
         """
         return parts["classifier"](parts["extractor"](x))
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Take what came down into the state.
 
-        By default each part replaces the parameters that it names. A part of ``down`` is absent
-        from ``delivered`` as long as nothing was published. Returns a new state; the given one
-        stays as it is, since a round may fail later.
+        By default each part replaces the parameters that it names. ``delivered`` lacks a part of
+        ``down`` until the coordinator has something to deliver for it. The result is a new state:
+        the given one must stay unchanged, since the round may still fail.
         """
         return self.replaced(state, delivered, *delivered)
 
@@ -250,8 +250,8 @@ class Method(ABC):
     def effort(self, round_: int) -> Effort:
         """Upper bound on a round's use of records: by default the job's epochs.
 
-        The budget of a private job is reserved by it before the round, so it may not depend on a
-        silo's data. A private job refuses ``stages`` that take more.
+        A private job reserves its budget by this bound before the round, so it may not depend on a
+        silo's data. ``stages`` that take more are a LocalError there.
         """
         return Effort(epochs=self.setting.epochs)
 
@@ -259,7 +259,7 @@ class Method(ABC):
     def private_fault(self) -> str:
         """Why a job with these options cannot be private; empty if it can.
 
-        The text follows the method's name in an error, and says which option to change.
+        The text follows the method's name in an error; it says what to change, if anything helps.
         """
         return ""
 
@@ -267,15 +267,15 @@ class Method(ABC):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """The stages of training of this round in order, with surveys and changes in between.
 
-        They are computed before the first of them runs. With none, nothing trains in this round.
+        All are made before the first one runs. An empty course trains nothing in this round.
         """
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """One contribution for each part of ``up(facts.round)``, from the state after training.
 
-        Tensors have the dtypes and shapes of ``Part.given``, and only finite values within its
-        bounds. A Sum of form "mean" takes one weight, one of form "ratio" a weight per row.
+        Tensors have the dtypes and shapes of ``Part.given``, and finite values within its bounds. A
+        Sum of form "mean" takes one weight, a Sum of form "ratio" one weight per row.
         """
 
     # The coordinator half.
@@ -290,14 +290,14 @@ class Method(ABC):
         """Turn the results of a round into the next state, published values and posts.
 
         By default the sums are published, except those that silos alone read, whose results are
-        empty. ``cohort`` are the silos that contributed, in job order. The given state stays as it
-        is, since the round may still fail.
+        empty. ``cohort`` are the silos that contributed, in job order. The given state must stay
+        unchanged, since the round may still fail.
         """
-        # Only what ``up`` sums: a Mix stays stored, and a Gram is for the coordinator alone.
+        # Sums only: versions for a Mix are stored elsewhere, and a Gram is for the coordinator.
         published = {}
         for part in self.up(round_):
             if isinstance(part.exchange, Sum) and results[part.name]:
-                # Without ``@weight``: only the part's own tensors come down.
+                # Without ``@weight``, which does not come down.
                 published[part.name] = picked(part.tensors, results[part.name])
         return Combined(state, published)
 
@@ -308,7 +308,7 @@ class Method(ABC):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """The delivery to a silo at the start of a round: by default all of ``down``, latest.
 
-        Every silo can be asked for, also one that never took part.
+        ``silo`` may be one that never took part.
         """
         return tuple(Latest(part.name) for part in self.down(round_))
 
@@ -339,7 +339,7 @@ class Method(ABC):
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
         """Specs by part of what may cross: parameters, then buffers if they are "global"."""
-        # Parameters first: both ends list a part's tensors in this order.
+        # This order is the wire order, so all machines must have the same.
         buffers = self.setting.buffers == "global"
         crossing: dict[str, tuple[TensorSpec, ...]] = {}
         for name, module in modules.items():
@@ -358,14 +358,14 @@ class Method(ABC):
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
         """Specs of the named parts' parameters, named ``part.parameter``.
 
-        Part by part, then in definition order: the order in which they cross.
+        The order is the wire order: part by part, each in definition order.
         """
         return tuple(replace(spec, name=name) for name, _, spec in self._named_specs(parts))
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
         """Parameters of the named parts, named ``part.parameter``.
 
-        Not copies: the tensors are those of the state.
+        The tensors are the state's own, not copies.
         """
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
@@ -389,8 +389,7 @@ class Method(ABC):
         parts = dict(state.parts)
         for tensors in map(delivered.get, names):
             for name, value in (tensors or {}).items():
-                # Names of parameters have dots of their own, so only the first one ends the part's
-                # name.
+                # The first dot ends the part's name; parameters may have more in theirs.
                 part, _, leaf = name.partition(".")
                 parts[part] = {**parts[part], leaf: value}
         return SiloState(parts, state.extra)
@@ -399,16 +398,16 @@ class Method(ABC):
         self, contributions: Mapping[str, Contribution], round_: int
     ) -> dict[str, Contribution]:
         """The contributions that the wire list has for this round, in its order."""
-        # In the order of the wire list; a part that this round does not have is left out.
+        # A method may make contributions for all its phases; those of other rounds are dropped.
         return {part.name: contributions[part.name] for part in self.up(round_)}
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
         """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m.
 
-        Computed in float64 and rounded once, to each parameter's dtype. KeyError where the mail
+        It is computed in float64 and rounded once, to each parameter's dtype. KeyError if the mail
         lacks ``@keep`` or one of the parameters.
         """
-        # k is the product of ``keep`` over all rounds that the silo was away.
+        # k is the product of ``keep`` over all posts in this mail.
         kept = mail[KEEP.name]
         changed = dict(state.parts)
         for name, value in self.flat(state, *parts).items():
@@ -420,15 +419,15 @@ class Method(ABC):
     def stage(self, *trains: str) -> Stage:
         """Cross-entropy on the job's epochs and optimiser, training the named parts.
 
-        A method that needs something else changes single fields by ``dataclasses.replace``.
+        Methods change single fields by ``dataclasses.replace``.
         """
         return Stage(trains, self.setting.epochs, self.cross_entropy, self.setting.optimiser)
 
     def cross_entropy(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Per-sample cross-entropy [B] of ``predict``.
 
-        Not reduced: the runner takes the mean, and a private job clips each record's gradient
-        before anything is added up.
+        The runner takes the mean, and a private job clips each record's gradient first: so the
+        losses are not reduced here.
         """
         return nn.functional.cross_entropy(self.predict(parts, x), y, reduction="none")
 
@@ -443,7 +442,7 @@ def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
 
     Batch norm's count of batches is none of them.
     """
-    # Floating-point ones alone: the count is whole, and has no mean.
+    # A count of batches is an integer: its mean over silos would mean nothing.
     buffers = module.named_buffers()
     return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
 
@@ -473,7 +472,7 @@ def initial_state(
     own = dict(weights or {})
     with torch.no_grad():
         parts = {part: _values(module) for part, module in method.modules(silo).items()}
-        # The file's parts come last, in place of those that ``modules`` drew.
+        # Loaded weights come last, so that they replace those that ``modules`` drew.
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state

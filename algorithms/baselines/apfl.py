@@ -56,7 +56,7 @@ class APFLOptions(FedAvgOptions):
     alpha: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """α in the beginning: 0 is the shared model, 1 the silo's own."""
     adaptive: Annotated[bool, Field(strict=True)] = True
-    """Whether each silo learns its α."""
+    """If true, each silo learns its own α; if false, α stays as it is."""
 
 
 class Mixture(nn.Module):
@@ -105,7 +105,7 @@ class APFL(FedAvg):
         v̄ mixes parameters, as the paper says; its buffers are those of v.
         """
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
-        # w is held still: (3) moves v alone, and (4) α.
+        # w is held still: (3) moves only v, and (4) only α.
         v, w = point_of(own), detached(point_of(parts))
         between: dict[str, dict[str, Tensor]] = {}
         for part in MODEL:
@@ -133,11 +133,11 @@ class APFL(FedAvg):
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The derivative of the losses by α, of all records together.
 
-        {"slope": []}, a sum over the batch's records, in evaluation mode; ``adapted`` divides it.
+        {"slope": []}: a sum over the batch's records, since a survey adds batches up; ``adapted``
+        divides by the records.
         """
 
         def losses(alpha: Tensor) -> Tensor:
-            # Summed: a survey adds up, and ``adapted`` divides by the records.
             return cross_entropy(self.mixed(parts, alpha, x), y, reduction="sum")
 
         return {"slope": grad(losses)(parts[MIXTURE]())}
@@ -145,7 +145,7 @@ class APFL(FedAvg):
     def adapted(self, state: SiloState, facts: Facts) -> SiloState:
         """The state with the next α.
 
-        α stays in [0, 1], and in its own dtype.
+        It is cut to [0, 1], and keeps its dtype.
         """
         alpha = state.parts[MIXTURE]["alpha"]
         # The mean slope over all records; η is the job's learning rate.
@@ -156,7 +156,7 @@ class APFL(FedAvg):
     def both(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Cross-entropy [B] of w and of v̄, added.
 
-        The gradient by w is that of (2), by v that of (3).
+        Its gradient by w is that of (2), its gradient by v that of (3).
         """
         shared = cross_entropy(logits(parts, x), y, reduction="none")  # (2)
         return shared + cross_entropy(self.predict(parts, x), y, reduction="none")  # (3)

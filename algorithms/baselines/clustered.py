@@ -69,7 +69,7 @@ from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, Tensor
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
 
-# Updates of length 0 have no direction, and must not divide by 0.
+# An update of length 0 has no direction; its norm is raised to this, so that (1) is defined.
 SMALLEST_NORM = 1e-12
 
 
@@ -104,7 +104,7 @@ class ClusteredFL(Method):
         super().__init__(setting, options)
         self.model = Part("model", Kind.WHOLE_MODEL, Mix(), self.flat_specs(*MODEL))
         modules = setting.sketch()
-        # Running statistics take no part in Δ_i, whatever crosses.
+        # Parameters only: running statistics are not in Δ_i, even if ``model`` has them.
         self.compared = [
             (part, spec) for part in MODEL for spec in specs_of_parameters(modules[part])
         ]
@@ -124,7 +124,7 @@ class ClusteredFL(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The cluster's model; there is none before the first round.
 
-        Each silo gets its own cluster's, so the part is ``addressed``.
+        Each silo gets that of its own cluster, so the part is ``addressed``.
         """
         return (self.model,) if round_ else ()
 
@@ -132,12 +132,12 @@ class ClusteredFL(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Zeros in place of a received model."""
-        # In the shape of |θ|, so that a state has the same tensors from the start.
+        # [|θ|], so that a state has the same tensors from the start.
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The model from which training begins: the cluster's, else the silo's own."""
-        # The delivered model, or the silo's own where nothing was delivered.
+        # Kept as θ_c of (1), since training changes the parameters.
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 
@@ -148,7 +148,7 @@ class ClusteredFL(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, and how far it is from the one before.
 
-        θ_i, and from round ``start`` on Δ_i [1, |θ|], or its sketch.
+        They are θ_i, and from round ``start`` on Δ_i [1, |θ|]; the exchange makes any sketch of it.
         """
         contributions = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:
@@ -160,7 +160,7 @@ class ClusteredFL(Method):
     def vector(self, state: SiloState) -> Tensor:
         """The model's parameters in one row [|θ|].
 
-        In the order of ``compared``: extractor, then classifier, each in definition order.
+        The order is that of ``compared``: extractor, then classifier, each in definition order.
         """
         return torch.cat([state.parts[part][spec.name].reshape(-1) for part, spec in self.compared])
 
@@ -180,42 +180,42 @@ class ClusteredFL(Method):
     ) -> Combined:
         """Eqs. 2 to 4 for each cluster, on the members that came.
 
-        ``results["update"]["gram"]`` is [1, m, m] of the m silos of the cohort; no result is a
-        model.
+        ``results["update"]["gram"]`` is [1, m, m] for the m silos of the cohort. Models are not in
+        ``results``: they stay stored for their Mix.
         """
-        # Clusters and rounds are remembered for all silos, also those away.
+        # The state covers all silos, present or not; ``index`` are the rows of this cohort.
         index = torch.tensor(self.numbers(cohort))
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
         gave[index] = round_
         if "update" in results:
             # One vector per silo, so the Gram has one group.
             gram = results["update"]["gram"][0]
-            # Only clusters of which somebody came can be judged.
+            # A cluster can split only if some of its silos are in this round.
             for number in sorted(set(cluster[index].tolist())):
                 here = (cluster[index] == number).nonzero()[:, 0]
                 leaving = self.leaving(gram[here[:, None], here])
                 if leaving.any():
-                    # A number of its own for those who leave; the others keep theirs.
+                    # Silos that leave get a new number; the others keep theirs.
                     cluster[index[here[leaving]]] = cluster.max() + 1
         return Combined({"cluster": cluster, "gave": gave})
 
     def leaving(self, gram: Tensor) -> Tensor:
         """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n].
 
-        All False where Eq. 2 or Eq. 4 does not hold, or a part would have fewer than ``smallest``
+        All are False if (2) or (4) does not hold, or a part would have fewer than ``smallest``
         silos.
         """
         # Norms and the mean follow from the inner products, so no update itself is needed.
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
-        # One silo alone has nobody to leave.
+        # A single silo cannot split.
         if n < 2 or not (mean < self.options.eps_1 and lengths.max() > self.options.eps_2):  # (2)
             return stays
         divisor = lengths.clamp(min=SMALLEST_NORM)
         alike = (gram / (divisor[:, None] * divisor)).clamp(-1, 1)  # (1)
         second = bipartition(alike)
-        # α_cross: the most similar pair across the two groups.
+        # α_cross of (3): the largest similarity across the two groups.
         across = alike[~second][:, second].max()
         fewer = min(int(second.sum()), int((~second).sum()))
         gap = ((1 - across) / 2).sqrt()
@@ -226,14 +226,14 @@ class ClusteredFL(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 5; nothing where nobody of the cluster has given a model.
 
-        The row is over the members that came in the cluster's last round, with equal weights.
+        The row has equal weights over the silos that took part in the cluster's last round.
         """
         same = state["cluster"] == state["cluster"][self.number(silo)]
-        # The last round in which anybody of the cluster gave a model.
+        # The cluster's last round: the last one in which any of its silos uploaded a model.
         last = torch.where(same, state["gave"], -1).max()
         if last < 0:
             return ()
-        # Equal weights, as in the authors' code, for the members that came in the last round.
+        # Equal weights, as in the authors' code; the paper weighs by records.
         members = same & (state["gave"] == last)
         return (Row("model", positive_weights(self.setting.silos, members.double())),)
 
@@ -247,13 +247,11 @@ def bipartition(alike: Tensor) -> Tensor:
     # Eq. 3 is solved exactly: each pair that is joined is at least as similar as all that are not.
     n = len(alike)
     group = list(range(n))
-    # The most similar pairs first; indices break ties the same way everywhere.
+    # The most similar pairs first; indices break ties, so every machine gets the same groups.
     pairs = sorted((-float(alike[i, j]), i, j) for i in range(n) for j in range(i + 1, n))
     for _, i, j in pairs:
-        # Two groups are left: every pair that was joined is more similar than any across.
         if len(set(group)) == 2:
             break
         group = [group[i] if own == group[j] else own for own in group]
     first = torch.tensor([own == group[0] for own in group])
-    # On a tie of sizes the first member stays.
     return first if 2 * int(first.sum()) < n else ~first

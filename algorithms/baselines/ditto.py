@@ -80,22 +80,22 @@ class Ditto(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train w as FedAvg does, then v near the delivered w.
 
-        The penalty of (2) is (λ/2) ‖v − w^t‖² over parameters; with λ = 0 there is none.
+        (2) adds the penalty (λ/2) ‖v − w^t‖² over parameters; with λ = 0 there is none.
         """
         # Two stages with disjoint reads: v must not reach w, which leaves the silo.
         common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
         own = replace(self.stage(*names(OWN)), reads=())  # (2)
         if self.options.lam:
-            # w^t, as delivered: v is pulled to where w began, not to where it went.
+            # w^t as delivered: v is pulled towards it, not towards the trained w.
             near = centre(taken(state.parts, OWN))
-            # As a penalty: it depends on parameters alone, so it comes after any noise.
+            # A penalty, not a loss: it depends on no record, so DP-SGD adds it without noise.
             own = replace(own, penalty=partial(proximal, self.options.lam), context=near)
         return (common, own)
 
     def effort(self, round_: int) -> Effort:
         """The job's epochs for each of the two models.
 
-        (2) is paid for like (1), so that test counts of v may leave.
+        In a private job (2) has noise too, since test counts of v leave the silo.
         """
         return Effort(epochs=2 * self.setting.epochs)
 

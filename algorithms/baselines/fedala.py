@@ -81,14 +81,14 @@ class FedALA(Method):
         layers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for part, specs in named.items():
             for spec in specs:
-                # A layer's tensors share the name before the last dot.
+                # Weight and bias of a layer have the same name before the last dot.
                 layer = (part, spec.name.rpartition(".")[0])
                 layers.setdefault(layer, []).append((part, spec.name))
         if self.options.layers > len(layers):
             raise LocalError(
                 f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it"
             )
-        # Layers in the order of the model: the last ones are the upper ones.
+        # ``layers`` keeps the model's order, so the upper layers are the last ones.
         upper = set(chain.from_iterable(list(layers.values())[-self.options.layers :]))
         self.upper: dict[str, list[TensorSpec]] = {}
         for part, specs in named.items():
@@ -113,8 +113,7 @@ class FedALA(Method):
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
-                # W_i has a number per parameter of the upper layers, all 1 at first: Θ̂_i is then
-                # Θ.
+                # One weight per number of the upper layers; at 1, Eq. 1 gives Θ.
                 ones[key] = torch.ones(spec.shape, dtype=DTYPES[spec.dtype])
         return {**self.setting.build(), "weights": nn.ParameterDict(ones)}
 
@@ -125,16 +124,15 @@ class FedALA(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights.
 
-        Before the first publication nothing came down, and the state stays as it is.
+        If no model came down, as in a job's first round, the state stays as it is.
         """
-        # Before the first round nothing came down, and there is nothing to mix.
         if "model" not in delivered:
             return state
         taken, extra = super().deliver(state, delivered, facts), dict(state.extra)
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
-                # Both ends of Eq. 1 before they are mixed: training moves Θ_i.
+                # Eq. 1 is computed again with the learned weights, so both ends are kept.
                 extra[f"old/{key}"] = state.parts[part][spec.name]
                 extra[f"new/{key}"] = taken.parts[part][spec.name]
         return SiloState(self._mixed(taken, extra), extra)
@@ -150,12 +148,12 @@ class FedALA(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Learn the weights, mix the models, train the model.
 
-        Epochs of the weights: ``start_epochs`` the first time, 1 afterwards.
+        The weights are learned for ``start_epochs`` epochs the first time, and for 1 afterwards.
         """
-        # Local training reads neither W_i nor its ends.
+        # Training reads no other part, so W_i is not handed to it.
         local = replace(self.stage("extractor", "classifier"), reads=())
-        # Nothing was delivered, so there is nothing to learn weights for.
         context = {key: value for key, value in state.extra.items() if key != "learned"}
+        # Nothing was delivered, so there are no weights to learn.
         if not context:
             return (local,)
         # Weights start at ones; the authors' code learns them to convergence the first time.
@@ -166,7 +164,7 @@ class FedALA(Method):
 
     def mixture_loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Cross-entropy [B] of Θ̂_i."""
-        # As functions of W_i, by which the loss is differentiated.
+        # Mixed inside the loss, so that it can be differentiated by W_i.
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
         logits = called_with(parts["classifier"], mixed["classifier"], features)
@@ -175,7 +173,7 @@ class FedALA(Method):
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
         """The upper layers of Θ̂_i by part.
 
-        Lower layers are not in it: Eq. 1 takes them from Θ as they are.
+        Lower layers are not in the result: Eq. 1 takes them from Θ unchanged.
         """
         mixed: dict[str, dict[str, Tensor]] = {}
         for part, specs in self.upper.items():
@@ -189,9 +187,8 @@ class FedALA(Method):
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
         """Eq. 1 with the weights just learned.
 
-        The two ends are no longer kept: the trained model is the next old one.
+        The state no longer holds the two ends, which are two more copies of the upper layers.
         """
-        # The ends are let go: a state would hold two more copies of the upper layers.
         return SiloState(self._mixed(state, state.extra), {"learned": torch.tensor(1)})
 
     def _mixed(self, state: SiloState, context: Tensors) -> Mapping[str, Tensors]:

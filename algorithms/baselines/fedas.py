@@ -95,7 +95,7 @@ class FedAS(Method):
         )
         weight = self.spec_of("classifier", "weight")
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
-        # So many records' gradients are computed at a time.
+        # Per-record gradients in memory at a time: each has as many numbers as the model.
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)
         self.at_once = max(1, NUMBERS_AT_ONCE // numbers)
 
@@ -125,10 +125,10 @@ class FedAS(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Align the delivered extractor, train, and measure the records.
 
-        Without alignment in a silo's first round, which has no prototypes yet.
+        A silo's first round has no alignment, since there are no prototypes yet.
         """
         train = self.stage("extractor", "classifier")  # (3)
-        # Surveys after training: Eqs. 1 and 4 are of the trained model.
+        # The survey comes after training: Eqs. 1 and 4 take the trained model.
         course = (train, Survey(self.survey), Change(self.remember))
 
         # Before its first round a silo has no prototypes to align to.
@@ -138,7 +138,7 @@ class FedAS(Method):
         optimiser = Optimiser(self.options.alignment_lr)
         context = {"prototypes": state.extra["prototypes"]}
         # (2)
-        # Coupled: B_k is a number of the batch (Eq. 2).
+        # Coupled: Eq. 2 divides by B_k, which counts records of the batch.
         align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)
         return (align, *course)
 
@@ -146,17 +146,16 @@ class FedAS(Method):
         """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
         alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
-        # Times B, since the runner takes the mean over the batch.
+        # Times B: the runner's mean over the batch divides by it again.
         return squares * len(y) / alike
 
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of features by class [C, d], and Eq. 4.
 
-        Both in float64, by the trained model in evaluation mode; a record adds its own gradient's
-        square.
+        Both are float64, by the trained model in evaluation mode. Each record adds the squared norm
+        of its own gradient.
         """
         member = one_hot(y, self.setting.classes).double()  # [B, C]
-        # Sums of float64, as a survey adds them up.
         return {
             "sums": member.T @ parts["extractor"](x).double(),
             "trace": self.squares(parts, x, y).double().sum(),
@@ -165,7 +164,7 @@ class FedAS(Method):
     def squares(self, parts: Parts, x: Tensor, y: Tensor) -> Tensor:
         """The squared norm [B] of each record's gradient by all parameters.
 
-        Buffers are the parts' own. At most ``at_once`` gradients are in memory at a time.
+        At most ``at_once`` gradients are in memory at a time.
         """
         own = {part: parameters_of(parts[part]) for part in ("extractor", "classifier")}
 
@@ -174,7 +173,7 @@ class FedAS(Method):
             logits = called_with(parts["classifier"], parameters["classifier"], features)
             return cross_entropy(logits, one_y[None])
 
-        # A batch of one record, whose gradient is that record's.
+        # By a batch of one record: the mean gradient of a larger one would hide the single norms.
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:
             gradients = grad(loss)(own, one_x, one_y)
             tensors = chain.from_iterable(named.values() for named in gradients.values())
@@ -186,7 +185,7 @@ class FedAS(Method):
     def remember(self, state: SiloState, facts: Facts) -> SiloState:
         """Eq. 1, for the next round.
 
-        [C, d] in the classifier's dtype; rows of zeros for classes without records.
+        The prototypes [C, d] have the classifier's dtype; classes without records have zeros.
         """
         means = facts.measured["sums"] / facts.class_counts.double().clamp(min=1)[:, None]
         return replace(state, extra={"prototypes": means.to(DTYPES[self.rows.dtype])})  # (1)
@@ -194,12 +193,12 @@ class FedAS(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor times T_i, and T_i.
 
-        T_i is at least 1e-12, since Eq. 5 divides by the sum of them.
+        T_i is float64, and the extractor keeps its dtypes.
         """
         # Never 0: Eq. 5 divides by the sum of the traces.
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {
-            # In float64, and rounded once.
+            # The product is rounded once, to the dtype in which it crosses.
             name: (trace * t.double()).to(t.dtype)
             for name, t in self.flat(state, "extractor").items()
         }
@@ -213,7 +212,7 @@ class FedAS(Method):
         """Eq. 5."""
         total = results["weighted"]
         mean = {
-            # Eq. 5: the sum of T_i θ_i over the sum of T_i.
+            # Sums of form "total" are float64, so the quotient is rounded once.
             spec.name: (total[spec.name] / total["trace"]).to(DTYPES[spec.dtype])
             for spec in self.extractor.tensors
         }

@@ -64,6 +64,6 @@ class FedAvgFT(FedAvg):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model; nothing after tuning.
 
-        Tuned models stay at their silos.
+        A tuned model stays at its silo.
         """
         return {} if self.tuning(facts.round) else super().give(state, facts)

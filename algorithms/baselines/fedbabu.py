@@ -79,13 +79,13 @@ class FedBABU(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the extractor under the initial classifier; in the end tune the chosen parts.
 
-        The stage of tuning has ``tuning_epochs``, at the job's learning rate.
+        Tuning takes ``tuning_epochs``, at the job's learning rate.
         """
         if self.tuning(facts.round):
-            # Here alone the classifier may move.
+            # Only tuning may move the classifier.
             stage = self.stage(*TUNED[self.options.tuned])
             return (replace(stage, epochs=self.options.tuning_epochs),)  # (3)
-        # The head stays as it was made (1).
+        # The classifier keeps its initial values, which are the same at every silo.
         return (self.stage("extractor"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -82,7 +82,7 @@ class FedDyn(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         specs = self.flat_specs(*MODEL)
-        # A weight of 1 for each silo, and no more: (4) counts silos, not records.
+        # Weights are at most 1: (4) counts silos, not records.
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean", most=1.0), specs)
         self.corrected = Part("corrected", Kind.WHOLE_MODEL, Sum("mean"), specs)
         modules = setting.sketch()
@@ -118,18 +118,18 @@ class FedDyn(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """θ and h before the first round, like the coordinator's."""
-        # Copies of the mapping; the tensors are never written to.
+        # A copy of the mapping; nothing writes to its tensors.
         return dict(self.initial)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Eq. 2 with the model that this silo trained last; then θ is the delivered model.
 
-        A delivery that never comes leaves h as it was, so a round that failed has no effect.
+        ``extra`` then holds the delivered θ and the new h_k.
         """
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
-            # θ_k - θ of the silo's last round; zero before its first, where both are θ.
+            # θ_k − θ of the silo's last round. Before its first both are the initial θ.
             way = trained - state.extra[f"theta.{name}"]
             h = state.extra[f"h.{name}"] - self.options.alpha * way  # (2)
             extra |= pair(name, came[name], h)
@@ -137,13 +137,13 @@ class FedDyn(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Eq. 1."""
-        # As a penalty, since it depends on parameters alone; θ and h_k are the silo's own values.
+        # A penalty, since it depends on no record; θ and h_k differ from silo to silo: context.
         return (replace(self.stage(*MODEL), penalty=self.penalty, context=state.extra),)
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1.
 
-        Over parameters alone; ``context`` holds θ and h_k as the round began.
+        It is over parameters, without buffers. ``context`` holds θ and h_k of the round's start.
         """
         terms = [
             self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum()
@@ -167,17 +167,17 @@ class FedDyn(Method):
     ) -> Combined:
         """Eqs. 3 and 4; buffers are averaged.
 
-        θ and h of each parameter are in the state; ``corrected`` comes down in place of the mean.
+        The state holds θ and h of each parameter. ``corrected`` comes down, not the mean.
         """
         # |P_t| / m: results["model"] is the mean over the cohort.
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
-        # A dict of its own: Eq. 4 changes it below.
+        # A new dict, since Eq. 4 replaces its parameters below.
         down = picked(self.model.tensors, results["model"])
         after: dict[str, Tensor] = {}
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"
             h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)
-            # -h/α is what the mean has moved so far; buffers stay plain means.
+            # −h/α adds up all moves of the mean so far, each times |P_t|/m.
             down[name] = down[name] - h / alpha  # (4)
             after |= pair(name, down[name], h)
         return Combined(after, {"corrected": down})

@@ -59,7 +59,7 @@ class FedProx(FedAvg):
         # μ = 0 is FedAvg to the bit, without a penalty to compute.
         if not self.options.mu:
             return (stage,)
-        # As a penalty: w^t is no record's, so the term comes after any noise.
+        # A penalty, not a loss: it depends on no record, so DP-SGD adds it without noise.
         # (1)
         return (replace(stage, penalty=self.proximal, context=self.flat(state, *stage.trains)),)
 

@@ -78,7 +78,7 @@ class FedRoD(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The generic model and the personalized header."""
-        # A second classifier from the same streams, so of equal values.
+        # Built again from the same streams, so both headers start with equal values.
         return {**self.setting.build(), "personal": self.setting.build()["classifier"]}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class FedRoD(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train all three parts in one stage, each by its own loss."""
-        # log N^γ: 1e-12 stands for no record, and keeps the logarithm finite.
+        # γ log N_c; a class without records counts as ``ABSENT``, so that the logarithm is finite.
         counts = facts.class_counts.to(torch.get_default_dtype())
         prior = self.options.gamma * counts.clamp(min=ABSENT).log()  # [C]
         stage = Stage(
@@ -103,7 +103,7 @@ class FedRoD(Method):
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """ℓ^BSM + ℓ^P by sample [B].
 
-        ``context["prior"]`` [C] is γ log N_c; ℓ^P moves the personalized header alone.
+        ``context["prior"]`` [C] is γ log N_c.
         """
         features = parts["extractor"](x)
         generic = parts["classifier"](features)  # [B, C]

@@ -101,7 +101,7 @@ class PFedFDA(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
-        # Eq. 1 gives one weight row and one bias per class.
+        # Eq. 1 sets the classifier: one weight row and one bias per class.
         if header.keys() != {"weight", "bias"}:
             raise LocalError(
                 "pfedfda needs a linear classifier with weight and bias, the model has"
@@ -114,7 +114,7 @@ class PFedFDA(Method):
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
         change = TensorSpec("change", dtype, rows)
         self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (change,))
-        # An int64 count: Eq. 6 divides by the sum of records.
+        # Summed apart from the weights, since Eq. 6 divides by the records of all silos.
         count = TensorSpec("records", "int64", (), 0.0)
         self.records = Part("records", Kind.COUNTS, Sum("total"), (count,))
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
@@ -143,7 +143,7 @@ class PFedFDA(Method):
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
         means, classes = self.initial_means(), self.setting.classes
-        # I, as in the code.
+        # The identity, as in the authors' code.
         covariance = torch.eye(means.shape[1], dtype=self.dtype)
         return {
             "means": means,
@@ -157,7 +157,7 @@ class PFedFDA(Method):
     def initial_means(self) -> Tensor:
         """The means [C, d] that all silos and the coordinator begin with."""
         (spec,) = self.means.tensors
-        # From a stream of the job, so that all silos begin alike.
+        # Drawn from a stream of the job, so that all silos start with the same means.
         drawn = uniform(stream(self.setting.seed, "", 0, "init/pfedfda/means"), spec.shape, 0, 1)
         return torch.from_numpy(drawn).to(self.dtype)
 
@@ -170,8 +170,7 @@ class PFedFDA(Method):
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
         fresh = replace(taken, extra=extra)
-        # Statistics from outside: a covariance without inverse is the coordinator's fault, not a
-        # mistake here.
+        # If the delivered covariance has no inverse, the coordinator is at fault, not this silo.
         try:
             return self.classifying(fresh, extra["means"], extra["covariance"])
         except LocalError as error:
@@ -181,11 +180,11 @@ class PFedFDA(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
-        # Rows and not sums: Eq. 5 needs each record's features.
+        # Rows, not sums: Eq. 5 needs each record's features.
         adapt = (Survey(self.features, rows=True), Change(self.adapt))
         if self.tuning(facts.round):
             return adapt
-        # The classifier of Eq. 2 first, since training holds it.
+        # Training (2) keeps the classifier fixed, so it is set first.
         return (Change(self.begin_round), self.stage("extractor"), *adapt)  # (2)
 
     def begin_round(self, state: SiloState, facts: Facts) -> SiloState:
@@ -200,9 +199,10 @@ class PFedFDA(Method):
     def adapt(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 3 to 5, and the classifier that follows.
 
-        float64 until the end. LocalError for features that are not finite.
+        It computes in float64 and stores in the job's dtype. LocalError for features that are not
+        finite.
         """
-        # Rows of the survey are float64, labels too.
+        # A survey returns float64, even for labels.
         z, y = facts.measured["features"], facts.measured["labels"].long()
         if not all_finite(z):
             raise LocalError(
@@ -217,7 +217,7 @@ class PFedFDA(Method):
         # β_μ (μ_ik - μ_k): zero for a class without records, whose own mean is the global one.
         change = beta[0] * (own_means - means)
         adapted = beta[1] * own_covariance + (1 - beta[1]) * covariance  # (4)
-        # In the job's dtype, in which they cross.
+        # The dtype in which they cross.
         given = {"change": change.to(self.dtype), "adapted": adapted.to(self.dtype)}
         extra = {**state.extra, **given, "priors": priors, "beta": beta}
         return self.classifying(replace(state, extra=extra), means + change, adapted)
@@ -225,7 +225,7 @@ class PFedFDA(Method):
     def classifying(self, state: SiloState, means: Tensor, covariance: Tensor) -> SiloState:
         """The state with the classifier of Eq. 1.
 
-        LocalError where the covariance has no inverse.
+        LocalError if the covariance has no inverse.
         """
         weight, bias = linear(means.double(), covariance.double(), state.extra["priors"])
         classifier = {"weight": weight.to(self.dtype), "bias": bias.to(self.dtype)}
@@ -234,7 +234,7 @@ class PFedFDA(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The extractor and the interpolated statistics, by samples; nothing when tuning.
 
-        ``changes`` [C, d] have a weight per class: n_i where the silo holds it, else 0.
+        ``changes`` [C, d] has one weight per class: n_i if the silo holds the class, else 0.
         """
         if self.tuning(facts.round):
             return {}
@@ -242,7 +242,6 @@ class PFedFDA(Method):
         return {
             "extractor": Contribution(self.flat(state, "extractor"), weight),
             "covariance": Contribution({"covariance": state.extra["adapted"]}, weight),
-            # Weight 0 for classes that the silo lacks: its row is then no holder's.
             "changes": Contribution(
                 {"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()
             ),
@@ -263,11 +262,11 @@ class PFedFDA(Method):
         """
         if self.tuning(round_):
             return Combined(state)
-        # From the mean over holders to the mean over all records (see the docstring).
+        # The mean over holders times their share of all records is the mean over all.
         share = results["changes"][WEIGHT] / results["records"]["records"].clamp(min=1)  # [C]
         change = results["changes"]["change"].double() * share[:, None]
         means = state["means"] + change.to(self.dtype)  # (6)
-        # Extractor and covariance as their sums gave them; means are Eq. 6's.
+        # The sums of changes and records stay at the coordinator: means come down in their place.
         published = super().combine(state, round_, cohort, results).published
         down = {
             name: tensors

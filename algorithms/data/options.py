@@ -43,10 +43,7 @@ class SourceTable(Strict):
 
     @property
     def path(self) -> Path | None:
-        """The file or folder that holds the records; None where they come with the software.
-
-        ``file`` comes before ``folder``.
-        """
+        """The file or folder that holds the records; None where they come with the software."""
         for key in ("file", "folder"):
             path: Path | None = getattr(self, key, None)
             if path is not None:
@@ -57,7 +54,7 @@ class SourceTable(Strict):
     def title(self) -> str:
         """The name of the records in a partition's file, which is compared: it must not change.
 
-        By default the set's name, or the last part of the path.
+        It is the set's name, or else the last part of the path, or else the kind.
         """
         name: str = getattr(self, "name", "")
         if not name and self.path is not None:
@@ -66,17 +63,14 @@ class SourceTable(Strict):
 
     @property
     def long_title(self) -> str:
-        """The title for people, with what tells apart two tables of one title.
-
-        For lists that people read.
-        """
+        """The title for people, with what tells apart two tables of one title."""
         return self.title
 
     @property
     def where(self) -> str:
         """The records as errors name them.
 
-        By their path, or by kind and title.
+        That is the path, or without one the kind and title.
         """
         if self.path is None:
             return f"{self.kind} {self.title}"
@@ -85,7 +79,7 @@ class SourceTable(Strict):
     def below(self, base: Path) -> Self:
         """The same table with its path relative to a folder.
 
-        A path that is absolute stays as it is.
+        Absolute paths stay.
         """
         # Paths in a configuration are relative to its file, not to where a command is started.
         moved: dict[str, Path] = {}
@@ -140,7 +134,7 @@ class DataTable(SourceTable, ABC):
     def has_official_parts(self) -> bool:
         """True if official training records, with ids ``train/…``, precede test records.
 
-        An experiment may keep the official split by it.
+        Only then can an experiment keep the official split.
         """
         return False
 
@@ -164,7 +158,7 @@ class DataTable(SourceTable, ABC):
     def read(self) -> Dataset:
         """The records in their own shape.
 
-        Images as [N, channels, height, width], tables as [N, 1, 1, numbers].
+        Images are [N, channels, height, width], tables [N, 1, 1, columns].
         """
 
     def read_at(self, shape: Shape) -> Dataset:
@@ -185,16 +179,16 @@ class Pixels(DataTable):
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
         """Records [N, channels, height, width] from pixels of 0 … 255.
 
-        float32, normalised. ``where`` names the records in errors.
+        They are float32, and normalised by ``mean`` and ``std``. ``where`` names them in errors.
         """
-        # Contiguous, as torch takes no array of negative strides.
+        # torch rejects arrays with negative strides.
         pixels = torch.from_numpy(np.ascontiguousarray(x))
         return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
         """The records (pixel - mean) / std, changed in place.
 
-        LocalError where there are neither as many constants as channels nor one for all.
+        LocalError unless there is one constant for all channels, or one per channel.
         """
         channels = x.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -203,7 +197,7 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
-        # [channels, 1, 1]: one constant per channel, whatever the size of the image.
+        # [channels, 1, 1], which broadcasts over images of any size.
         mean = torch.tensor(self.mean)[:, None, None]
         std = torch.tensor(self.std)[:, None, None]
         return x.sub_(mean).div_(std)
@@ -249,7 +243,7 @@ class Shared(DataTable):
     def indices(self, total: int) -> NDArray[np.int64]:
         """The records of this share, in their order in the set.
 
-        int64, sorted. All of them where no share is declared.
+        They are int64 and ascending; without a declared share, all of them.
         """
         if self.share is None:
             return np.arange(total)
@@ -257,5 +251,5 @@ class Shared(DataTable):
 
         # All silos draw the same permutation and take every n-th, so the shares are disjoint.
         drawn = permutation(stream(self.seed or 0, "", 0, "share"), total)
-        # Sorted, so that ids and order are those of the set.
+        # The permutation chooses records; their order stays that of the set.
         return np.sort(drawn[own - 1 :: shares])

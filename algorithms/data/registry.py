@@ -21,7 +21,7 @@ from .tagged import of_kind
 
 
 def _of_its_kind(value: Any) -> DataTable:
-    # An .npz file is what a table without ``kind`` means.
+    # A table without ``kind`` means an .npz file.
     return of_kind(value, KINDS, "npz")
 
 

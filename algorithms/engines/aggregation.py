@@ -34,7 +34,7 @@ class Shelf(Protocol):
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first.
 
-        Tensors as ``publish`` got them, which a reader must not change.
+        Readers must not change its tensors.
         """
         ...
 
@@ -45,14 +45,14 @@ class Shelf(Protocol):
     def version(self, part: str, silo: str, name: str) -> Tensor:
         """One tensor of a silo's version.
 
-        A caller asks ``has`` first: a silo without a version has no tensor to read.
+        Only for silos for which ``has`` is true.
         """
         ...
 
     def mail(self, part: str, silo: str) -> Tensors | None:
         """The mail for a silo, with ``@keep``; None where there is none.
 
-        Tensors of the mixed part, and ``@keep`` [] float64.
+        It has the tensors of the mixed part, and ``@keep`` [] float64.
         """
         ...
 
@@ -63,7 +63,7 @@ class Archive(Shelf, Protocol):
     def publish(self, part: str, tensors: Tensors) -> None:
         """Replace the published value.
 
-        All tensors of the part at once; what was published before is gone.
+        ``tensors`` are all of the part's; the older value is dropped.
         """
         ...
 
@@ -75,7 +75,7 @@ class Archive(Shelf, Protocol):
         """Replace the mail for a silo; ``tensors`` is None where the exchanges made no row.
 
         True where the mail is there after the call: an archive may have its own way to make a row.
-        ``tensors`` are those of ``mail``, with ``@keep``.
+        ``tensors`` include ``@keep``, as in ``mail``.
         """
         ...
 
@@ -88,7 +88,7 @@ class Archive(Shelf, Protocol):
 class Shelved:
     """The content of an archive: published values by part, versions and mail by part and silo.
 
-    No later change of the archive reaches it.
+    The archive never changes it afterwards.
     """
 
     published: Mapping[str, Tensors]
@@ -109,14 +109,14 @@ class MemoryArchive:
         self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions)
         self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
         if device != CPU:
-            # A snapshot that was read from a file lies on the host.
+            # Versions of a snapshot from a file are on the host.
             for key, held in shelved.versions.items():
                 self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
 
     def shelved(self) -> Shelved:
         """The content as it is now; no later change of the archive reaches it.
 
-        It shares tensors with the archive, which replaces them and never writes into them.
+        The tensors are shared: the archive replaces tensors, and never writes into them.
         """
         return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
 
@@ -170,15 +170,14 @@ def close_round(
     """Fold the members' contributions into the next state and the sums of METRICS.
 
     Members are folded in job order, whatever their order in ``members``. ``up_parts`` are the
-    round's parts with the job's exchanges. LocalError, with the archive unchanged, for strangers
-    among the members, a fold that fails, and results that hold NaN or infinity.
+    round's parts with the job's exchanges. LocalError, with the archive unchanged, for members that
+    are not silos of the job, and for results that hold NaN or infinity.
     """
     # Sums of floats depend on their order; the job's is the same in simulator and coordinator.
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
     for part in up_parts:
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
-    # Popped before ``combine``, which sees the rest.
     metrics = results.pop(METRICS.name, {})
 
     # METRICS are for people: a method must not be steered by test records.
@@ -203,8 +202,7 @@ def close_round(
     for silo in ordered:
         archive.clear_mail(silo)
     unposted = []
-    # An archive may refuse mail: the method's state must forget the post then, or it would count a
-    # row that nobody gets.
+    # If no mail is there, the method's state must not count the row as posted.
     for post, mailed in posted:
         if not archive.put_mail(post, mailed):
             unposted.append(post.silo)
@@ -230,9 +228,8 @@ def deliver(
 ) -> Delivered:
     """The delivery to one silo at the start of a round, part by part.
 
-    Parts that have no value yet are left out. Tensors come in the order of the part's specs.
-    LocalError where the method delivers what its wire list lacks, or a part twice. Nothing changes
-    by it.
+    Parts that have no value yet are left out. Tensors are in the order of the part's specs.
+    LocalError if the method delivers a part that its wire list lacks, or one twice.
     """
     # A silo rejects what its signed job does not let come down; so a method's mistake shows where
     # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
@@ -278,7 +275,7 @@ def _delivered(
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     """The members in the order of every fold; LocalError for strangers and duplicates.
 
-    The coordinator hears from silos in any order, and floating-point sums depend on it.
+    Silos upload in any order, but sums of floats depend on the order.
     """
     # A duplicate would count twice in a sum.
     distinct = set(members)
@@ -297,7 +294,7 @@ def _row(
 
     None where it gets none, and so keeps its own.
     """
-    # A silo that never uploaded has no version; the others' weights are normalised without it.
+    # Silos without a version are left out, and the weights of the others normalised.
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
@@ -329,14 +326,14 @@ def _posted(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
         )
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
-    # The exchange makes no row that would show too much; the mail stays as it was.
+    # The exchange makes no row that would show too much of one silo.
     if row is None:
         return None  # as if nobody were alike
 
     # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
     # however many rounds it was away: θ ← k·θ + m (``Post``).
     before = None if cleared else archive.mail(post.part, post.silo)
-    # Without older mail the silo keeps all of its own: k = 1.
+    # Without older mail k starts at 1.
     kept = 1.0 if before is None else float(before[KEEP.name])
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:

@@ -29,14 +29,14 @@ Run: TypeAlias = Callable[..., Tensor]
 class Recorder(Protocol):
     """Records runs on a device.
 
-    ``warm`` comes first, as often as the caller likes; ``record`` once per run. Tensors that a
-    recorded run reads and writes must stay at their addresses.
+    Call ``warm`` a few times before ``record``. Tensors that a recorded run reads or writes must
+    stay at their addresses.
     """
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
         """Run without recording, on the stream on which the run will be recorded.
 
-        The result may be used on the caller's stream.
+        The caller's stream may use the result.
         """
         ...
 
@@ -67,24 +67,24 @@ class Graphs:
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
         """Run on the stream that records.
 
-        The caller's stream waits for it, also where the run fails.
+        The caller's stream waits for it, even if the run fails.
         """
         current = torch.cuda.current_stream(self._device)
-        # The run reads what the caller's stream has written, so it must not begin before that.
+        # The run may read what the caller's stream is still writing.
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
                 result = run()
         finally:
             current.wait_stream(self._stream)
-        # Its memory may be used again only when the caller's stream has read it.
+        # The result's memory must not be reused before the caller's stream has read it.
         result.record_stream(current)
         return result
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record a run without computing it; LocalError where it cannot be recorded.
 
-        OutOfMemoryError where the device's memory does not suffice after its cache was emptied.
+        OutOfMemoryError if memory runs out even with an empty cache.
         """
         graph = self._recorded(run)
         # While a stream records, memory that is cached on others cannot be reused: free it first.
@@ -103,6 +103,7 @@ class Graphs:
         try:
             with self._recording(graph):
                 run()
+        # The caller frees cached memory and tries again.
         except torch.OutOfMemoryError:
             return None
         except RuntimeError as error:
@@ -142,7 +143,7 @@ class Graphs:
 class AsItIs:
     """Records nothing: every call launches its kernels one by one, with the same results.
 
-    For CPUs, and for devices without graphs (--no-graphs).
+    It is for CPUs, and for GPUs with --no-graphs.
     """
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
@@ -170,17 +171,15 @@ class Replayed:
     def __call__(self, *given: Tensor) -> Tensor:
         """The function's result, which the next call may overwrite.
 
-        All calls have arguments of the same shapes and dtypes.
+        All calls must have arguments of the same shapes and dtypes.
         """
-        # Libraries set up their workspaces in the first calls.
         if self._calls < WARM_CALLS:
             self._calls += 1
             return self._recorder.warm(lambda: self._run(*given))
         if self._replay is None:
-            # Clones at addresses of its own: a recording reads from where its inputs lay.
+            # A recording always reads from the addresses that it was recorded with.
             self._given = [tensor.clone() for tensor in given]
             self._replay = self._recorder.record(self._again)
-        # The recording reads from its own addresses.
         _copy(self._given, given)
         self._replay()
         return self._result
@@ -204,7 +203,7 @@ SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 class Replaying(PlainStepper):
     """Like ``PlainStepper``, with the same bits: from the third step on, steps are replayed.
 
-    Models of more than ``SMALL_BYTES`` of parameters train as with ``PlainStepper``.
+    Models with more than ``SMALL_BYTES`` of parameters are not replayed.
     """
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
@@ -216,14 +215,13 @@ class Replaying(PlainStepper):
         step = super().begin(modules, stage)
         if sum(p.nbytes for module in modules.values() for p in module.parameters()) > SMALL_BYTES:
             return step
-        # An epoch's last batch may be smaller, and a recording is of one shape.
+        # A recording has one shape, and an epoch's last batch may be smaller.
         known: dict[Size, Replayed] = {}  # by the shape of x
 
         def replayed(x: Tensor, y: Tensor) -> Tensor:
             if x.shape not in known:
                 known[x.shape] = Replayed(step, self._recorder)
-            # Cloned: the next replay overwrites the loss, and losses are read at the end of an
-            # epoch.
+            # Cloned, since the next replay overwrites the loss before it is read.
             return known[x.shape](x, y).clone()
 
         return replayed
@@ -232,7 +230,7 @@ class Replaying(PlainStepper):
 def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Stepper:
     """The stepper for silos one by one on a device, in a precision that the device has."""
     if device == CPU:
-        # A processor has no launches to save.
+        # Graphs save launches of kernels, which a CPU does not have.
         return PLAIN
     if not graphs:
         return PlainStepper(precision)

@@ -24,7 +24,7 @@ from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
 class Records:
     """The records of one silo by side; ``validation`` is None where the split lacks that side.
 
-    One object may be a side of several silos, such as test records that all share.
+    Several silos may share one side, such as test records.
     """
 
     train: Dataset
@@ -35,7 +35,7 @@ class Records:
     def sides(self) -> tuple[Dataset, ...]:
         """The sides that the split has.
 
-        In the order train, test, validation.
+        They are in the order train, test, validation.
         """
         if self.validation is None:
             return (self.train, self.test)
@@ -44,7 +44,7 @@ class Records:
     def to(self, device: torch.device) -> "Records":
         """The records on a device.
 
-        Not a copy where they lie there already.
+        Records that are there already are not copied.
         """
         validation = None if self.validation is None else self.validation.to(device)
         return Records(self.train.to(device), self.test.to(device), validation)
@@ -54,7 +54,7 @@ class Records:
 class SiloWork:
     """One silo at the start of a round: its state and its delivery, which no engine changes.
 
-    ``delivered`` is what ``aggregation.deliver`` gave, on the host.
+    ``delivered`` comes from ``aggregation.deliver``.
     """
 
     silo: str
@@ -75,7 +75,7 @@ class Engine(Protocol):
     ) -> Mapping[str, RoundOutcome]:
         """The outcome of ``local_round`` at each silo; ``done`` is called after each.
 
-        LocalError names the silo. States and contributions lie on the host.
+        States and contributions are on the host. LocalError names the silo.
         """
         ...
 
@@ -84,7 +84,7 @@ class Engine(Protocol):
     ) -> Mapping[str, Evaluation]:
         """The outcome of ``silo_round.look`` at each silo; nothing is trained.
 
-        ``round_`` is the round whose delivery the silos have, ``Job.length`` after the last.
+        ``round_`` is the round of the deliveries in ``work``; ``Job.length`` is the final one.
         """
         ...
 
@@ -111,7 +111,7 @@ class Serial:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
         self._records = records
-        # Records go to the device once, not in each round.
+        # Records are copied to the device once, not in each round.
         if device != CPU:
             with in_memory():
                 self._records = {silo: own.to(device) for silo, own in records.items()}
@@ -151,7 +151,7 @@ class Serial:
             private=payer,
             device=self._device,
         )
-        # Committed only now: the outcome is whole, and what was not taken can be spent again.
+        # The outcome is complete, so steps that it did not take can be released.
         if payer is not None and outcome.spending is not None:
             payer.account.commit(outcome.spending)
         return outcome

@@ -73,13 +73,13 @@ def _step(step: Stage | Survey | Change) -> Key:
 def specs(tensors: Tensors) -> Key:
     """Names, shapes and dtypes, whatever their order.
 
-    A state may list its tensors in another order than the module; they are found by name.
+    Tensors are found by name, so two orders of the same tensors are alike.
     """
     return frozenset((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())
 
 
 def _layers(module: nn.Module) -> Key:
-    # Duplicates too: a layer that is used in two places must be in the same places in both models.
+    # With duplicates: a layer that is used twice must be used in the same places of both models.
     keys: list[Key] = []
     for name, layer in module.named_modules(remove_duplicate=False):
         static = {key: value for key, value in vars(layer).items() if key not in OTHERWISE}
@@ -91,7 +91,7 @@ def _same(value: object) -> Key:
     """Equal for two values exactly where they are known to be the same."""
     kind = type(value)
     match value:
-        # By their text: NaN equals itself then, and 0.0 is not -0.0.
+        # As text NaN equals itself, and 0.0 differs from −0.0.
         case None | bool() | int() | float() | str():
             return kind, repr(value)
         case tuple() | list():
@@ -102,10 +102,10 @@ def _same(value: object) -> Key:
         case partial():
             return kind, _same(value.func), _same(value.args), _same(value.keywords)
         case MethodType():
-            # By identity: equal methods of two objects may use what is one silo's.
+            # By identity: the objects of two equal methods may hold data of one silo.
             return kind, _Itself(value.__self__), _Itself(value.__func__)
     if is_dataclass(kind):
         held = (getattr(value, field.name) for field in fields(kind))
         return kind, tuple(map(_same, held))
-    # Anything else may hold what is one silo's, so only the same object is the same.
+    # Anything else may hold data of one silo, so it equals only itself.
     return _Itself(value)

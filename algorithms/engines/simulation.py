@@ -32,7 +32,7 @@ Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, te
 def nothing() -> None:
     """No progress shown.
 
-    The default of ``done``, which is called after each silo.
+    It is the default of ``done``, which is called after each silo.
     """
 
 
@@ -40,7 +40,7 @@ def nothing() -> None:
 class Snapshot:
     """A simulation between two rounds: ``round`` is the next.
 
-    ``trained`` are the silos that ever trained. No later round changes it.
+    ``trained`` are the silos that ever trained. Later rounds do not change a snapshot.
     """
 
     round: int
@@ -54,8 +54,7 @@ class Snapshot:
 class Round:
     """The outcome of one round: a report per silo of its cohort, and the coordinator's sums.
 
-    ``metrics`` are sums over the cohort of what METRICS names; ``reports`` are what silos keep to
-    themselves in a federation.
+    ``metrics`` are the cohort's sums of METRICS. In a federation ``reports`` stay at the silos.
     """
 
     reports: Mapping[str, RoundReport]
@@ -96,7 +95,7 @@ class Simulation:
     def round(self) -> int:
         """The next round; ``job.length`` after the last.
 
-        After a resumed snapshot it is the snapshot's.
+        A simulation that resumes a snapshot starts at the snapshot's round.
         """
         return self._round
 
@@ -104,7 +103,7 @@ class Simulation:
     def states(self) -> Mapping[str, SiloState]:
         """The state of each silo.
 
-        Replaced, not changed, by the next round; a silo that was not drawn keeps its own.
+        A round replaces the states of its cohort, and changes none in place.
         """
         return self._states
 
@@ -112,7 +111,7 @@ class Simulation:
     def coordinator(self) -> CoordinatorState:
         """The state of the coordinator half.
 
-        As the last round left it.
+        Each round replaces it.
         """
         return self._coordinator
 
@@ -129,14 +128,14 @@ class Simulation:
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
-        # Outcomes are kept aside until the round is closed: an exception changes nothing.
+        # Outcomes are kept apart until the round is closed, so an exception changes nothing.
         outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         for silo, part in product(cohort, up):
             contribution = exchanges.give(part, outcomes[silo].contributions[part.name])
             spool[part.name, silo] = self._spooled(part, contribution)
 
-        # ``close_round`` reads from memory here, and from the spool at a coordinator.
+        # A coordinator reads the same from files.
         def read(part: str, silo: str, name: str) -> Tensor:
             return spool[part, silo][name]
 
@@ -155,15 +154,14 @@ class Simulation:
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
         """Evaluate every silo with its next delivery, and as it is now; nothing changes.
 
-        ``done`` is called for each silo. A silo that never took part is evaluated with what it
-        would receive.
+        ``done`` is called for each silo. Silos that never took part are evaluated, too.
         """
         return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, according to a ``look`` after the last round.
 
-        LocalError before the last round is over. ``silo_round.kept`` says which model a silo keeps.
+        ``silo_round.kept`` chooses the model. LocalError before the last round is over.
         """
         if self._round != self._job.length:
             raise LocalError(
@@ -210,7 +208,8 @@ def versions_bytes(job: Job) -> int:
 class SimulationResult:
     """The results of a simulated job.
 
-    ``history`` of a silo ends with the report of the delivery after the last round.
+    ``history`` has for each silo one report per round in which it trained, and one of the final
+    delivery.
     """
 
     # by silo: the rounds in which it trained, then the final delivery
@@ -222,7 +221,7 @@ class SimulationResult:
     def accuracy(self, product: str) -> dict[str, float]:
         """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained".
 
-        A share from 0 to 1, of the records of the test side.
+        It is a share of the silo's test records, from 0 to 1.
         """
         accuracy: dict[str, float] = {}
         for silo, reports in self.history.items():
@@ -258,7 +257,7 @@ def simulate(
         paying = {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
     history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
-    # The sums of the silos' tests, as a coordinator sees them round by round.
+    # Round by round, the sums of test counts that a coordinator would see.
     metrics: list[Mapping[str, Tensor]] = []
     while simulation.round < job.length:
         round_ = simulation.step()
@@ -279,7 +278,7 @@ def simulate(
 def check_population(job: Job, records: Mapping[str, Records]) -> None:
     """LocalError unless these are the records of the job's silos, and fit it.
 
-    A silo makes the same checks of its own records when it admits a job.
+    In a federation each silo checks its own records in the same way.
     """
     if set(records) != set(job.silos):
         raise LocalError(

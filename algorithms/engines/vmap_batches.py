@@ -27,8 +27,8 @@ Rows: TypeAlias = slice | Tensor
 class Batch:
     """One call: the silos ``rows``, m of them, and the places of their records [m, L].
 
-    ``places`` are indices into ``Resident.x``. Where fewer records count, a row is filled up with
-    its first one.
+    ``places`` are indices into ``Resident.x``. Rows with fewer records are filled up with their
+    first one.
     """
 
     step: int  # how many pieces of these silos came before
@@ -41,7 +41,7 @@ class Batch:
     def counts(self) -> Tensor | None:
         """Which of the records count [m, L]; None where all do.
 
-        bool, on the device of the lengths.
+        It is a bool mask, on the device of ``lengths``.
         """
         if self.lengths is None:
             return None
@@ -51,7 +51,7 @@ class Batch:
 def counting(lengths: Tensor, most: int) -> Tensor:
     """Which of so many records count [m, most], of which ``lengths`` [m] do.
 
-    The counting ones come first in each row.
+    Those that count come first in each row.
     """
     return torch.arange(most, device=lengths.device) < lengths[:, None]
 
@@ -59,9 +59,9 @@ def counting(lengths: Tensor, most: int) -> Tensor:
 def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> list[Batch]:
     """The calls that go through the pieces of all silos; each of equal lengths if ``exact``.
 
-    All that they need goes to the device at once, before the first. A silo whose pieces have ended
-    is in no later call. ``exact`` is for losses that couple the records of a batch, where nothing
-    may be filled up.
+    All that they need goes to the device at once, before the first. A silo without further pieces
+    is in no later call. ``exact`` is for losses that couple the records of a batch: filling up
+    would change them.
     """
     steps: list[int] = []
     silos: list[NDArray[np.int64]] = []
@@ -83,7 +83,7 @@ def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> lis
         fewest, most = int(sizes[call].min()), int(sizes[call].max())
         taking: Rows = rows[call]
         first = np.arange(len(silos[call]))
-        # The first silos make a slice, which is a view: a recording can read and write through it.
+        # Silos 0 … m − 1 make a slice, through which a step can write in place.
         if np.array_equal(silos[call], first):
             taking = slice(0, len(first))
         own_places = places[call].view(filled[call].shape)
@@ -100,7 +100,7 @@ def _calls(pieces: Sequence[Pieces], exact: bool) -> Iterator[tuple[int, list[in
         for silo, own in enumerate(pieces):
             if len(own) <= step:
                 continue
-            # Length 0 stands for any: all silos that have a piece at this step go together.
+            # Key 0 puts all silos that have a piece at this step into one call.
             length = len(own[step]) if exact else 0
             by_length.setdefault(length, []).append(silo)
         for length in sorted(by_length):
@@ -118,7 +118,7 @@ def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tuple[Tensor, ...]:
     """The arrays on the device, flat; they go there in one copy."""
     flat = [array.ravel() for array in arrays]
-    # An empty array first: ``concatenate`` takes no empty list.
+    # An empty array first, since ``concatenate`` rejects an empty list.
     joined = np.concatenate([np.empty(0, np.int64), *flat])
     return torch.split(torch.from_numpy(joined).to(device), list(map(len, flat)))
 
@@ -126,13 +126,13 @@ def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tupl
 class Resident:
     """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides on one device.
 
-    LocalError where the device cannot hold them. They stay there until the object ends.
+    They stay there as long as the object. LocalError if the device cannot hold them.
     """
 
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
         sides = [data for own in records.values() for data in own.sides]
         distinct = {id(data): data for data in sides}  # silos may be tested on the same records
-        # Shape and dtype are those of the first: all records of a job are alike.
+        # All records of a job have the shape and dtype of the first.
         count, like = sum(map(len, distinct.values())), sides[0].x
         try:
             self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
@@ -148,14 +148,14 @@ class Resident:
         at = 0
         for key, data in distinct.items():
             places = self._places[key] = range(at, at + len(data))
-            # Copied once, at the start: no round moves a record.
+            # Copied once, at the start; rounds only send indices.
             self.x[at : places.stop], self.y[at : places.stop] = data.x, data.y
             at = places.stop
 
     def places(self, data: Dataset | None) -> range:
         """Where a silo's records of one side lie; nowhere where it has none.
 
-        Indices into ``x`` and ``y``. KeyError for records that were not given at the start.
+        They are indices into ``x`` and ``y``. KeyError for records that were not given at first.
         """
         if data is None:
             return range(0)

@@ -115,11 +115,11 @@ class Stacked:
     ) -> dict[str, RoundOutcome]:
         """The outcome of ``local_round`` at each silo.
 
-        LocalError for silos that cannot train at once, for a loss that is not finite, and where the
-        device's memory does not suffice; it says what to do.
+        LocalError for silos that cannot train at once, for a loss that is not finite, and if the
+        device runs out of memory; it says what to do.
         """
         method = self._method
-        # Deliveries are taken on the host, silo by silo, by the method's own function.
+        # ``deliver`` runs on the host, silo by silo.
         facts, states = self._delivered(round_, work)
 
         # Each silo's facts must be whole before its method chooses stages by them.
@@ -133,7 +133,7 @@ class Stacked:
             courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
 
         outcomes: dict[str, RoundOutcome] = {}
-        # By course now: silos whose methods chose other stages cannot share a call.
+        # Grouped again, since silos with different stages cannot share calls.
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
@@ -155,7 +155,7 @@ class Stacked:
                 contributions = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
                 outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
-        # In the caller's order, whatever the groups.
+        # In the order of ``work``, not of the groups.
         return {one.silo: outcomes[one.silo] for one in work}
 
     def look(
@@ -163,7 +163,7 @@ class Stacked:
     ) -> dict[str, Evaluation]:
         """The outcome of ``silo_round.look`` at each silo.
 
-        Two models of each silo lie on the device at a time.
+        Both models of a group's silos are on the device at the same time.
         """
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
@@ -200,7 +200,7 @@ class Stacked:
         self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
     ) -> dict[str, float]:
         """Train one stage of a group in place; the mean loss of the last epoch by silo."""
-        # All stages of a group differ in contexts alone, so the first stands for all.
+        # The stages of a group differ only in their contexts, so the first stands for all.
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
         with _named(round_, group[0]):
@@ -209,7 +209,7 @@ class Stacked:
         contexts = [own.context for own in stages.values()]
         context: dict[str, Tensor] = {}
         for name in stage.context:
-            # Stacked on the host and copied once: each transfer waits for the device.
+            # Stacked on the host, so that one copy goes to the device.
             stacked = torch.stack([own[name] for own in contexts])
             context[name] = stacked.to(silos.x.device)
         values = {part: silos.values[part] for part in modules}
@@ -229,10 +229,10 @@ class Stacked:
             with _named(round_, silo):
                 for loss in own_losses[silo]:
                     check_loss(loss, stage.optimiser)
-        # The mean over the last epoch, as ``training.train`` reports it.
+        # ``training.train`` reports the mean over the last epoch, too.
         means: dict[str, float] = {}
         for silo, steps in own_losses.items():
-            # Batches of one epoch: all epochs have equally many.
+            # All epochs have equally many batches.
             epoch = len(steps) // stage.epochs
             last = steps[len(steps) - epoch :]
             means[silo] = sum(last) / len(last)
@@ -285,7 +285,7 @@ class Stacked:
     def _silos(self, group: Sequence[str], states: States) -> Silos:
         """The group's values on the device; LocalError where a state does not fit the model."""
         modules, device = self._template(group[0]).modules, self._resident.x.device
-        # Before anything is stacked: a stack of other shapes would fail without naming the silo.
+        # Checked first: stacking tensors of other shapes would fail without naming the silo.
         for silo in group:
             _check_fit(silo, modules, states[silo])
         # Stacked on the host first: each transfer to a GPU waits.
@@ -324,13 +324,13 @@ class Stacked:
     def silo_bytes(self, silo: str, steps: Course = ()) -> int:
         """About how many bytes of the device a silo takes while it trains and is evaluated.
 
-        An estimate: values and their copies, and activations of the largest call.
+        It counts values, their copies, and the activations of the largest call.
         """
         template = self._template(silo)
         records = self._job.training.batch_size
         if any(isinstance(step, Stage) and step.full_batch for step in steps):
             records = len(self._records[silo].train)
-        # Any silo may be evaluated next to this one, on as many records as the largest side has.
+        # Silos are evaluated at once, in calls as long as the largest side of any allows.
         sides = chain.from_iterable(own.sides for own in self._records.values())
         looked = min(template.looked, max(map(len, sides)))
         return COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
@@ -344,7 +344,7 @@ class Stacked:
         kept = _own_tensors(silo, modules)
         key = architecture(modules)
         if key not in self._known:
-            # With values, since ``saved_bytes`` runs a forward pass on the host.
+            # With values, since ``saved_bytes`` runs a forward pass.
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
             prepare(own, self._convolutions, self.device, self._precision)
@@ -360,11 +360,13 @@ class Stacked:
         try:
             with exact():
                 yield
+        # It is a RuntimeError too, so it comes first.
         except torch.OutOfMemoryError as error:
             raise LocalError(
                 f"{len(group)} silos at once take more memory than {self._resident.x.device} has:"
                 f" {error}; free memory there, or train them one by one (--one-by-one)"
             ) from error
+        # ``vmap`` raises this for code that it cannot map, such as a branch on a value.
         except RuntimeError as error:
             raise LocalError(
                 f"method {self._method.name!r} cannot train silos at once: {error}; simulate it"
@@ -388,8 +390,7 @@ def _own_tensors(silo: str, modules: Modules) -> list[Tensor]:
         kept.extend(module.state_dict(keep_vars=True).values())
         held.update(map(id, module.parameters()))
         held.update(map(id, module.buffers()))
-    # By identity: a tensor that two layers share would become two stacked ones, of which only one
-    # moves.
+    # By identity: a tensor that two layers share would be stacked twice, and then differ.
     if len(kept) != len(held) or set(map(id, kept)) != held:
         raise LocalError(
             f"the model of silo {silo!r} shares tensors between layers, or keeps some out"

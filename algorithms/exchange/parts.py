@@ -76,7 +76,7 @@ DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
 class TensorSpec:
     """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses.
 
-    Empty shapes are scalars. Bounds are inclusive; both ends reject values beyond them.
+    An empty shape is a scalar's. Bounds are inclusive; both ends reject values beyond them.
     """
 
     name: str
@@ -94,7 +94,7 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes on the wire.
 
-        Headers and names are not counted.
+        These are the values alone, without headers and names.
         """
         return self.elements * DTYPES[self.dtype].itemsize
 
@@ -109,7 +109,7 @@ class TensorSpec:
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
     """Specs of the given tensors, in their order.
 
-    Without bounds. KeyError for a dtype that no tensor may cross in.
+    They have no bounds. KeyError for a dtype in which no tensor may cross.
     """
     return tuple(
         TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
@@ -133,7 +133,7 @@ class Sum:
     def schema_name(self) -> str:
         """The exchange in a schema's words.
 
-        It stands in the signed document.
+        The signed job document contains it.
         """
         return f"sum.{self.form}"
 
@@ -192,8 +192,7 @@ Exchange = Sum | Mix | Gram | Each
 class Part:
     """Tensors that cross together: a name, a kind, an exchange and specs in wire order.
 
-    No two parts that go up in a round have one name, nor two that come down. The order of
-    ``tensors`` is that in which they cross.
+    Names are unique among the parts that go up in a round, and among those that come down.
     """
 
     name: str
@@ -234,8 +233,8 @@ class Part:
 class Contribution:
     """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio.
 
-    The weight is a number or [] for a mean, [rows] for a ratio, and at least 0; None for all other
-    exchanges.
+    The weight is at least 0: a number or [] for a mean, [rows] for a ratio. It is None for all
+    other exchanges.
     """
 
     tensors: Tensors
@@ -245,7 +244,7 @@ class Contribution:
 class Exchanges(Protocol):
     """One way to run the exchanges, chosen once at job admission: in the clear, or blind.
 
-    All functions take a job's own parts (``Job.up``).
+    Parts are those of ``Job.up``, with the exchanges that the job chose.
     """
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
@@ -273,12 +272,12 @@ class Exchanges(Protocol):
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
     """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError.
 
-    A Sum's weight is among them, under ``@weight``, in float64. All are detached, contiguous and
+    A Sum's weight is among them as ``@weight``, in float64. Tensors are detached, contiguous and
     finite.
     """
     tensors = {**contribution.tensors, **_checked_weight(part, contribution.weight)}
     names = [spec.name for spec in part.given]
-    # Neither more nor fewer: what the schema lacks is signed by nobody.
+    # Nothing may be missing, and nothing may leave that the signed schema lacks.
     if tensors.keys() != set(names):
         raise LocalError(f"part {part.name!r}: gave {sorted(tensors)}, its schema has {names}")
     return {spec.name: checked(part, spec, tensors[spec.name]) for spec in part.given}
@@ -286,7 +285,7 @@ def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
 
 def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tensor]:
     """The weight under its name on the wire; nothing for a part without one."""
-    # A weight is the only thing that ``given`` adds.
+    # ``given`` adds a weight, and nothing else.
     needed = part.given != part.tensors
     if weight is None:
         if needed:
@@ -294,7 +293,7 @@ def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tens
         return {}
     if not needed:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
-    # float64, as its spec says: counts of records are exact in it up to 2^53.
+    # Counts of records are exact in float64 up to 2^53.
     tensor = torch.as_tensor(weight, dtype=torch.float64)
     fault = value_fault(part.given[-1], tensor)
     if fault:
@@ -320,7 +319,7 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
 def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
     """The tensors of these specs, by name and in their order.
 
-    KeyError where one is missing.
+    KeyError if one is missing.
     """
     return {spec.name: tensors[spec.name] for spec in specs}
 
@@ -328,7 +327,7 @@ def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
     """True if a tensor has its spec's dtype and shape.
 
-    Bounds are ``value_fault``'s matter.
+    ``value_fault`` checks bounds.
     """
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
 
@@ -336,7 +335,7 @@ def fits(spec: TensorSpec, tensor: Tensor) -> bool:
 def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
     """The fault in a tensor's values; empty if there is none.
 
-    The text says what it holds, without the value itself.
+    The text reveals no value: it says "NaN", or which bound is broken.
     """
     if not all_finite(tensor):
         return "holds NaN or infinity"
@@ -346,7 +345,7 @@ def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
 def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
     """How finite values break the bounds of their spec; empty if they keep them.
 
-    NaN would pass: check for finite values first.
+    NaN would pass, so check that values are finite first.
     """
     least, most = spec.bounds
     # ``aminmax`` takes no empty tensor.
@@ -383,14 +382,13 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
         )
     # fsum rounds once, so the order of the weights does not matter.
     whole = fsum(weights)
-    # Rounded down, they miss a few steps, which are dealt out below.
     exact = [weight / whole * 2**MIX_BITS for weight in weights]
     floors = list(map(int, exact))
 
     # Silos check that the integers add up exactly (SECURITY.md rule 19), so rounding alone does
     # not do.
     missing = 2**MIX_BITS - sum(floors)
-    # By what rounding down took away, largest first; the index breaks ties the same way everywhere.
+    # The largest remainders get one more each; indices break ties, the same on every machine.
     by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
     for i in by_remainder[:missing]:
         floors[i] += 1
@@ -403,7 +401,7 @@ def own_weight(own: float, others: Iterable[float]) -> int:
     ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order
     does not matter.
     """
-    # In fractions: a sum of floats would depend on their order.
+    # Fractions are exact; a sum of floats would depend on their order.
     mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
     return round(mine / (mine + rest) * (1 << MIX_BITS))
 
@@ -420,10 +418,7 @@ def kept_share(own: int, mixed: int) -> float:
 
 
 def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:
-    """All tensors that cross, in wire order.
-
-    A part's tensors stand together, in the order of its specs.
-    """
+    """All tensors that cross, in wire order."""
     for part in parts:
         for spec in part.wire:
             yield part, spec
@@ -446,7 +441,7 @@ def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All tensors that a method makes for these parts, in wire order; vectors are whole.
 
-    Blind, a silo's gate takes these and makes what crosses of them.
+    In a blind job the silo's gate takes these, and makes from them what crosses.
     """
     return _items(parts, lambda part: part.given)
 
@@ -454,7 +449,7 @@ def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All tensors that are delivered for these parts, in wire order.
 
-    Without weights, which never come down.
+    Weights never come down.
     """
     return _items(parts, lambda part: part.tensors)
 

@@ -34,10 +34,8 @@ from .security import (
     uploaded,
 )
 
-# SECURITY.md rule 19.
-# A Mix has 2^32 steps of weight next to its values, in words of 64 bits.
+# A word of 64 bits holds a Mix's values and its 2^32 steps of weight (SECURITY.md rule 19).
 LARGEST_MIX_CLIP = 30
-# Each silo gets the whole specification before a round.
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # the size of a row in it without its weights, in weights
 # Colluding readers of rows whose weights the coordinator chooses: by the rows of two, it could
@@ -67,7 +65,7 @@ class Draw:
 class Crossing:
     """The parts that cross in a blind job: its configured method, its document's schema.
 
-    All rules of ``CROSSING`` judge it. Cached: several rules ask the same of the schema.
+    The rules of ``CROSSING`` judge it. Its lists are cached, since several rules read them.
     """
 
     job: Draw
@@ -84,7 +82,7 @@ class Crossing:
     def counted(self) -> bool:
         """True if round 0 counts the holders of each class.
 
-        Such a job sums class by class, so it needs the count (class_census.py).
+        A blind job needs that if it sums class by class (class_census.py).
         """
         return isinstance(self.method, ClassCensus)
 
@@ -92,7 +90,7 @@ class Crossing:
     def up(self) -> list[SchemaPart]:
         """Every part of every phase that silos upload.
 
-        A part of several phases is repeated.
+        A part that is in several phases is there several times.
         """
         return list(uploaded(self.schema))
 
@@ -100,7 +98,7 @@ class Crossing:
     def summed(self) -> list[SchemaPart]:
         """The method's parts that are summed.
 
-        The test metrics are not among them.
+        Test metrics are Staddle's own part, and not among them.
         """
         return list(filter(is_summed, by_method(self.schema)))
 
@@ -123,7 +121,7 @@ class Crossing:
     def for_members(self) -> bool:
         """True if rows are mixed for the members of a round, not for those who are away.
 
-        The coordinator chooses their weights; those of silos that are away follow from
+        Members' weights are chosen by the coordinator; those of absent silos follow from the job's
         declarations.
         """
         return self.method.directed_for == "members"
@@ -142,7 +140,7 @@ Rule = Callable[[Subject], str]  # says why it is broken, and what to do; nothin
 class JobRules(Generic[Subject]):
     """Rules about one subject, in the order in which they are written.
 
-    The order matters: what a rule takes for granted, an earlier one has checked.
+    The order matters, since a rule may rely on what an earlier one has checked.
     """
 
     def __init__(self) -> None:
@@ -169,7 +167,7 @@ class JobRules(Generic[Subject]):
     def fault(self, subject: Subject) -> str:
         """The text of the first broken rule; empty if all are kept.
 
-        Later rules are not asked.
+        Rules after it are not evaluated.
         """
         faults = (rule(subject) for rule in self._rules)
         return next(filter(None, faults), "")
@@ -183,14 +181,14 @@ def cohort_fault(job: Draw) -> str:
 
     Empty if they do, or need not.
     """
-    # Without blind sums each silo's upload is open to the coordinator, so there is nothing to keep.
+    # Without blind sums the coordinator sees every upload, so there is nothing to protect.
     return COHORT.fault(job) if job.security.required else ""
 
 
 def crossing_fault(crossing: Crossing) -> str:
     """Why what a job's rounds send cannot cross blind; empty if it can, or need not.
 
-    ``cohort_fault`` comes first: these rules take a job's silos for granted.
+    Call ``cohort_fault`` first: these rules rely on its rules about the silos.
     """
     return CROSSING.fault(crossing) if crossing.security.required else ""
 
@@ -310,7 +308,7 @@ def _names_without(declared: Collection[str], silos: Sequence[str]) -> str:
 
 
 def _declared_for_others(key: str, declared: Collection[str], silos: Sequence[str]) -> str:
-    # A declaration for a silo that does not take part has no effect.
+    # Such a declaration has no effect, and keys without effect are refused.
     others = ", ".join(sorted(set(declared).difference(silos)))
     return f"security.{key} has {others}, no silo of the job; {OUT}" if others else ""
 
@@ -339,11 +337,11 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
     return _declared_for_others("class_counts", declared, silos)
 
 
-# Both declare the same records.
+# ``counts`` and ``class_counts`` declare the same records, so they must agree.
 @CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
     classes = crossing.method.setting.classes
-    # In job order, so that the first fault is the same on every machine.
+    # In job order, so that every machine reports the same fault.
     for silo in crossing.job.silos:
         key = f"security.class_counts.{silo}"
         numbers = crossing.security.class_counts[silo]
@@ -383,7 +381,7 @@ def _draws_change(crossing: Crossing) -> bool:
 def _what_hardly_changes(crossing: Crossing) -> str:
     """Over changing silos, only means by declared weights are summed (SECURITY.md rule 1)."""
     for part in crossing.summed:
-        # A mean by declared weights shows models, which change from round to round.
+        # ``sum.mean`` is for models, which change from round to round.
         if part["exchange"] != "sum.mean":
             return (
                 f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between"
@@ -415,7 +413,7 @@ def _mixed_beyond_words(crossing: Crossing) -> str:
     )
 
 
-# A secret rotation takes 2 d² multiplications.
+# A secret rotation takes 2 d² multiplications, which bounds the length d.
 @CROSSING.broken_where()
 def _too_long_to_rotate(crossing: Crossing) -> str:
     for part in filter(_is_rotated, crossing.up):
@@ -437,8 +435,7 @@ def _is_rotated(part: SchemaPart) -> bool:
 def _idle_weight_bounds(crossing: Crossing) -> str:
     """The bounds of private weights have an effect: only rows keep weights of their own then."""
     idle = changed(crossing.security, "weight_least", "weight_most")
-    # A ratio's weights are a silo's own even where counts are public; presence of 0 or 1 needs no
-    # bound.
+    # A ratio's weights stay private even if counts are public; weights of 0 or 1 need no bound.
     bounded = any(_largest_weight(part) > 1 for part in crossing.summed_by("sum.ratio"))
     if bounded or not idle:
         return ""
@@ -459,7 +456,7 @@ def _counts_each_silo_once(crossing: Crossing) -> str:
 
 def _largest_weight(part: SchemaPart) -> float:
     """The largest weight of a part that is summed by weights, which cross last."""
-    # The weight is the last tensor of a part that has one (``Part.given``).
+    # ``Part.given`` puts a weight last.
     return float(part["tensors"][-1].get("most", LARGEST))
 
 
@@ -505,11 +502,11 @@ def _idle_min_holders(crossing: Crossing) -> str:
 def _never_enough_holders(crossing: Crossing) -> str:
     """Some class can be summed at all (SECURITY.md rule 7)."""
     job, colluders = crossing.job, crossing.security.colluders
-    # The key to change is the one that set the number.
+    # The error names the key that set the number.
     holders, key = job.min_cohort, "min_cohort"
     if crossing.security.min_holders:
         holders, key = crossing.security.min_holders, "security.min_holders"
-    # A class is summed at so many holders (``Job.fewest_holders``), who are silos of the job.
+    # Holders are silos of the job, so there must be ``Job.fewest_holders`` of them.
     if holders + colluders <= len(job.silos):
         return ""
     return (
@@ -538,7 +535,7 @@ def _weights_known_too_late(crossing: Crossing) -> str:
 
 @CROSSING.broken_where(_mixes_directed, lambda crossing: not READERS.isdisjoint(crossing.job.silos))
 def _named_as_other_readers(crossing: Crossing) -> str:
-    # The first in order, so that every machine says the same.
+    # ``min``, so that every machine reports the same one.
     first = min(READERS.intersection(crossing.job.silos))
     return (
         f"{DIRECTED}: a silo named {first!r} could not be told from other readers of its sums;"
@@ -576,10 +573,10 @@ def _weights_of_rows(crossing: Crossing) -> int:
     return crossing.row_readers * (crossing.job.cohort_size + SPEC_OF_ROW)
 
 
-# Each row names the weights of all silos of the round.
+# Each row lists a weight for every silo of the round.
 @CROSSING.broken_where(_mixes_directed, lambda crossing: _weights_of_rows(crossing) > MOST_DIRECTED)
 def _too_many_weights(crossing: Crossing) -> str:
-    # Rows go to the members of a round, or to those who are away from it.
+    # Rows go to the members of a round, or to the silos that are away.
     which = "in" if crossing.for_members else "away in"
     return (
         f"{DIRECTED}: {crossing.row_readers} silos are {which} a round, each with its own weights"
@@ -615,7 +612,7 @@ def _not_by_shares(crossing: Crossing) -> str:
 
 
 def _sketched(part: SchemaPart) -> str:
-    # The map of a blind sketch follows from a key of all silos, which shares do without.
+    # A blind sketch's map comes from a key of all silos, which secret sharing does not have.
     if "sketch_of" not in part:
         return ""
     return (

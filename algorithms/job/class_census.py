@@ -59,19 +59,19 @@ class ClassCensus(Method):
                 f"method {inner.name!r} has a census and sums class by class: its classes are not"
                 " counted"
             )
-        # Withheld after the sum is too late: the sum is open by then.
+        # Rows must be withheld before they are summed, not from an open sum.
         if inner.withholds:
             raise LocalError(
                 f"method {inner.name!r}: option {inner.withholds} withholds rows after they are"
                 " summed, in a blind job they are withheld before; take it out, and write"
                 " security.min_holders"
             )
-        # The method's own name and version: digests stand for the method, not for the census.
+        # The job's method digest is made of this name and version.
         self.name, self.version, self.product = inner.name, inner.version, inner.product
         self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
-        # A silo says 0 or 1 of a class, so the sum is at most the number of silos.
+        # A silo uploads 0 or 1 per class, so a sum is at most the number of silos.
         one = TensorSpec("holders", "int64", (setting.classes,), 0.0, 1.0)
         every = replace(one, most=float(len(setting.silos)))
         self._uploaded = Part(HOLDERS, Kind.COUNTS, Sum("total"), (one,))
@@ -80,7 +80,7 @@ class ClassCensus(Method):
     def up(self, round_: int) -> tuple[Part, ...]:
         """The classes that a silo holds; then the method's parts.
 
-        Round 0 has the count alone, round r the inner method's parts of round r - 1.
+        Round 0 has only the count, round r the inner method's parts of round r - 1.
         """
         if round_ == 0:
             return (self._uploaded,)
@@ -89,7 +89,7 @@ class ClassCensus(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The holders, and what the method delivers.
 
-        From round 1 on the holders come down in every round.
+        Round 0 has nothing to deliver; later rounds always deliver the holders.
         """
         if round_ == 0:
             return ()
@@ -145,7 +145,7 @@ class ClassCensus(Method):
         """
         held = facts.class_counts > 0
         if facts.round == 0:
-            # Kept with the state, so that later rounds can compare it with what the silo has then.
+            # Kept, so that ``_check_said`` can compare it with the records of later rounds.
             return replace(state, extra={**state.extra, SAID: held.long()})
 
         # without the holders this silo cannot know which rows the others leave out
@@ -166,7 +166,7 @@ class ClassCensus(Method):
 
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
-        # The method's own tensors stay its own; the census has two names of its own next to them.
+        # The census keeps two tensors of its own next to the method's.
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), COUNTED: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
@@ -178,22 +178,22 @@ class ClassCensus(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The held classes; then the method's uploads, without the rows that are not shown.
 
-        Hidden rows are zeros of weight 0, so the upload has the same size as any.
+        Such rows are zeros of weight 0, so an upload's size tells nothing.
         """
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
-        # The holders that came down in this round, as ``deliver`` kept them.
+        # ``deliver`` of this round kept the holders.
         holders, held = state.extra[COUNTED], facts.class_counts > 0
         contributions = dict(self._inner.give(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
-        # Before the values are masked: once a sum is open, a row cannot be taken out of it.
+        # Here, before values are masked: no row can be taken out of an open sum.
         for name in by_class(self._inner, facts.round - 1):
             contributions[name] = hide_rows(name, contributions[name], held, shown)
         return contributions
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         # A silo that gained a class was not counted among its holders, and would be alone in it.
-        # Absent where the silo missed round 0, and so was not counted.
+        # ``said`` is absent if the silo missed round 0, and so was not counted.
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
@@ -203,7 +203,7 @@ class ClassCensus(Method):
             )
 
     def _shown_facts(self, facts: Facts, holders: Tensor) -> Facts:
-        # As if this silo had no such record, so that the method keeps rows of its own.
+        # Count 0 makes the method keep the silo's own rows of that class.
         counts = torch.where(shown_rows(holders, self._fewest), facts.class_counts, 0)
         return replace(_earlier(facts), class_counts=counts)
 
@@ -223,8 +223,7 @@ class ClassCensus(Method):
         if not results[HOLDERS]:
             return Combined(state)  # silos alone read it
         holders = results[HOLDERS]["holders"]
-        # Each silo says 0 or 1, so more holders than silos, or fewer than none, are nobody's
-        # answer.
+        # Each silo uploads 0 or 1, so honest answers add up to 0 … the number of silos.
         if bool(((holders < 0) | (holders > len(cohort))).any()):
             raise LocalError(
                 f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class;"
@@ -250,7 +249,7 @@ class ClassCensus(Method):
 
 def by_class(method: Method, round_: int) -> tuple[str, ...]:
     """Parts that a method uploads class by class: ratios, and those that it names."""
-    # A ratio has a weight per row, so its rows are classes without saying so.
+    # Rows of a ratio always count as classes, so that no method can forget to name one.
     ratios = filter(_is_ratio, method.up(round_))
     return (*(part.name for part in ratios), *method.by_class(round_))
 
@@ -262,7 +261,7 @@ def _is_ratio(part: Part) -> bool:
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:
     """Mask [C] of the rows that enough silos hold to be summed.
 
-    ``fewest`` is ``Job.fewest_holders``: the job's ``min_holders`` and its colluders.
+    ``fewest`` is ``Job.fewest_holders``: ``min_holders`` plus ``colluders``.
     """
     return holders >= fewest
 
@@ -276,7 +275,7 @@ def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor
     """
     weight, shown_weight = contribution.weight, None
     rows = list(contribution.tensors.values())
-    # Where rows have weights, these alone say which of them add anything.
+    # If rows have weights, a row of weight 0 adds nothing, whatever it holds.
     if weight is not None:
         rows = [torch.as_tensor(weight)]
         shown_weight = _only(shown, rows[0])
@@ -294,7 +293,7 @@ def _has_others(rows: Tensor, held: Tensor) -> bool:
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:
-    # A tensor without an axis of classes is of no class.
+    # A tensor without an axis of classes has no rows to hide.
     if rows.shape[:1] != shown.shape:
         return rows
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
@@ -306,7 +305,7 @@ def _inside(step: CourseStep) -> CourseStep:
         return step
     inner = step.change
 
-    # The method's change sees its own state; what the census keeps is put back around it.
+    # The method sees only its own state; the census's tensors are put back afterwards.
     def change(state: SiloState, facts: Facts) -> SiloState:
         made = inner(_own(state), _earlier(facts))
         counted = {name: state.extra[name] for name in (SAID, COUNTED)}

@@ -21,7 +21,7 @@ Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
 class Exponential(Strict):
     """γ^t in round t, which t rounds of training came before.
 
-    The first round has the rate as written.
+    The first round that trains has the full rate.
     """
 
     kind: Literal["exponential"]
@@ -30,7 +30,7 @@ class Exponential(Strict):
     def at_round(self, done: int, rounds: int) -> float:
         """The factor of the rates after ``done`` of ``rounds`` rounds.
 
-        ``rounds`` plays no part here.
+        ``rounds`` has no effect here.
         """
         return self.factor**done
 
@@ -38,7 +38,7 @@ class Exponential(Strict):
 class StepSchedule(Strict):
     """γ once more from each of these shares of the rounds on.
 
-    A share of 0.5 of ten rounds falls from the sixth round on.
+    With ``at = [0.5]`` in ten rounds the rate is lower from the sixth round on.
     """
 
     kind: Literal["steps"]
@@ -57,9 +57,9 @@ class StepSchedule(Strict):
     def at_round(self, done: int, rounds: int) -> float:
         """The factor of the rates after ``done`` of ``rounds`` rounds.
 
-        Shares count from the start of training, so a census before it moves none.
+        Only rounds that train count, so a census moves no step.
         """
-        # Counted, so that two shares that fall in one round both lower the rate.
+        # The number of shares passed: two that fall in one round both lower the rate.
         return self.factor ** sum(done >= share * rounds for share in self.at)
 
 
@@ -74,6 +74,6 @@ def paced(course: Course, factor: float) -> Course:
 def _slowed(step: CourseStep, factor: float) -> CourseStep:
     if not isinstance(step, Stage):
         return step
-    # The rate alone: momentum and decay have no schedule.
+    # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
     return replace(step, optimiser=slower)

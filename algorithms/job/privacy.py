@@ -60,8 +60,9 @@ TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
 class Spend:
     """Equal steps of the sampled Gaussian mechanism for one purpose.
 
-    ``sigma`` is the noise over the sensitivity and ``q`` the probability with which a step draws
-    each record; both are decimals as text, so that a budget's records hold exactly what was signed.
+    ``sigma`` is the noise multiplier: standard deviation over sensitivity. A step draws each record
+    with probability ``q``. Both are decimals as text, so that a budget holds exactly what was
+    signed.
     """
 
     purpose: str
@@ -73,7 +74,7 @@ class Spend:
 def decimal(value: float | Decimal) -> str:
     """A number as a plain decimal without exponent, as a budget's records hold it.
 
-    A float becomes its shortest exact decimal.
+    A float becomes the shortest decimal that reads back as the same float.
     """
     if not isinstance(value, Decimal):
         value = Decimal(repr(value))
@@ -82,7 +83,7 @@ def decimal(value: float | Decimal) -> str:
 
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
-    # In decimals: budgets hold exactly this number.
+    # Decimal arithmetic, since a budget holds exactly this number.
     noise = Decimal(sigma) / Decimal(repr(sample_rate))
     return decimal(noise.quantize(SIGMA_STEP, ROUND_CEILING))
 
@@ -109,12 +110,12 @@ def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
 def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
     rate = table.sample_rate
     spends = [
-        # Steps per epoch follow from q alone: the number of records is no public number.
+        # Steps per epoch follow from q: the number of records is not public.
         Spend(TRAINING, sigma, decimal(rate), effort.epochs * ceil(1 / rate)),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
-    # Without noise no test counts leave, so nothing is spent for them.
+    # Test counts without noise do not leave, so they cost nothing.
     if table.metrics_sigma is not None:
         spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
     return tuple(spend for spend in spends if spend.steps)
@@ -123,7 +124,7 @@ def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, .
 def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
     """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included.
 
-    In steps by mechanism; the cost in epsilon is the accountant's.
+    It counts steps per mechanism; accountants turn them into epsilon.
     """
     return spends_by_sigma(job)(sigma)
 
@@ -138,7 +139,7 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
     rate = table.sample_rate
 
     def spends(sigma: str) -> tuple[Spend, ...]:
-        # The costliest silo decides, since all have the same noise.
+        # All silos have the same noise, so the largest number of steps of any silo decides.
         most: Steps = Counter()
         for rounds in schedules:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
@@ -171,21 +172,21 @@ def most_rounds(job: "Job") -> int:
 def slack(rounds: int) -> int:
     """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``.
 
-    One at least, for a silo that is drawn at all.
+    It is rounded up, so at least 1 for a silo that is ever drawn.
     """
     return ceil(SLACK * rounds)
 
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
     """Numbers of rounds by effort, for each silo; equal schedules of several silos come once."""
-    # By effort and not by silo alone: rounds of one effort cost the same.
+    # Rounds of the same effort cost the same, so only their number matters.
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):
         effort = method.effort(round_)
         for silo in drawn:
             by_silo[silo][effort] += 1
-    # Few schedules differ, and a job may have thousands of silos.
+    # A job may have thousands of silos, but few different schedules.
     distinct = {frozenset(rounds.items()): rounds for rounds in by_silo.values()}
     return list(distinct.values())
 

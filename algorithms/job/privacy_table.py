@@ -17,7 +17,7 @@ Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]
 class PrivacyTable(Strict):
     """The [privacy] table.
 
-    Noise is in multiples of what one record can change.
+    Each noise multiplier is a standard deviation over the most that one record can change.
     """
 
     epsilon: Annotated[Real, Field(gt=0, le=1000)]

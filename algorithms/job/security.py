@@ -40,10 +40,9 @@ from ...files.documents import Strict
 from ..exchange.parts import DISCLOSED, Kind
 from ..method import METRICS
 
-# A job document is signed as canonical JSON.
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
-# Exchanges as ``schema_name`` of exchange/parts.py writes them.
+# Names of exchanges, as ``schema_name`` in exchange/parts.py gives them.
 MIXED = ("mix", "mix.directed")
 COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
@@ -67,8 +66,7 @@ ClassCounts = Annotated[
 class SecurityTable(Strict):
     """The [security] table.
 
-    ``_fit`` refuses keys that have no effect: a reader of the job could think that they protect
-    something.
+    Keys without effect are refused, so that no reader thinks that they protect something.
     """
 
     secure_aggregation: Literal["off", "required"] = "off"
@@ -127,7 +125,7 @@ class SecurityTable(Strict):
     def _fit(self) -> "SecurityTable":
         if not self.required:
             self._check_nothing_set()
-        # Counts in a job document are public, and would give private weights away.
+        # A job document is public, so declared counts would reveal private weights.
         if self.weights == "private":
             self._check_nothing_declared()
         if self.weight_least > self.weight_most:
@@ -135,7 +133,7 @@ class SecurityTable(Strict):
                 f"weight_least = {self.weight_least} is above weight_most = {self.weight_most};"
                 " lower it"
             )
-        # In a sum of two holders each could subtract its own row.
+        # Of two holders, each could subtract its own row from the sum.
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
                 f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
@@ -144,7 +142,7 @@ class SecurityTable(Strict):
 
     def _check_nothing_set(self) -> None:
         """Without blind sums no other key has any effect, and a reader could think it had."""
-        # Compared with the defaults: a key that is written as its default says nothing new.
+        # A key written with its default value claims nothing, so it passes.
         idle = changed(self, *SecurityTable.model_fields)
         if idle:
             raise ValueError(
@@ -164,7 +162,7 @@ class SecurityTable(Strict):
     def required(self) -> bool:
         """True if the sums are blind.
 
-        Every other key presupposes it.
+        No other key has any effect without it.
         """
         return self.secure_aggregation == "required"
 
@@ -172,7 +170,7 @@ class SecurityTable(Strict):
 def tagged(security: SecurityTable, schema: Schema) -> bool:
     """True if the silos of a blind job agree on a key in order to tag sums.
 
-    Mixed or compared parts take a key in any case.
+    Parts that are mixed or compared need a key anyway (``keyed_exchanges``).
     """
     return security.tags and bool(summed_down(schema))
 
@@ -185,7 +183,7 @@ def uploaded(schema: Schema) -> Iterator[SchemaPart]:
 def exchanges(schema: Schema) -> set[str]:
     """The exchanges by which silos upload anything.
 
-    As ``schema_name`` writes them, the metrics' ``sum.total`` included.
+    They are named as by ``schema_name``; ``sum.total`` is always there, for the metrics.
     """
     return {part["exchange"] for part in uploaded(schema)}
 
@@ -208,14 +206,14 @@ def keyed_exchanges(schema: Schema) -> bool:
 def for_silos(audience: str, schema: Schema) -> frozenset[str]:
     """Parts of a job without fault whose sums silos alone read.
 
-    Metrics are not among them: the coordinator reads them.
+    The coordinator reads the metrics, so these are not among them.
     """
     return summed_down(schema) if audience == "silos" else frozenset()
 
 
 def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
-    # A part that comes down under the name of a sum is that very sum (``Method.down``).
+    # What comes down under the name of a sum is that sum (``Method.down``).
     down = chain.from_iterable(map(itemgetter("down"), schema))
     return frozenset(_names(filter(is_summed, uploaded(schema))) & _names(down))
 
@@ -233,7 +231,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 def _visible(part: SchemaPart) -> bool:
     """True if the coordinator would see a part, or inner products that disclose it."""
-    # Inner products of non-negative vectors disclose the vectors (SECURITY.md rule 2).
+    # For these kinds, inner products disclose the values as well (SECURITY.md rule 2).
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 

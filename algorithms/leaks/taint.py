@@ -80,7 +80,7 @@ SIZED = (
 class Taint:
     """``private``: records show in it unprotected.
 
-    ``ids``: reservations of the data set's budget that paid for it. Neither: it is public.
+    ``ids``: reservations of the data set's budget that paid for it. With neither it is public.
     """
 
     private: bool = False
@@ -90,7 +90,7 @@ class Taint:
     def name(self) -> Literal["public", "dp", "private"]:
         """The taint's name in ledger and policy.
 
-        "private" wins over what was paid for.
+        Private comes first: reservations do not pay for unprotected records.
         """
         if self.private:
             return "private"
@@ -106,7 +106,7 @@ PRIVATE = Taint(private=True)
 def paid(*ids: int) -> Taint:
     """The taint of values that these reservations paid for.
 
-    Such values have noise, and the ids name what that noise cost.
+    Such values are noised.
     """
     return Taint(ids=frozenset(ids))
 
@@ -114,7 +114,7 @@ def paid(*ids: int) -> Taint:
 def worst(taints: Iterable[Taint]) -> Taint:
     """The taint of values that are computed from all of these.
 
-    PUBLIC where there are none.
+    Without any it is PUBLIC.
     """
     private = False
     ids: frozenset[int] = frozenset()
@@ -140,14 +140,14 @@ class Tracker(TorchFunctionMode):
     def __exit__(self, *raised: object) -> None:
         """Raise what was refused inside, in case the method caught that error and went on."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        # An error that is on its way already says more than this one.
+        # An exception that is being raised already is not replaced.
         if self._refused is not None and raised[0] is None:
             raise self._refused
 
     def enter(self, tensor: Tensor, taint: Taint) -> Tensor:
         """The tensor, or a clone of it, to hand to a method; its taint is known from now on.
 
-        Hand out the result and not the argument: two names of one memory would share a taint.
+        Hand out the result, not the argument.
         """
         # Two tensors in the same memory would share one taint.
         if self._key(tensor) in self._taints:
@@ -158,7 +158,7 @@ class Tracker(TorchFunctionMode):
     def of(self, tensor: Tensor) -> Taint:
         """The taint of a tensor that the tracked code made.
 
-        It includes the taints of values that left torch meanwhile.
+        It includes the taints of values that left torch as Python numbers.
         """
         return worst((self._own(tensor), self._known_outside))
 
@@ -173,7 +173,7 @@ class Tracker(TorchFunctionMode):
         kwargs = kwargs or {}
         inputs = list(_tensors((args, kwargs)))
         versions = [tensor._version for tensor in inputs]  # noqa: SLF001 - torch has no other name
-        # Before the call, which may write into its own inputs.
+        # Read before the call, which may write into its inputs.
         taint = worst(map(self._own, inputs))
         name = getattr(func, "__name__", "")
 
@@ -191,14 +191,14 @@ class Tracker(TorchFunctionMode):
         for tensor, before in zip(inputs, versions, strict=True):
             if tensor._version != before:  # noqa: SLF001
                 outputs.append(tensor)
-        # Outputs may share memory with inputs: the worst of both stays (``_add``).
+        # An output may share memory with an input; ``_add`` keeps the worst taint.
         for tensor in outputs:
             self._add(tensor, taint)
 
         # A number, a list or a length that depends on values is followed no further.
         if _returns_value(name, result) or _reveals(name, args, kwargs):
             self._note_outside(taint, name)
-            # Here and not at the end: what follows would compute with the value.
+            # Raised at once, before the method can use the value.
             if self._refused is not None:
                 raise self._refused
         return result
@@ -219,14 +219,14 @@ class Tracker(TorchFunctionMode):
         return taint
 
     def _add(self, tensor: Tensor, taint: Taint) -> None:
-        # Never better than before: one part of a memory may hold what another had.
+        # A taint never gets better: other parts of the same memory may still hold old values.
         key, own = self._key(tensor), self._own(tensor)
         held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._taints[key] = held, worst((own, taint))
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
-        # By storage, so that a view has the taint of its tensor.
+        # By storage, so that views share the taint of their tensor.
         try:
             return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
         except NotImplementedError as error:
@@ -267,7 +267,7 @@ def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> boo
 
 def _selects_by_value(index: Tensor) -> bool:
     """A mask selects as many elements as it has ones; a number is read to select one."""
-    # torch still takes uint8 for a mask.
+    # torch accepts uint8 as a mask, too.
     is_mask = index.dtype in (torch.bool, torch.uint8)
     return is_mask or not index.ndim
 
@@ -312,7 +312,7 @@ def taints_to_text(taints: Mapping[str, Taint]) -> str:
 def taints_from_text(text: str) -> dict[str, Taint]:
     """Read what ``taints_to_text`` wrote; ValueError for anything else.
 
-    A state file lies on the silo's disk, where another program may have changed it.
+    The text comes from a state file, which another program may have changed.
     """
     entries = json.loads(text)
     if not isinstance(entries, list):

@@ -40,7 +40,7 @@ class TrapError(LocalError):
 class LongestSteps:
     """The longest step of each part in a silo's training up to ``round``, Euclidean.
 
-    A part that never moved has 0 or is missing; ``round`` is the last round that trained.
+    ``round`` is the silo's last round that trained. A part that never moved has 0, or is missing.
     """
 
     round: int
@@ -49,7 +49,7 @@ class LongestSteps:
     def to_text(self) -> str:
         """JSON, for the metadata of a state file.
 
-        Sorted, so that one state has one text.
+        Keys are sorted, so that equal steps have equal texts.
         """
         return json.dumps({"round": self.round, "longest": dict(self.longest)}, sort_keys=True)
 
@@ -91,14 +91,14 @@ class Caution:
         if steps is not None:
             rounds = max(round_ - steps.round, 1)
             longest = steps.longest
-        # Parts that came down and that both models have: nothing else was replaced.
+        # Only parts that came down can have been replaced.
         for part in sorted(parts & held.keys() & fresh.keys()):
             self._check_rows(part, held[part], fresh[part])
             moved = _distance(held[part], fresh[part])
             self._check_step(part, moved, longest.get(part, 0.0), rounds)
 
     def _check_step(self, part: str, moved: float, step: float, rounds: int) -> None:
-        # A part that never moved has no unit to measure by.
+        # Without a step of its own the silo has no unit to measure by.
         if not step > 0:
             return
         # A distance that is NaN passes no comparison, and so is too far as well.
@@ -117,7 +117,7 @@ class Caution:
     def _check_rows(
         self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
     ) -> None:
-        # Comparing all rows costs a product, which a policy without a bound need not pay.
+        # Comparing all rows is costly, and without a bound it is of no use.
         if self.max_parallel == inf:
             return
         for name, weights in fresh.items():
@@ -137,7 +137,7 @@ class Caution:
 def replaced(delivered: Parts) -> frozenset[str]:
     """Parts that a delivery replaces: their tensors come down under their own names.
 
-    A delivered tensor without a dot in its name, such as a count, replaces none.
+    A name without a dot, such as that of a count, names no part.
     """
     parts: set[str] = set()
     for name in chain.from_iterable(delivered.values()):
@@ -152,7 +152,7 @@ def lengthened(
 ) -> LongestSteps:
     """The longest steps, with the step of a round that was trained from ``began``.
 
-    Euclidean, in float64; a part of a round that diverged adds nothing.
+    Steps are Euclidean distances, in float64. A part that diverged adds nothing.
     """
     longest = {} if steps is None else dict(steps.longest)
     for part in sorted(began.keys() & trained.keys()):
@@ -169,7 +169,7 @@ def parallel_rows(weights: Tensor) -> int:
 
     0 for what has no such rows.
     """
-    # Biases and running statistics have no rows.
+    # Vectors, such as biases, have no rows.
     if weights.ndim < 2 or not weights.is_floating_point():
         return 0
     # In float64 even the smallest float32 row has a length above 0.
@@ -177,14 +177,14 @@ def parallel_rows(weights: Tensor) -> int:
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     lengths = rows.norm(dim=1)
-    # A row of zeros is a multiple of every row, and tells nothing.
+    # A row of zeros is a multiple of every row, and is no sign of a trap.
     nonzero = lengths > 0
     directions = rows[nonzero] / lengths[nonzero, None]
     return sum(_twins(directions.float()))
 
 
 def _twins(rows: Tensor) -> Iterator[int]:
-    # In pieces, since the whole product of a wide layer would be rows² numbers.
+    # In pieces, since the whole product would have rows² numbers.
     for start in range(0, len(rows), CHUNK):
         piece = rows[start : start + CHUNK]
         near = (piece @ rows.T).abs() > ALIKE  # [piece, rows]; each row is near itself
@@ -197,7 +197,7 @@ def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> floa
     for name, value in before.items():
         other = after.get(name)
         if other is None or other.shape != value.shape or not value.is_floating_point():
-            # Batch norm's count of batches is no weight.
+            # Integers, such as batch norm's count of batches, are not weights.
             continue
         difference = other.double() - value.double()
         squares.append(float(difference.square().sum()))

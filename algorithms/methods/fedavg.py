@@ -45,14 +45,14 @@ class FedAvg(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
-        # A weight of 1 has a bound of its own: a blind job's bounds are for weights by records.
+        # The weight is 1 for each silo, whatever bounds a blind job has for weights by records.
         if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The whole model.
 
-        Its tensors are the parameters of both parts, named ``part.parameter``.
+        Its tensors are named ``part.parameter``.
         """
         return (self.model,)
 
@@ -63,7 +63,7 @@ class FedAvg(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the whole model.
 
-        In the job's epochs, with its optimiser.
+        It takes the job's epochs and optimiser.
         """
         return (self.stage("extractor", "classifier"),)  # (1)
 

@@ -105,9 +105,9 @@ from ..delivery import (
 from ..exchange.parts import MIX_BITS, Contribution, Gram, Kind, Mix, Part, TensorSpec, own_weight
 from ..method import Method, Setting
 
-# At the norm here, and not at the product of norms (see the top of this file).
+# A floor for each norm, not for the product of two (see the top of this file).
 EPSILON = 1e-8  # ε of Eq. 3
-# Eq. 3 has no bound as cos → 1.
+# Φ of Eq. 3 grows without bound as cos → 1.
 LARGEST_COSINE = 1 - 1e-4
 CODE_SELF_WEIGHT = -log(1 - 0.9999)  # 9.2103
 PAPER_SELF_WEIGHT = 1.0
@@ -157,7 +157,7 @@ class PFedSim(Method):
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
         self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
-        # A directed row comes down as mail, with the share that the silo keeps of its own.
+        # A directed row comes down as mail, with the share k that the silo keeps of its own.
         self.mail = replace(self.extractor, tensors=(*self.extractor.tensors, KEEP))
         self.rows = Part(
             "rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),)
@@ -182,7 +182,7 @@ class PFedSim(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The model until the phase changes; then the mixed extractor, or a newcomer's model."""
         model = (self.model,) if self.warmup else ()
-        # Nothing mixed comes down before a round has uploaded extractors.
+        # A mixture needs a round before it in which extractors went up.
         if round_ <= self.warmup + self.setting.directed:
             return model
         return (self.mail if self.setting.directed else self.extractor, *model)
@@ -227,7 +227,7 @@ class PFedSim(Method):
     def begin(self) -> CoordinatorState:
         """No pair seen; the diagonal is not stored, it is ``self_weight``.
 
-        ``phi`` is [N, N] float64, ``gave`` [N] int64.
+        ``phi`` is [N, N] in float64, ``gave`` [N] int64.
         """
         n = len(self.setting.silos)
         return {
@@ -241,15 +241,15 @@ class PFedSim(Method):
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
-        # Only pairs of this cohort are compared anew.
+        # ``index`` are the rows and columns of this cohort.
         index = torch.tensor(self.numbers(cohort))
         phi, gave = state["phi"].clone(), state["gave"].clone()
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
-        # The diagonal is ``self_weight``, whatever a silo's product with itself is.
+        # ``weights`` puts ``self_weight`` on the diagonal; no cosine belongs there.
         phi.fill_diagonal_(0)
         gave[index] = 1
         combined = Combined({"phi": phi, "gave": gave})
-        # By the state before this round: a directed sum takes weights that are known before it.
+        # Directed sums take weights that were known before the round: those of the old state.
         if self.setting.directed and self.extractor in self.up(round_):
             return replace(combined, posts=self._posts(state, cohort))
         return combined
@@ -259,7 +259,7 @@ class PFedSim(Method):
         posts = []
         for silo in cohort:
             weights = self.member_weights(state, silo)
-            # The row is over the others: the silo's own extractor stays with it (``keep``).
+            # The row has only the others: the silo adds its own extractor by ``keep``.
             others = {other: weights.get(other, 0.0) for other in cohort if other != silo}
             if not any(others.values()):
                 continue  # no neighbour: Eq. 4 gives ω_i, which the silo has
@@ -271,7 +271,7 @@ class PFedSim(Method):
     def similarities(self, gram: Tensor) -> Tensor:
         """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n].
 
-        [n, n] float64. Groups are one for "mean", and one per class for "per_class".
+        They are [n, n]. There is one group for "mean", and one per class for "per_class".
         """
         # Norms are 1 from an honest silo; a longer vector must not make it likelier to be mixed.
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
@@ -284,7 +284,7 @@ class PFedSim(Method):
     def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
         """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order.
 
-        float64; the silo's own weight is ``self_weight``.
+        The silo's own weight is ``self_weight``.
         """
         here = self.number(silo)
         row = state["phi"][here]
@@ -305,7 +305,7 @@ class PFedSim(Method):
         elsewhere.
         """
         own = self.self_weight
-        # The others' weights add up to at most 9.2103 / max share: no single one is above 9.2103.
+        # No Φ_ij is above 9.2103, so the others add up to at most 9.2103 / (the largest share).
         least = own / (own + LARGEST_WEIGHT / max(shares.values()))
         most = 1.0 if own else 0.0
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
@@ -317,8 +317,7 @@ class PFedSim(Method):
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 4 for a silo that has trained in this phase, else the last generalisation model."""
-        # A silo that has not trained in this phase has no extractor of it, and starts from the last
-        # model.
+        # Its extractor is not in Eq. 4 before it has trained in this phase.
         if not state["gave"][self.number(silo)]:
             return (Latest("model"),) if self.warmup else ()
         if self.setting.directed:

@@ -19,7 +19,7 @@ from ..exchange.parts import Tensors
 class BoundModule:
     """A module with values that replace its own parameters and buffers of these names.
 
-    Values of other names are the module's own.
+    All others keep the module's values.
     """
 
     module: nn.Module
@@ -27,7 +27,7 @@ class BoundModule:
 
     def __call__(self, *args: object) -> Tensor:
         """The module's output; changes of buffers go into ``values``."""
-        # A dict of its own, which ``functional_call`` may change.
+        # ``functional_call`` takes a dict. Layers write buffers in place, so ``values`` sees them.
         output: Tensor = functional_call(self.module, dict(self.values), args)
         # Layers may compute in bfloat16, which is too coarse for losses.
         return output.float() if output.dtype == torch.bfloat16 else output
@@ -38,7 +38,7 @@ def mapped(
 ) -> dict[str, dict[str, Tensor]]:
     """The same values by part and name, each tensor changed.
 
-    The structure is new; tensors are those that ``change`` returns.
+    ``values`` itself is not changed.
     """
     changed: dict[str, dict[str, Tensor]] = {}
     for part, named in values.items():
@@ -49,7 +49,7 @@ def mapped(
 def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
     """The parameters of a part by name, as the loss is to be differentiated by them.
 
-    TypeError for what is neither a module nor a ``BoundModule``.
+    TypeError if the part is neither a module nor a ``BoundModule``.
     """
     match part:
         case BoundModule(module, values):
@@ -62,7 +62,7 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
 def on_trial(part: Callable[..., Tensor]) -> BoundModule:
     """The part with copies of its buffers, so that a call changes only the copies.
 
-    TypeError for what is no part of a model.
+    TypeError if it is neither a module nor a ``BoundModule``.
     """
     # Inside ``torch.func.grad`` a buffer from outside cannot change, as batch norm's running
     # statistics do in training.

@@ -16,7 +16,7 @@ HIDDEN = 128
 def glm(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
     """Multinomial logistic regression on the flattened record.
 
-    The extractor has no parameters, so all that crosses is the classifier.
+    The extractor has no parameters.
     """
     channels, height, width = shape
     return {"extractor": nn.Flatten(), "classifier": nn.Linear(channels * height * width, classes)}
@@ -25,7 +25,7 @@ def glm(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Modul
 def mlp(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
     """A hidden layer with ReLU on the flattened record, and a linear classifier.
 
-    128 features.
+    It has 128 features.
     """
     channels, height, width = shape
     hidden = OrderedDict(

@@ -34,7 +34,7 @@ GROUPS = {6: 2, 16: 4, 32: 8}
 class Network:
     """One architecture: its default input, the inputs that it can take, and its parts.
 
-    ``build`` draws nothing: ``build.fill`` gives the initial values.
+    ``build`` gives no initial values; ``fill`` of build.py does.
     """
 
     default_input: Shape
@@ -47,7 +47,7 @@ class Network:
 def at_least(side: int) -> Callable[[Shape], str]:
     """A check for the smallest height and width.
 
-    The text follows the network's name in an error.
+    Its text follows the network's name in an error.
     """
 
     def fault(shape: Shape) -> str:
@@ -61,7 +61,7 @@ def at_least(side: int) -> Callable[[Shape], str]:
 def exactly(wanted: Shape) -> Callable[[Shape], str]:
     """A check for the one input that an architecture takes.
 
-    As ``at_least``, for networks of a fixed size.
+    Like ``at_least``, for networks of a fixed input.
     """
     return lambda shape: "" if shape == wanted else f"takes input {list(wanted)}, not {list(shape)}"
 
@@ -69,10 +69,10 @@ def exactly(wanted: Shape) -> Callable[[Shape], str]:
 def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
     """LeNet-5 as pFedSim has it, norms included.
 
-    84 features; at least 16 pixels a side.
+    It has 84 features, and needs 16 pixels a side.
     """
     channels, height, width = shape
-    # Two convolutions of 5 x 5 without padding, each followed by a pooling.
+    # Each 5x5 convolution takes 4 pixels off a side, and pooling halves the rest.
     pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     layers = [
         *block(1, nn.Conv2d(channels, 6, 5), norm),
@@ -89,13 +89,13 @@ def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
 def cnn_digits(_: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
     """Two small convolutions for 8x8 digits.
 
-    64 features of [B, 1, 8, 8].
+    It has 64 features, and takes only [B, 1, 8, 8].
     """
     layers = [
         *block(1, nn.Conv2d(1, 16, 3, padding=1), norm),
         *block(2, nn.Conv2d(16, 32, 3, padding=1), norm),
         ("flatten", nn.Flatten()),
-        # 8 pixels a side, pooled twice.
+        # 8 pixels a side, pooled twice, are 2.
         ("fc1", nn.Linear(32 * 2 * 2, 64)),
         ("relu3", nn.ReLU()),
     ]

@@ -31,7 +31,7 @@ FLOAT32_MULTIPLIERS: tuple[Any, ...] = (
 def find(name: str) -> torch.device:
     """The device "cpu", "cuda" or "cuda:N"; LocalError where this machine has none such.
 
-    "cuda" is cuda:0.
+    "cuda" means "cuda:0".
     """
     if name == "cpu":
         return CPU
@@ -51,7 +51,7 @@ def find(name: str) -> torch.device:
 def room(device: torch.device) -> int:
     """Bytes that a simulation plans with at a time.
 
-    On a GPU a share of all its memory; the same for each kind of device, whatever else runs there.
+    On a GPU it is a share of all memory, free or not.
     """
     # A share of all of a GPU's memory, not of what is free now: the same job must give the same
     # bits again.
@@ -65,10 +65,7 @@ def gibibytes(gpu: torch.device) -> int:
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
-    """LocalError where the device does not multiply so.
-
-    float32 is possible everywhere.
-    """
+    """LocalError if the device cannot multiply at this precision; float32 always works."""
     if precision == "float32":
         return
     if device == CPU:
@@ -87,13 +84,12 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run.
 
-    Within it float32 products have full precision on a GPU, and cuDNN's algorithms are
-    deterministic.
+    A GPU then multiplies float32 at full precision, and cuDNN uses deterministic algorithms.
     """
     # Without ``benchmark`` cuDNN chooses the same algorithm in each run.
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.deterministic, cudnn.benchmark
-    # The settings are the process's, so they are put back whatever happens inside.
+    # These settings belong to the whole process, so they are restored even after an error.
     try:
         cudnn.enabled, cudnn.deterministic, cudnn.benchmark = True, True, False
         with _float32_in("ieee"):
@@ -119,7 +115,7 @@ def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 def in_memory() -> Iterator[None]:
     """Raise LocalError where a GPU runs out of memory.
 
-    For code that runs on a device of the user's choice; other errors pass.
+    Other errors pass through.
     """
     try:
         yield
@@ -131,7 +127,7 @@ def in_memory() -> Iterator[None]:
 def multiplying(precision: Precision) -> Iterator[None]:
     """Within ``exact``: a GPU multiplies float32 in TF32 (10 bits of mantissa) for "tf32".
 
-    Outside of "tf32" nothing changes.
+    Other precisions change nothing.
     """
     if precision != "tf32":
         yield
@@ -143,10 +139,10 @@ def multiplying(precision: Precision) -> Iterator[None]:
 def uncast(device: torch.device) -> AbstractContextManager[object]:
     """Within ``casting``: products in the type of the tensors.
 
-    For derivatives that need the tensors' own type.
+    Not every layer has a second derivative in another type (``inner_steps.curvature_at``).
     """
     if device.type not in ("cpu", "cuda"):
-        # "meta" has no autocast to switch off.
+        # Device "meta" has no autocast.
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
@@ -154,7 +150,7 @@ def uncast(device: torch.device) -> AbstractContextManager[object]:
 def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """For a forward pass: layers compute in bfloat16 for "bf16"; parameters and losses do not.
 
-    The caller adds losses up in float32 (``at_least_float32``).
+    Callers add losses up in float32 (``at_least_float32``).
     """
     if precision != "bf16":
         return nullcontext()

@@ -23,8 +23,8 @@ Seed = int | str
 def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Generator:
     """The generator of one purpose.
 
-    The same four names give the same numbers on every machine. Nothing of it is secret where the
-    seed is known.
+    The same four arguments give the same numbers on every machine. Whoever knows the seed can
+    compute them, so nothing secret may come from here.
     """
     # Canonical JSON of a list is injective, so no two purposes share a stream. Philox takes a key
     # of 128 bits.
@@ -35,7 +35,7 @@ def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Gene
 def raw(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
     """The next ``count`` 64-bit words of a stream.
 
-    uint64; fixed by Philox's definition, whatever NumPy's release.
+    They follow from the definition of Philox, so no release of NumPy changes them.
     """
     return np.asarray(rng.bit_generator.random_raw(count), dtype=np.uint64)
 
@@ -44,7 +44,7 @@ def uniform(
     rng: np.random.Generator, shape: Sequence[int], low: float, high: float
 ) -> NDArray[np.float64]:
     """Uniform values in [low, high): the upper 53 bits of a word each."""
-    # 53 bits are what float64 holds exactly, so each value has one word.
+    # float64 has 53 bits of precision, so every multiple of 2^-53 is exact.
     unit = (raw(rng, prod(shape)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return (low + (high - low) * unit).reshape(tuple(shape))
 

@@ -35,8 +35,8 @@ Indices = NDArray[np.int64]
 def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10) -> list[Indices]:
     """``each`` shards per silo, of sizes that differ by one at most; each record exactly once.
 
-    ``labels`` [N] int64; ascending indices per silo. LocalError where a silo would have fewer
-    records than ``minimum``.
+    ``labels`` is [N] int64; the result has each silo's indices, ascending. LocalError if a silo
+    would have fewer records than ``minimum``.
     """
     if each < 1:
         raise LocalError(f"partition: each = {each}; give each silo one shard or more")
@@ -44,9 +44,8 @@ def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10)
     # Mixed before the stable sort, so that a class's records are in random order within it.
     rng = stream(seed, "", 0, "partition/shards")
     mixed = permutation(rng, len(labels))
-    # Stable: records of one label keep their random order.
     pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], silos * each)
-    # A silo's shards are drawn, so they may be of any labels.
+    # Shards are dealt at random, so a silo may get two of one label.
     dealt = permutation(rng, len(pieces)).reshape(silos, each)
     parts = [np.sort(np.concatenate([pieces[i] for i in own])) for own in dealt]
     _check_smallest(parts, minimum, "raise each, take fewer silos or lower the minimum")
@@ -68,9 +67,9 @@ def classes_each(
         )
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/classes")
-    # Who holds which class is drawn once; only the shares are drawn again.
+    # Holders are drawn once; only the shares are drawn again.
     held = _holders(rng, len(classes), silos, each)
-    # So many times only: where the minimum cannot be met, redrawing would never end.
+    # Bounded, since some minimums can never be met.
     for _ in range(REDRAWS):
         parts = _spread(rng, labels, classes, held)
         if min(map(len, parts)) >= minimum:
@@ -95,14 +94,14 @@ def label_groups(
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/groups")
     parts: list[list[Indices]] = [[] for _ in range(silos)]
-    # The first groups take one silo more, where groups do not divide the silos.
+    # If the silos do not divide evenly, the first groups have one more.
     members = np.array_split(np.arange(silos), len(groups))
     for label in np.unique(labels):
-        # A label may be in several groups, whose silos all share it.
+        # A label may be in several groups; their silos share its records.
         inside = [number for number, group in enumerate(groups) if int(label) in group]
         holders = list(chain.from_iterable(members[number].tolist() for number in inside))
         records = np.flatnonzero(labels == label)
-        # A label of no group is left over.
+        # Records of a label that is in no group are left over.
         if holders:
             # In a random order, or the first silos would have each label's odd records.
             order = permutation(rng, len(holders))
@@ -126,7 +125,7 @@ def group_mixtures(
     """Each group's records over all silos, in shares drawn from a symmetric Dirichlet(alpha)."""
     _check_groups(labels, groups)
     check_alpha(alpha)
-    # -1: a record of no group, which is in no part.
+    # −1 means that the record is in no group, and so in no part.
     numbers = np.full(len(labels), -1, dtype=np.int64)  # of the group of each record
     for number, group in enumerate(groups):
         inside = np.isin(labels, group)
@@ -136,7 +135,7 @@ def group_mixtures(
             )
         numbers[inside] = number
     grouped = np.flatnonzero(numbers >= 0)
-    # The Dirichlet draw takes groups for labels: each group's records are spread by one draw.
+    # ``dirichlet`` gets groups in place of labels, so each group has one draw of shares.
     return [grouped[part] for part in dirichlet(numbers[grouped], silos, alpha, seed, minimum)]
 
 
@@ -147,7 +146,7 @@ def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> N
     """
     held = np.zeros((silos, classes), dtype=bool)
     for number in range(silos):
-        # Ties go by this order, so no class is preferred by its number.
+        # Ties go by this random order, so that low class numbers are not preferred.
         order = permutation(rng, classes)
         fewest = order[np.argsort(held.sum(0)[order], kind="stable")[:each]]
         held[number, fewest] = True
@@ -163,7 +162,7 @@ def _spread(
         if len(holders):
             records = np.flatnonzero(labels == label)
             shares = uniform(rng, (len(holders),), LOW, HIGH)
-            # Shares of one class add up to one, so each record has one holder.
+            # ``cut`` takes shares with the sum 1.
             pieces = cut(records[permutation(rng, len(records))], shares / shares.sum())
             hand_out(parts, holders, pieces)
     return joined(parts)

@@ -51,7 +51,7 @@ Index = Annotated[int, Field(strict=True, ge=0)]
 class SiloIndices(Strict):
     """One silo's records.
 
-    Indices count the official training records first, then the official test records.
+    Indices start at 0, and count the official training records before the official test records.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -68,7 +68,7 @@ class SiloIndices(Strict):
 class PartitionFile(Strict):
     """The file; a record that no client names is left over.
 
-    No record is on two sides or at two silos: ValueError names the first one that is.
+    ValueError names the first record that is on two sides or at two silos.
     """
 
     format: Literal["staddle-partition/1"]
@@ -82,12 +82,12 @@ class PartitionFile(Strict):
 
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":
-        # Names are the silos of a simulation, and must tell them apart.
+        # Clients become the silos of a simulation, so their names must differ.
         named = Counter(client.name for client in self.clients)
         twice = sorted(named - Counter(set(named)))
         if twice:
             raise ValueError(f"clients: the names {twice} appear twice; name each once")
-        # One pass over all indices: the first owner of each is kept for the error.
+        # The first owner of each index is kept, so that the error can name both.
         owner: dict[int, str] = {}
         for client in self.clients:
             for index in (*client.train, *client.validation, *client.test):
@@ -110,7 +110,7 @@ class PartitionFile(Strict):
     def check_labels(self, labels: Indices) -> None:
         """LocalError unless the partition was made for records with these labels, in this order.
 
-        ``labels`` are of all records, training before test.
+        ``labels`` [records] are those of all records, training before test.
         """
         if len(labels) != self.records:
             raise LocalError(
@@ -128,7 +128,7 @@ class PartitionFile(Strict):
 def labels_sha256(labels: Indices) -> str:
     """SHA-256 of a data set's labels, which ties a partition to it.
 
-    ``labels`` as 8 bytes each, little-endian, whatever dtype they have here.
+    Labels are hashed as 8 bytes each, little-endian, whatever their dtype.
     """
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
@@ -138,7 +138,7 @@ def partition_file(
 ) -> PartitionFile:
     """The content of a file; ``how`` is for people and for making it again, nothing reads it.
 
-    LocalError where a record is on two sides or at two silos, or a name is there twice.
+    LocalError if a record is on two sides or at two silos, or a name appears twice.
     """
     clients = [
         {
@@ -162,9 +162,9 @@ def partition_file(
 
 def save(path: Path, partition: PartitionFile) -> None:
     """Write the file so that ``read`` reads it back."""
-    # The digest is of the document without it, so it is put in last.
+    # The digest covers the document without itself, so it is added last.
     sealed = partition.model_copy(update={"file_sha256": _digest(partition)})
-    # One line per silo, as the top of this file shows.
+    # One line per silo, for people who look at the file.
     head = json.dumps(sealed.model_dump(exclude={"clients"}), allow_nan=False)
     rows = ",\n".join(json.dumps(client.model_dump()) for client in partition.clients)
     content = f'{head[:-1]}, "clients": [\n{rows}\n]}}\n'.encode()
@@ -187,7 +187,7 @@ def read(path: Path) -> PartitionFile:
             f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or"
             " restore it. Whoever edited it on purpose takes file_sha256 out of it"
         )
-    # Without its digest, as it was before it was saved: the same content is equal then.
+    # Without the digest, so that a file that was read equals what was saved.
     return found.model_copy(update={"file_sha256": None})
 
 
@@ -228,7 +228,7 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
         "records": len(labels),
         "labels_sha256": labels_sha256(labels),
     }
-    # No seed of ours makes it again.
+    # A published partition cannot be drawn again, so it has no seed.
     how = {"kind": "published", "by": "PPFL", "file": path.name}
     return validate(
         {**header, "seed": None, "how": how, "clients": clients}, PartitionFile, str(path)
@@ -250,7 +250,7 @@ def _by_client(
     path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]
 ) -> list[list[int]]:
     starts = pointers.astype(np.int64)
-    # Pointers begin at 0, end at the last index and never fall.
+    # Client k has indices[pointers[k]:pointers[k + 1]].
     whole = len(starts) > 1 and (starts[0], starts[-1]) == (0, len(indices))
     if not whole or bool((np.diff(starts) < 0).any()):
         raise LocalError(

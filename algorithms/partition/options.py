@@ -139,10 +139,10 @@ def alike(
 ) -> Indices:
     """Keys for ``split.apart``, one per record: numbers of the column's values, or else labels."""
     if not isinstance(table, BySource | ByColumn):
-        # Labels, so that silos have the same shares of classes in training and test.
+        # By label, so that a silo has the same shares of classes in training and test.
         return labels
     values = np.array(_column(table, labels, column))
-    # Numbers in ascending order of the values, the same for both official parts.
+    # Numbered over all records at once, so both official parts have the same numbers.
     _, numbers = np.unique(values, return_inverse=True)
     return numbers.astype(np.int64)
 

@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 class Random(Protocol):
     """The random numbers of one step.
 
-    An object serves one step; the next step takes a fresh one, so that no release repeats the noise
-    of another.
+    Each step takes a fresh object, so that no release repeats the noise of another.
     """
 
     def normal(self, count: int) -> NDArray[np.float64]:
         """Independent standard normal numbers [count].
 
-        float64, from a cryptographic generator (security/dp/noise.py): whoever can make the noise
-        again can take it off.
+        They are float64. In a federation they come from a cryptographic generator
+        (security/dp/noise.py): whoever could make the noise again could subtract it.
         """
         ...
 
     def drawn(self, records: int, q: float) -> NDArray[np.int64]:
         """Indices of the records of a step, each drawn with probability q.
 
-        int64, each index once at most; none at all for a step that draws nobody.
+        They are int64, each at most once; a step may draw no record at all.
         """
         ...
 
@@ -46,7 +45,7 @@ class Random(Protocol):
 class ReservedSteps(Protocol):
     """Steps that were set aside before the first of them is taken.
 
-    A round that crashes has spent all of them: nobody can know which it used (SECURITY.md
+    A round that crashes has spent all of them, since nobody can know which it used (SECURITY.md
     rule 25).
     """
 
@@ -58,7 +57,7 @@ class ReservedSteps(Protocol):
     def take(self, purpose: str) -> None:
         """Use one step for this purpose; ExhaustedError where none is left.
 
-        Call it before the records are read.
+        Call it before any record is read.
         """
         ...
 
@@ -80,7 +79,7 @@ class PrivacyAccount(Protocol):
     def counts(self) -> Counts | None:
         """The counts released before; None before the first release.
 
-        A job releases them once, so a later round takes these.
+        A job releases counts once, and later rounds use them again.
         """
         ...
 
@@ -91,8 +90,8 @@ class PrivacyAccount(Protocol):
     def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
         """Set steps aside.
 
-        ExhaustedError where the job's target or the budget does not cover them; then none are. They
-        are set aside before any record is read.
+        Call it before any record is read. ExhaustedError if the job's target or the budget does not
+        cover all of them; then none are set aside.
         """
         ...
 
@@ -105,7 +104,7 @@ class PrivacyAccount(Protocol):
 class PrivateSilo:
     """The needs of a private round: an account, and randomness that no seed reproduces.
 
-    ``fresh`` makes a new generator for each step or release.
+    ``fresh`` makes a new generator for every step and every other release.
     """
 
     account: PrivacyAccount
@@ -134,12 +133,12 @@ class MemorySpending:
 class MemoryAccount:
     """An account without a budget, for simulations: it allows the steps that the job plans.
 
-    Nothing is on disk: it ends with the process.
+    It is in memory only.
     """
 
     def __init__(self, job: "Job") -> None:
         self._free: Counter[str] = Counter()
-        # All rounds that the silo may be drawn for, and the slack for interrupted ones.
+        # ``job_spends`` covers the silo that is drawn most often, and interrupted rounds.
         for spend in job_spends(job, signed_sigma(job)):
             self._free[spend.purpose] += spend.steps
         self._job = job.name
@@ -149,7 +148,7 @@ class MemoryAccount:
     def counts(self) -> Counts | None:
         """The counts released before; None before the first release.
 
-        They are kept in memory alone.
+        They are lost with this object.
         """
         return self._counts
 
@@ -167,6 +166,7 @@ class MemoryAccount:
                     f" {spend.purpose!r}, of those planned {self._free[spend.purpose]} are left"
                 )
         reserved = Counter({spend.purpose: spend.steps for spend in spends})
+        # ``commit`` returns what is not taken.
         self._free -= reserved
         self.spendings.append(MemorySpending(len(self.spendings), reserved))
         return self.spendings[-1]
@@ -174,9 +174,9 @@ class MemoryAccount:
     def commit(self, spending: ReservedSteps) -> None:
         """Release the steps that were not taken.
 
-        A later round may take them.
+        Later rounds may take them.
         """
         kept = self.spendings[spending.id]
-        # Committed twice, it releases nothing more: ``left`` is empty then.
+        # ``left`` is emptied, so a second commit releases nothing.
         self._free += kept.left
         kept.left.clear()

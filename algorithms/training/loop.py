@@ -36,8 +36,7 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class Stepper(Protocol):
     """A way to train a stage.
 
-    ``begin`` once per stage, then for each epoch ``batches``, whose index arrays are drawn one by
-    one, and the step on each.
+    ``begin`` is called once per stage, ``batches`` once per epoch, and the step for each batch.
     """
 
     def batches(
@@ -45,37 +44,35 @@ class Stepper(Protocol):
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of the records of each step of one epoch, in turn.
 
-        [B] int64 each. ``wrap`` asks for a last batch as long as the others.
+        Each is [B] int64. ``wrap`` asks for a last batch that is as long as the others.
         """
         ...
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of one epoch.
 
-        Known before the epoch: nothing is drawn for it.
+        It is known without drawing a batch.
         """
         ...
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """Begin the stage with fresh optimiser state.
 
-        The step trains the modules in place and returns the batch's mean loss [], penalty included.
+        The step trains the modules in place. In plain training it returns the batch's mean loss [],
+        penalty included.
         """
         ...
 
 
 def never() -> bool:
-    """No request to stop.
-
-    The default of ``cancelled``.
-    """
+    """The default of ``cancelled``: no request to stop."""
     return False
 
 
 def silent(done: int, total: int) -> None:
     """No progress shown.
 
-    The default of ``progress``, called with the batches done and their total.
+    It is the default of ``progress``, and takes the number of batches done and their total.
     """
 
 
@@ -87,7 +84,7 @@ def batches(
     The last batch is smaller, or with ``wrap`` filled up with records from the start of the same
     shuffle: batch-coupled normalisation gives another result on batches of another size.
     """
-    # The job's own shuffle (``numerics.streams``), which NumPy's releases do not change.
+    # Not NumPy's shuffle, which may change between releases (``numerics.streams``).
     order = permutation(rng, n)
     if wrap:
         # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
@@ -98,7 +95,7 @@ def batches(
 def at_least_float32(losses: Tensor) -> Tensor:
     """Losses of records in a type in which many of them can be added up.
 
-    float32 for bfloat16; float32 and float64 stay as they are.
+    bfloat16 becomes float32; float32 and float64 stay.
     """
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
 
@@ -106,7 +103,7 @@ def at_least_float32(losses: Tensor) -> Tensor:
 def batch_coupled(modules: Modules) -> bool:
     """True if a record's output depends on the other records of its batch.
 
-    Any batch norm does: in training it uses the statistics of the batch.
+    That is so with batch norm: in training it uses the statistics of the batch.
     """
     return any(True for _ in batch_norms(modules))
 
@@ -114,7 +111,7 @@ def batch_coupled(modules: Modules) -> bool:
 def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
     """All layers of batch norm.
 
-    Layers nested in others included.
+    Layers inside other layers are included.
     """
     for leaf in chain.from_iterable(module.modules() for module in modules.values()):
         if isinstance(leaf, _BatchNorm):
@@ -152,7 +149,7 @@ def sgd_step(
         torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
 
     if optimiser.within is not None:
-        # Such as FedALA's weights, which lie in 0 … 1.
+        # For weights that must stay in a range, such as FedALA's in 0 … 1.
         least, most = optimiser.within
         torch._foreach_clamp_min_(moved, least)
         torch._foreach_clamp_max_(moved, most)
@@ -161,7 +158,7 @@ def sgd_step(
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
     """The gradients, scaled down together where their common Euclidean norm is above ``limit``.
 
-    The norm is computed in float64; ``limit`` None leaves them as they are.
+    The norm is computed in float64. Without a ``limit`` they stay as they are.
     """
     if limit is None:
         return gradients
@@ -190,7 +187,7 @@ def mirror_step(
         # The authors' code of PPFL exponentiates twice: c·exp(exp(−lr·g)).
         if optimiser.rule == "mirror-double-exponential":
             descent = descent.exp()
-        # In the log domain: softmax divides by the sum without overflow.
+        # ``softmax`` of logarithms divides by the sum without overflow.
         point = torch.softmax(parameter.double().log() + descent, dim=-1)
         above = (point - optimiser.floor).clamp(min=0)
         free = 1 - optimiser.floor * point.shape[-1]
@@ -214,8 +211,8 @@ class PlainStepper:
     """Training without differential privacy, on all records in shuffled batches.
 
     It moves by SGD or mirror descent on the mean of the losses plus the stage's penalty. A
-    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It holds no
-    state, so one object serves all silos.
+    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It has no
+    state, so one object can serve all silos.
     """
 
     def __init__(self, precision: Precision = "float32") -> None:
@@ -225,7 +222,7 @@ class PlainStepper:
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of one epoch's batches; one batch of all records where the stage wants that."""
-        # The gradient over all records does not depend on their order, so no shuffle is drawn.
+        # One batch of all records needs no shuffle.
         if stage.full_batch:
             return [np.arange(records)]
         return batches(records, batch_size, rng, wrap)
@@ -240,7 +237,7 @@ class PlainStepper:
         if precision != "float32":
             for module in modules.values():
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # Parts in the stage's order; others are in evaluation mode and stand still.
+        # Only the parts that the stage trains.
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         velocity: list[Tensor] = []
 
@@ -248,11 +245,11 @@ class PlainStepper:
             with multiplying(precision):
                 with casting(device, precision):
                     losses = stage.loss(modules, x, y, stage.context)  # [B]
-                # The mean in float32 at least: bfloat16 would lose most of a sum of losses.
+                # bfloat16 is too coarse for a sum of many losses.
                 loss = at_least_float32(losses).mean()
                 if stage.penalty is not None:
                     loss = loss + stage.penalty(parameters_of(modules), stage.context)
-                # A part that the loss does not reach, such as an unused head, has gradient 0.
+                # Parameters that the loss does not reach, such as an unused head's, get gradient 0.
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 apply(parameters, gradients, velocity, stage.optimiser)
             return loss.detach()
@@ -264,17 +261,14 @@ PLAIN = PlainStepper()
 
 
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
-    """Parameters by part, for a stage's penalty.
-
-    Not copies.
-    """
+    """The modules' own parameters by part, for a stage's penalty."""
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
 
 
 def placed(stage: Stage, device: torch.device) -> Stage:
     """The stage with its context on a device.
 
-    A new stage; tensors that lie there already are not copied.
+    The stage itself is not changed.
     """
     return replace(
         stage, context={name: tensor.to(device) for name, tensor in stage.context.items()}
@@ -284,7 +278,7 @@ def placed(stage: Stage, device: torch.device) -> Stage:
 def check_trains(modules: Modules, stage: Stage) -> None:
     """LocalError unless the stage trains parts of the model.
 
-    ``trains`` must name at least one part, and no part that the model lacks.
+    It must name at least one part, and none that the model lacks.
     """
     if set(stage.trains) - set(modules) or not stage.trains:
         raise LocalError(
@@ -295,7 +289,7 @@ def check_trains(modules: Modules, stage: Stage) -> None:
 def check_loss(loss: float, optimiser: Optimiser) -> None:
     """LocalError where a batch's loss is not finite.
 
-    It says which options to lower.
+    The text says which options to lower.
     """
     if not isfinite(loss):
         raise LocalError(
@@ -324,13 +318,13 @@ def train(
     # records' statistics, and its dropout would drop.
     for part, module in modules.items():
         module.train(part in stage.trains)
-        # No gradient for parts that are only read: torch would compute and store what nobody uses.
+        # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
-        # Fresh batches in each epoch: ``way`` draws them from the same generator on.
+        # Each epoch has its own shuffle, from the same generator.
         step_losses: list[Tensor] = []
         for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
@@ -351,8 +345,8 @@ def train(
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
     """The indices of an epoch's batches, on the device that holds the records.
 
-    They go to a GPU all at once, since each transfer waits. On a CPU they stay an iterator, so a
-    private step draws its records only when it is taken.
+    They go to a GPU all at once, since each transfer waits. On a CPU they stay lazy, so a private
+    step draws its records only when it is taken.
     """
     if device == CPU:
         return map(torch.from_numpy, batches)
@@ -370,7 +364,7 @@ def measure(
 
     The modules are put in evaluation mode.
     """
-    # In evaluation mode, as a delivered model is used: batch norm must not take up these records.
+    # In training mode batch norm would take these records into its statistics.
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
@@ -405,7 +399,7 @@ def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None =
     device = device_of(modules.values())
     # The count stays on the device until the end: reading it waits for the GPU.
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    # Rows that fill up the last call are cut off before anything is counted.
+    # Calls of one size: rows that fill up the last one are not counted.
     if rows is not None:
         for x, y, records in in_calls(data.x, data.y, rows):
             correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()

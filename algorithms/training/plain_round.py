@@ -28,7 +28,7 @@ class Side(Protocol):
     def facts(self) -> Facts:
         """The facts about the records that the method knows so far.
 
-        It grows: by the sums of ``measure``, then by each survey.
+        ``measure`` adds its sums, and each survey its results.
         """
         ...
 
@@ -36,28 +36,28 @@ class Side(Protocol):
     def spending(self) -> ReservedSteps | None:
         """The round's reservation in the privacy account; None in a plain job.
 
-        The caller commits it once the round's outcome is durable.
+        The caller commits it when the round's outcome is durable.
         """
         ...
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
         """The state after the method's ``deliver`` of a checked delivery.
 
-        The caller has checked the delivery against the job's schema.
+        The caller has checked it against the job's schema.
         """
         ...
 
     def evaluated(self, modules: Modules) -> None:
         """The model was evaluated on the test records as it is now.
 
-        A private round notes here that test counts depend on these modules.
+        A private round then knows that test counts depend on these modules.
         """
         ...
 
     def measure(self, modules: Modules, data: Dataset) -> None:
         """Add the sums of the method's ``measure`` to the facts.
 
-        Once, before the first stage, with the model as delivered.
+        It is called once, with the model as delivered, before ``stages``.
         """
         ...
 
@@ -71,7 +71,7 @@ class Side(Protocol):
     def stages(self, state: SiloState) -> Course:
         """The method's course for this round.
 
-        Called once; all facts but later surveys are known by then.
+        It is called once, after ``measure``.
         """
         ...
 
@@ -82,28 +82,28 @@ class Side(Protocol):
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
         """A stage was trained that was handed these modules; ``before`` are their old buffers.
 
-        A private round sets the taints of what the stage moved.
+        A private round sets the taints of the tensors that the stage changed.
         """
         ...
 
     def keep(self, state: SiloState) -> SiloState:
         """The state after training, as it is kept.
 
-        With taints in a private job.
+        In a private job it has taints.
         """
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each of their tensors and ``@weight``.
 
-        All parts of ``up`` except the metrics.
+        They are for all parts of ``Job.up`` except the metrics.
         """
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """The test counts in the form that leaves the silo.
 
-        With noise or as zeros in a private job.
+        In a private job they have noise, or are zeros.
         """
         ...
 
@@ -111,7 +111,7 @@ class Side(Protocol):
 class ClearRound:
     """The plain form: records are used as they are.
 
-    It reserves nothing and knows no taints.
+    It reserves no budget and sets no taints.
     """
 
     def __init__(self, method: Method, facts: Facts, way: Stepper) -> None:

@@ -64,20 +64,20 @@ def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Fact
     """Facts of a silo from its noisy counts.
 
     A silo that has released none looks to its method like one without records. ``samples`` is at
-    least 1: the divisor of a step is made of it.
+    least 1, since a step divides by it.
     """
     known = torch.zeros(job.model.classes, dtype=torch.int64)
     if counts is not None:
         known = counts.counts
-    # The sum of the counts that are shown, not the exact number (SECURITY.md rule 21).
+    # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21).
     return Facts(silo, round_, max(int(known.sum()), 1), known)
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
     """Noisy counts of training records by class: those released before, or new ones.
 
-    [classes] int64, 0 where the noise could have made a class's count. The release is paid for, and
-    the counts are kept, when it returns. ExhaustedError where the budget does not cover it.
+    They are [classes] int64, and 0 if noise alone could have made a count. The release is paid for
+    and stored before this returns. ExhaustedError if the budget does not cover it.
     """
     account, sigma = private.account, job.private.histogram_sigma
 
@@ -92,7 +92,7 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
     exact = torch.bincount(data.y, minlength=job.model.classes)  # [C], of sensitivity 1
     noise = torch.from_numpy(private.fresh().normal(len(exact)))
     noisy = (exact + sigma * noise).round()
-    # A class without records has noise alone, and must not seem present.
+    # Noise alone must not make a class seem present.
     counts = Counts(torch.where(noisy >= max(PRESENT * sigma, 1), noisy, 0).long(), spending.id)
     account.keep_counts(counts)
     account.commit(spending)
@@ -116,7 +116,7 @@ def deliver(
 ) -> SiloState:
     """The state after a delivery, with its taints; ``known`` is the taint of the facts.
 
-    Nothing is spent. A taint follows each tensor through whatever the method computes with tensors.
+    Nothing is spent. Each new tensor gets the worst taint of what the method computed it from.
     """
     # A delivery is public: whatever it was computed from has left its silo and was paid for there.
     tracker = Tracker()
@@ -137,7 +137,7 @@ def take_private_delivery(
     account: PrivacyAccount,
 ) -> SiloState:
     """The state after a delivery that no training follows; nothing is spent for it."""
-    # Evaluation spends nothing, so a silo without released counts is shown none.
+    # No release is made here: without released counts the method gets none.
     counts = account.counts()
     known = PUBLIC if counts is None else paid(counts.id)
     return deliver(method, state, delivered, noisy_facts(job, silo, round_, counts), known)
@@ -146,8 +146,8 @@ def take_private_delivery(
 class PrivateRound:
     """One round at one silo, from the reservation to the contributions.
 
-    It is the private form of ``plain_round.Side``. ExhaustedError where the budget does not cover
-    the counts or the round.
+    It is a ``plain_round.Side``. ExhaustedError if the budget does not cover the counts, or not the
+    whole round.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class PrivateRound:
         # The round is reserved as a whole: it must not end halfway for want of budget, after some
         # of its steps were spent.
         spends = round_spends(job, round_, sigma)
-        # A round that spends nothing, such as a census, needs no reservation.
+        # A round without steps, such as a census without test counts, reserves nothing.
         self.spending = private.account.reserve(round_, spends) if spends else None
         self._paid = PUBLIC if self.spending is None else paid(self.spending.id)
         self._effort, self._measured = method.effort(round_), PUBLIC
@@ -183,7 +183,7 @@ class PrivateRound:
         )
         self._way = Private(mechanism, private.fresh, self._charge)
         self._taints: dict[str, Taint] = {}
-        # Test counts are public until a model is evaluated that is not.
+        # ``evaluated`` raises this taint to that of the evaluated models.
         self._metrics = PUBLIC
 
     def _charge(self, whole: bool) -> None:
@@ -206,23 +206,23 @@ class PrivateRound:
     def evaluated(self, modules: Modules) -> None:
         """The model was evaluated as it is now: the test counts take over all its taints.
 
-        Counts that were computed by a model tell of whatever trained it.
+        Test counts reveal something of the records that trained the model.
         """
         self._metrics = worst((self._metrics, self._of(modules)))
 
     def measure(self, modules: Modules, data: Dataset) -> None:
         """Add the noisy sums of the method's ``measure`` to the facts.
 
-        One step of purpose STATISTICS is taken first. Nothing is measured where the method's
-        ``effort`` says so.
+        This takes one step of purpose STATISTICS. Nothing is measured unless the method's
+        ``effort`` says ``measures``.
         """
         if not self._effort.measures:
             return
-        # Taken before the records are read: what is left of a crash is a paid step.
+        # Taken before the records are read, so that a crash cannot leave an unpaid release.
         self._take(STATISTICS)
         noisy = noisy_measure(self._method, modules, data, self._table, self._fresh())
         self.facts = replace(self.facts, measured=noisy)
-        # Sums depend on the model as delivered too, whatever noise they have.
+        # The sums depend on the delivered model as well as on the records.
         self._measured = worst((self._of(modules), self._paid))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
@@ -251,7 +251,7 @@ class PrivateRound:
                 " the gradients of others, which no clip bounds; its private_fault should say so:"
                 " this is a bug in the method"
             )
-        # Noiseless stages cost nothing, and what they train stays here.
+        # Noiseless stages cost nothing: taints keep what they train at the silo.
         self._check_effort([stage for stage in stages if not stage.noiseless])
         return stages
 
@@ -277,7 +277,7 @@ class PrivateRound:
     def way(self, stage: Stage) -> Stepper:
         """DP-SGD; plain training for a ``noiseless`` stage.
 
-        ``NOISELESS`` trains what must stay at the silo.
+        Parts that a ``noiseless`` stage trains must stay at the silo.
         """
         return NOISELESS if stage.noiseless else self._way
 
@@ -305,15 +305,15 @@ class PrivateRound:
     def keep(self, state: SiloState) -> SiloState:
         """The state after training, with its taints.
 
-        A tensor that no step has given a taint is private.
+        A tensor without a known taint counts as private.
         """
         return replace(state, taints={name: self._taints.get(name, PRIVATE) for name in state.flat})
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each tensor of them.
 
-        The egress gate refuses what is private, and names by the others' taints the reservation
-        that paid.
+        The egress gate rejects private tensors. The taints of the others name the reservations that
+        paid for them.
         """
         tracker = Tracker()
         held = _entered(tracker, state)
@@ -333,7 +333,6 @@ class PrivateRound:
         if contribution.weight is not None:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
         found: dict[str, Taint] = {}
-        # The weight leaves too, under a name of its own.
         for name, tensor in everything.items():
             found[name] = worst((tracker.of(tensor), self._known))
         return found
@@ -342,7 +341,7 @@ class PrivateRound:
         """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
         sigma = self._table.metrics_sigma
         if sigma is None:
-            # Zeros and not nothing: the wire list has the counts in every round.
+            # Zeros, since the wire list has these counts in every round.
             zeros = {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
             return Contribution(zeros), _seen(exact, PUBLIC)
         self._take(METRICS)
@@ -409,7 +408,7 @@ def _prefixed_entered(
 
 def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint) -> Facts:
     sums = {name: tracker.enter(tensor, measured) for name, tensor in facts.measured.items()}
-    # Counts by class are known from their release, sums from what measured them.
+    # Class counts have the taint of their release, sums that of their measurement.
     return replace(facts, class_counts=tracker.enter(facts.class_counts, known), measured=sums)
 
 
@@ -430,7 +429,7 @@ def noisy_measure(
     for module in modules.values():
         module.eval()
 
-    # A batch of one record, so that its share can be clipped alone.
+    # Record by record, since each record's share is clipped on its own.
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         own = method.measure(modules, x[None], y[None])
         return {name: value.double() for name, value in own.items()}
@@ -448,7 +447,7 @@ def noisy_measure(
         if not names:
             names, shapes = tuple(shares), [value.shape[1:] for value in shares.values()]
             sums = ClippedSum(shapes, table.statistics_clip, table.statistics_sigma)
-        # Rows that fill up a call are not records.
+        # Rows that fill up a call are not records, and must not be added.
         sums.add([shares[name][:records] for name in names])
     return dict(zip(names, sums.noisy(random), strict=True))
 
@@ -456,7 +455,7 @@ def noisy_measure(
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:
     """Tensors in float64 plus normal noise of this standard deviation.
 
-    ``scale`` is in the tensors' own units; ``random`` is fresh for this release.
+    ``scale`` is the standard deviation. ``random`` must be fresh.
     """
     noisy: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -24,7 +24,7 @@ class Bundled(Shared):
     def read(self) -> Dataset:
         """The set, or a share of it; a record's id is its index in the set.
 
-        A share's records keep the ids that they have in the whole set.
+        Ids are those of the whole set, so no two shares have an id in common.
         """
         data = digits() if self.name == "digits" else breast_cancer()
         own = self.indices(len(data))

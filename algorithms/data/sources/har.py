@@ -43,7 +43,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # x, y from 0, subject
 def read_har(folder: Path) -> Dataset:
     """All windows; an id is the subject and the window's place among the subject's.
 
-    x [N, 9, 1, 128] in g and rad/s; sources are the subjects, groups unbroken recordings.
+    x is [N, 9, 1, 128] in g and rad/s. Sources are subjects, groups are unbroken recordings.
     """
     if (folder / FILE).is_file():
         arrays = read_arrays(folder / FILE, ("x", "y", "subject"))
@@ -74,7 +74,7 @@ def read_har(folder: Path) -> Dataset:
         places[own] = np.arange(len(own))
         chains[own] = _chains(x[own])
     return Dataset(
-        # [N, 9, 1, 128]: one row of 128 values per signal, as images have channels.
+        # [N, 9, 1, 128]: signals are channels of an image that is one pixel high.
         torch.from_numpy(np.ascontiguousarray(x, np.float32))[:, :, None],
         torch.from_numpy(y.astype(np.int64)),
         CLASSES,
@@ -94,7 +94,7 @@ def _chains(x: NDArray[Any]) -> NDArray[np.int64]:
 
     A window belongs to the recording of the one before if its first half is that one's last half.
     """
-    # Windows overlap by half of their length.
+    # Consecutive windows of a recording overlap by half.
     half = LENGTH // 2
     joined = (x[1:, RAW, :half] == x[:-1, RAW, half:]).all((1, 2))
     return np.concatenate([[0], np.cumsum(~joined)]).astype(np.int64)
@@ -115,7 +115,7 @@ def _part(folder: Path, part: str) -> Arrays:
         raise LocalError(
             f"{folder}: its files differ in their numbers of lines; unpack UCI's HAR data set again"
         )
-    # The official labels count from 1.
+    # Official labels start at 1.
     return np.stack(x, 1), y - 1, subject
 
 
@@ -123,7 +123,7 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
     try:
         with open_regular(file) as opened:
             check_fits(file, file.stat().st_size * TEXT_GROWS, "its numbers")
-            # ``ndmin`` keeps a file of one line a table.
+            # Without ``ndmin`` a file of one line would become a vector.
             return np.loadtxt(opened, dtype, ndmin=2)
     except OSError as error:
         raise LocalError(

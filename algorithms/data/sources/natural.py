@@ -41,7 +41,7 @@ class Natural(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":
-        # A source that is misspelt would silently have no records.
+        # A misspelt source would silently have no records.
         known, wanted = SOURCES[self.name], self.sources or ()
         for source in wanted:
             if source not in known:
@@ -57,7 +57,7 @@ class Natural(DataTable):
     def read(self) -> Dataset:
         """The records of the table's sources, each with its source and an id.
 
-        LocalError where none of them has a record in the folder.
+        LocalError if the folder has no record of them.
         """
         wanted = self.sources or SOURCES[self.name]
         match self.name:
@@ -67,7 +67,7 @@ class Natural(DataTable):
                 data = read_har(self.folder)
             case "tcga-brca":
                 data = read_brca(self.folder, self.years or YEARS)
-        # HAR and TCGA-BRCA have all sources in one file.
+        # Both sets are read as a whole; heart disease has one file per source.
         own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
         if not len(own):
             raise LocalError(

@@ -16,6 +16,6 @@ class Npz(DataTable):
     def read(self) -> Dataset:
         """The arrays as they are; a record's id is what the file declares.
 
-        ``data.arrays`` reads it, and never unpickles.
+        Nothing is unpickled. LocalError for a file that would not fit the memory.
         """
         return load_npz(self.file)

@@ -31,7 +31,7 @@ PUBLISHED_SILOS = 300
 class SyntheticDraw:
     """Data for the simulator, and the mixtures and coefficients that they were drawn from.
 
-    ``mixtures`` are float64 w_i, ``coefficients`` float64 θ_k.
+    Both tensors are float64.
     """
 
     shards: dict[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
@@ -51,8 +51,8 @@ def population(
 ) -> SyntheticDraw:
     """Draw a population; records have shape [1, 1, d], as the network "glm" takes them.
 
-    ``largest`` bounds the training records of a silo, ``tests`` is the number of its test records,
-    ``noise`` is σ, which may be 0. LocalError for other values that are not positive.
+    A silo has at most ``largest`` training records, and ``tests`` test records. ``noise`` is σ,
+    which may be 0. LocalError for a number that is out of range.
     """
     if (
         components < 1
@@ -71,10 +71,10 @@ def population(
     shards, mixtures = {}, []
     for silo in silos:
         rng = stream(seed, silo, 0, "synthetic/silo")
-        # As published: ⌊LogNormal(4, 2)⌋ + 50 records, at most so many.
+        # As published: min(⌊LogNormal(4, 2)⌋ + 50, 1000) records.
         size = min(int(rng.lognormal(4, 2)) + SMALLEST, largest)
         mixture = rng.dirichlet(np.full(components, alpha))
-        # One stream in this order: training records do not depend on how many test records follow.
+        # Training records are drawn first, so they do not depend on the number of test records.
         shards[silo] = (
             _draw(rng, theta, mixture, size, noise),
             _draw(rng, theta, mixture, tests, noise),
@@ -93,7 +93,7 @@ def _draw(
     # Records come component by component; training shuffles them.
     component = np.repeat(np.arange(len(theta)), rng.multinomial(size, mixture))  # [n]
     x = rng.uniform(-1, 1, (size, theta.shape[1]))
-    # [n]: each record's score under its own component.
+    # [n]: each record's score by the coefficients of its component.
     score = (x * theta[component]).sum(1) + rng.normal(0, noise, size)
     y = np.round(1 / (1 + np.exp(-score))).astype(np.int64)
     return Dataset(torch.from_numpy(x.astype(np.float32)[:, None, None]), torch.from_numpy(y))

@@ -77,7 +77,7 @@ FEATURES = (
 def read_brca(folder: Path, years: int) -> Dataset:
     """Patients of the six regions whose class is known; an id is the pid.
 
-    x is [N, 1, 1, 39]; sources are the regions.
+    x is [N, 1, 1, 39], without T and E. Sources are the regions.
     """
     for name in ("brca.csv", "centers.csv"):
         if not (folder / name).is_file():
@@ -102,7 +102,7 @@ def read_brca(folder: Path, years: int) -> Dataset:
     ).read()
 
     # The second field of a pid is the site that collected the tissue.
-    # A pid without a second field has no site, and gets the same error.
+    # A pid with one field only has no site, which is the same error.
     found = [regions.get(pid.split("-")[1]) if pid.count("-") else None for pid in raw.ids or ()]
     if None in found:
         raise LocalError(
@@ -111,12 +111,12 @@ def read_brca(folder: Path, years: int) -> Dataset:
         )
 
     # Who was alive when last seen, before the years were over, has no known class and is left out.
-    # The last column is T, in days; E is 1 where the patient has died.
+    # The last feature is T in days; E is 1 if the patient has died.
     days, died = raw.x[:, 0, 0, -1], raw.y == 1
     dead, alive = died & (days <= years * DAYS), days > years * DAYS
     sources = tuple(region or "" for region in found)
     kept = (dead | alive).numpy() & np.isin(np.array(sources), REGIONS)
-    # T was read as a feature and is none.
+    # T must not be a feature: it tells the class.
     x = raw.x[..., :-1].contiguous()
     return Dataset(x, dead.to(torch.int64), CLASSES, raw.ids, sources).take(np.flatnonzero(kept))
 

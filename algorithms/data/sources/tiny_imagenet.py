@@ -86,7 +86,7 @@ def _train(table: TinyImageNet, classes: list[str]) -> Found:
     found: Found = []
     for name in classes:
         images = table.folder / "train" / name / "images"
-        # Sorted: a folder's own order differs from disk to disk.
+        # Sorted, since file systems list a folder in any order.
         found.extend((path, name) for path in sorted(images.glob("*.JPEG")))
     if not found:
         raise LocalError(
@@ -98,7 +98,7 @@ def _train(table: TinyImageNet, classes: list[str]) -> Found:
 def _val(table: TinyImageNet) -> Found:
     images = table.folder / "val" / "images"
     found: Found = []
-    # A line: the image's file, its class and a box, between tabs.
+    # Lines have tabs between the image's file name, its class and a box.
     for line in _lines(table, "val/val_annotations.txt"):
         file, *rest = line.split("\t")
         if not rest:
@@ -116,7 +116,7 @@ def _lines(table: TinyImageNet, name: str) -> list[str]:
         with open_regular(file) as opened:
             check_fits(file, file.stat().st_size, "its text")
             lines = opened.read().decode().splitlines()
-            # An empty last line is no name.
+            # Empty lines are not names.
             return list(filter(None, lines))
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(

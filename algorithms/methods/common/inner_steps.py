@@ -24,7 +24,7 @@ Point: TypeAlias = Mapping[str, Tensors]
 def point_of(parts: Parts) -> dict[str, dict[str, Tensor]]:
     """The model's own parameters, by which a loss can be differentiated.
 
-    Not copies: gradients reach the model through them.
+    They are not copies, so gradients reach the model through them.
     """
     return {part: parameters_of(parts[part]) for part in MODEL}
 
@@ -42,7 +42,7 @@ def logits_at(parts: Parts, at: Point, x: Tensor) -> Tensor:
 def losses_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy [B] of the model at these parameters.
 
-    Not reduced over the batch.
+    It is not reduced over the batch.
     """
     return cross_entropy(logits_at(parts, at, x), y, reduction="none")
 
@@ -54,7 +54,7 @@ def gradient_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Point:
     """
 
     def mean(at: Point) -> Tensor:
-        # On trial: inside ``grad`` a buffer from outside cannot change, as running statistics do.
+        # ``on_trial`` copies buffers: batch norm would change them, which ``grad`` does not allow.
         return losses_at({part: on_trial(parts[part]) for part in MODEL}, at, x, y).mean()
 
     gradient: Point = grad(mean)(at)
@@ -84,7 +84,7 @@ def _laid_out(at: Point) -> Point:
 def sloped(at: Point, direction: Point) -> Tensor:
     """A scalar, 0, whose gradient by these parameters is the direction.
 
-    Added to a loss, it changes the gradient and leaves the value: Per-FedAvg steps so.
+    Added to a loss, it leaves the value and adds the direction to the gradient.
     """
     slopes = []
     for part, named in at.items():
@@ -96,7 +96,7 @@ def sloped(at: Point, direction: Point) -> Tensor:
 def stepped(at: Point, gradient: Point, lr: float) -> dict[str, dict[str, Tensor]]:
     """The parameters after a step of gradient descent.
 
-    ``at`` stays as it is, so the result can be differentiated by it.
+    ``at`` is not changed, and the result can be differentiated by it.
     """
     after: dict[str, dict[str, Tensor]] = {}
     for part, named in at.items():

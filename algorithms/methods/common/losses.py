@@ -11,7 +11,7 @@ from ...exchange.parts import Tensors
 def proximal(strength: float, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
     """(strength / 2) ‖θ − c‖² over all parameters θ; ``context`` holds c, as ``centre`` made it.
 
-    The gradient is strength · (θ − c).
+    Its gradient is strength · (θ − c).
     """
     named = centre(parameters)
     squares = [(tensor - context[name]).square().sum() for name, tensor in named.items()]
@@ -21,7 +21,7 @@ def proximal(strength: float, parameters: Mapping[str, Tensors], context: Tensor
 def centre(parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """The values of parts, named ``part.tensor``.
 
-    Not copies: take them of a state, whose tensors do not change.
+    They are not copies: of modules they would change with training, of a state they do not.
     """
     found: dict[str, Tensor] = {}
     for part, tensors in parts.items():

@@ -28,9 +28,9 @@ def names(second: str) -> tuple[str, ...]:
 def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
     """The job's model and further ones like it, all with the same initial values.
 
-    Equal initial values, since each is built from the same streams of the job.
+    Each is built from the same streams of the job.
     """
-    # The job's own parts keep their names, and so cross as ever.
+    # The job's own parts keep their names, by which the wire list has them.
     modules = dict(setting.build())
     for second in seconds:
         modules |= dict(zip(names(second), setting.build().values(), strict=True))
@@ -48,7 +48,7 @@ def beside_other(
     modules = setting.sketch()
     if architecture:
         modules = sketched(architecture, setting)
-    # Under other names: parts of the second model do not cross.
+    # Under names of their own, which no wire list has.
     own = dict(zip(names(second), modules.values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")
@@ -58,8 +58,7 @@ def beside_other(
 def check_other(option: str, architecture: str | None, setting: Setting) -> None:
     """LocalError unless an option names an architecture that takes the job's input.
 
-    ``option`` is its name in the job file, for the error's text; None, the job's own model, always
-    passes.
+    ``option`` is the option's name, for the error. None means the job's own model, and passes.
     """
     if architecture is None:
         return
@@ -85,7 +84,7 @@ def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
 def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
     """The parts of the second model with copies of the job's model's values, buffers included.
 
-    Copies, so that a later change of either model leaves the other as it is.
+    A later change of either model does not reach the other.
     """
     return {
         name: {key: value.clone() for key, value in parts[part].items()}
@@ -96,7 +95,7 @@ def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
 def not_begun() -> dict[str, Tensor]:
     """``extra`` of a silo before its first round.
 
-    An int64 tensor, as a state holds tensors only.
+    The mark is a tensor, since states hold only tensors.
     """
     return {BEGUN: torch.tensor(0)}
 

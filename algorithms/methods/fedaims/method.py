@@ -105,10 +105,10 @@ from ...numerics.streams import Seed, permutation, stream
 def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dict[str, int]:
     """A block 1 … ``middle`` per silo, dealt from the deepest on to silos in random order.
 
-    The draw is public, so a silo finds its own block and nobody learns anything by it.
+    Everybody can repeat the draw, so no block needs to be delivered.
     """
     order = permutation(stream(seed, "", round_, "fedaims/blocks"), len(cohort)).tolist()
-    # From the deepest block on: where silos do not divide evenly, deeper blocks have one more.
+    # From the deepest block on: if silos do not divide evenly, deeper blocks have one more.
     return {cohort[i]: middle - place % middle for place, i in enumerate(order)}
 
 
@@ -132,9 +132,9 @@ def supervision_sampling(similarity: Tensor, middle: int) -> list[int]:
     return [block_of[i] for i in range(len(cosines))]
 
 
-# From Table 8: 64 units give its sizes of adapters.
+# The text names no width; 64 gives the adapter sizes of Table 8.
 ADAPTER_WIDTH = 64
-# A silo whose backbone did not move has no direction, and must not divide by 0.
+# A backbone that did not move has no direction; its norm is raised to this, and divides.
 SMALLEST_NORM = 1e-12
 
 
@@ -170,7 +170,7 @@ class FedAIMS(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        # FedAIMS needs the features of each block, which only such models return.
+        # Only ``Blocks`` can return the features of each block.
         extractor = setting.sketch()["extractor"]
         if not isinstance(extractor, Blocks):
             raise LocalError(
@@ -194,7 +194,7 @@ class FedAIMS(Method):
         mean = TensorSpec("mean", self.compared[0].dtype, rows)
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))
         kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
-        # A sketch that is no shorter than the vector saves nothing.
+        # A sketch as long as the vector would save nothing.
         if 0 < self.options.sketch < length:
             kind, gram = Kind.SKETCH, Gram(self.options.sketch, setting.seed)
             unit = TensorSpec("sketch", "float64", (1, length))
@@ -204,7 +204,7 @@ class FedAIMS(Method):
     def up(self, round_: int) -> tuple[Part, ...]:
         """Backbone and prototypes; for Algorithm 2 also the compared direction.
 
-        The direction is [1, |φ|], or its sketch.
+        The direction is [1, |φ|]; the exchange makes any sketch of it.
         """
         shared = (self.backbone, self.prototypes)
         return (*shared, self.direction) if self.clusters else shared
@@ -221,7 +221,7 @@ class FedAIMS(Method):
         """The model, and the private ``adapter<j>`` and any ``head<j>`` of each middle block j."""
         parts = self.setting.build()
         for j, width in enumerate(self.widths[:-1], start=1):
-            # Global prototypes have the last block's width; an adapter brings them to block j's.
+            # An adapter takes prototypes from the last block's width D to block j's width.
             layers = OrderedDict(
                 inner=nn.Linear(self.widths[-1], ADAPTER_WIDTH),
                 relu=nn.ReLU(),
@@ -230,7 +230,7 @@ class FedAIMS(Method):
             parts[f"adapter{j}"] = nn.Sequential(layers)
             if self.options.aux_ce == "head":
                 parts[f"head{j}"] = nn.Linear(width, self.setting.classes)
-        # The job's own parts are filled already, from streams of their own.
+        # The job's own parts have their values already.
         for name, module in parts.items():
             if name not in self.template:
                 fill(module, self.setting.seed, f"fedaims/{name}")
@@ -238,7 +238,7 @@ class FedAIMS(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No prototype, no block."""
-        # Zeros stand for "no prototype": ``objective`` takes a class with any other value as known.
+        # A row of zeros means that the class has no prototype (``objective``).
         extra = {"prototypes": torch.zeros(self.prototypes.tensors[0].shape)}
         if self.clusters:
             extra["block"] = torch.tensor(0)
@@ -249,17 +249,17 @@ class FedAIMS(Method):
         taken = self.replaced(state, delivered, "backbone")
         extra = dict(state.extra)
         if "prototypes" in delivered:
-            # Row by row: a class that nobody held has zeros, and so counts as unknown.
+            # Classes that nobody held in the last round have zeros here, so they are unknown.
             extra["prototypes"] = delivered["prototypes"]["mean"]
         if not self.clusters:
             return SiloState(taken.parts, extra)
 
-        # Set anew each round, so that an old block cannot pass for this round's.
+        # Reset in each round, so that no old block passes for this round's.
         extra["block"] = torch.tensor(0)
         if "block" in delivered:
             extra["block"] = delivered["block"]["block"]
         if self.options.similarity == "update":
-            # Eq. 11 compares what training changes, so the start of it is kept.
+            # "update" compares how far training moves φ, so its start is kept.
             extra["received"] = self.vector(taken)
         return SiloState(taken.parts, extra)
 
@@ -277,11 +277,10 @@ class FedAIMS(Method):
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the last block's features by class: the numerator of Eq. 3.
 
-        {"sums": [C, D] float64}, by the received backbone; the divisor comes from the class counts.
+        They are {"sums": [C, D]} in float64; ``give`` divides them by the class counts.
         """
         # Line 9 of Algorithm 1: by the received backbone, before training.
         member = one_hot(y, self.setting.classes).double()  # [B, C]
-        # In float64, in which the runner adds up.
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def supervised(self, state: SiloState, facts: Facts) -> tuple[int, ...]:
@@ -290,14 +289,14 @@ class FedAIMS(Method):
             case "full":
                 return tuple(range(1, self.middle + 1))
             case "balanced":
-                # The draw again instead of a delivery: nothing leaves or comes down for it.
+                # The same draw as at every other machine, so no delivery is needed.
                 cohort = self.setting.drawn(facts.round)
                 if facts.silo not in cohort:
                     raise LocalError(
                         f"round {facts.round}: silo {facts.silo!r} was not drawn, it has no block"
                     )
                 return (balanced(cohort, self.middle, self.setting.seed, facts.round)[facts.silo],)
-            # Algorithm 2 is computed at the coordinator, so its answer is checked.
+            # Algorithm 2 runs at the coordinator, so the delivered block is checked.
             case _:
                 block = int(state.extra["block"])
                 if not 1 <= block <= self.middle:
@@ -321,9 +320,9 @@ class FedAIMS(Method):
             self.setting.epochs,
             partial(self.objective, blocks),
             self.setting.optimiser,
-            # As context, since prototypes are the silo's own values (``Stage``).
+            # In the context, so that silos that train at once each have their own.
             context={"prototypes": state.extra["prototypes"]},
-            # Under "sum" a record's loss grows with its batch (``distance``).
+            # With "sum" a record's loss depends on the size of its batch (``distance``).
             coupled=self.options.reduction == "sum",
         )
         return (stage,)
@@ -333,16 +332,16 @@ class FedAIMS(Method):
     ) -> Tensor:
         """Φ_i by sample [B].
 
-        ``context["prototypes"]`` are C_g [C, D], zeros for unknown classes.
+        ``context["prototypes"]`` is C_g [C, D], with zeros for unknown classes.
         """
         # m times [B, d_j]
-        # All blocks' features in one pass, side by side.
+        # One pass returns all blocks' features side by side.
         features = torch.split(parts["extractor"](x, True), list(self.widths), dim=1)
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
         main = cross_entropy(parts["classifier"](features[-1]), y, reduction="none")
-        # A record whose class has no prototype has R = 0; λ stays.
+        # Records of a class without a prototype have R = 0.
         main = main + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
         auxiliary = torch.zeros_like(main)
         for j in blocks:
@@ -355,14 +354,14 @@ class FedAIMS(Method):
             elif self.options.aux_ce == "prototype":
                 own = prototype_cross_entropy(adapter, prototypes, known, feature, y)
                 auxiliary = auxiliary + own  # (7)
-        # λ = main_weight; the supervised blocks share 1 - λ, so Eq. 2 and Eq. 12 are one form.
+        # The supervised blocks share 1 − λ, so this is (12) for one block and (2) for all.
         # (12), (2)
         return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """Squared distances [B] of rows [B, d], whose mean over the batch is R of Eqs. 5 and 8.
 
-        "sum" scales with the batch, so that the runner's mean gives the sum.
+        With "mean" they are means over the d features, with "sum" sums times B.
         """
         squares = (one - other).square()
         if self.options.reduction == "mean":
@@ -372,12 +371,11 @@ class FedAIMS(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
-        # Noisy in a private job, both of them.
+        # In a private job both are noisy.
         sums, counts = facts.measured["sums"], facts.class_counts.double()
         # (3); sums may have noise
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)
         # Eq. 4 is undefined where a silo lacks a class; such a silo has weight 0 there.
-        # p_i of Eq. 4 for the classes that the silo has.
         weight = (counts > 0) * float(facts.samples)
         if self.options.prototype_weights == "class_count":
             weight = counts
@@ -419,10 +417,10 @@ class FedAIMS(Method):
         combined = super().combine(state, round_, cohort, results)
         if not self.clusters:
             return combined
-        # Job order is the order of rows and columns.
+        # Rows and columns are silos in job order.
         index = torch.tensor(self.numbers(cohort))
         similarity = state["similarity"].clone()
-        # Only pairs of this cohort: the others keep their last cosine.
+        # Other pairs keep the cosine of the last round that they shared.
         similarity[index[:, None], index] = results["direction"]["gram"][0].clamp(-1, 1)
         return replace(combined, state={"similarity": similarity})
 
@@ -431,7 +429,7 @@ class FedAIMS(Method):
         last = (Latest("backbone"), Latest("prototypes"))
         if not self.clusters or round_ >= self.setting.rounds:
             return last
-        # Algorithm 2 runs over the silos that are drawn, before anybody knows who comes.
+        # Algorithm 2 deals to all drawn silos, since it is not yet known which of them come.
         cohort = self.setting.drawn(round_)
         if silo not in cohort:
             return last

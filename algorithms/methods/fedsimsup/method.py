@@ -107,7 +107,7 @@ from ...exchange.parts import Contribution, Each, Kind, Mix, Part, Tensors, Tens
 from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
-# The paper's best pair and its number of rounds, of which the scaled schedule keeps the share.
+# The paper's best pair (C, γ) and its number of rounds T; ``scaled_c`` fits C to other T.
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
 # Shares may differ by so much: rows have integer weights of 32 bits, and two machines two float64.
@@ -170,24 +170,24 @@ class FedSimSup(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        # Participation decides whether anything is exchanged at all (Eqs. 6 and 7).
+        # With all silos in each round only Eq. 6 applies, and nothing is exchanged.
         if fault := participation_fault(setting.cohort_size, len(setting.silos)):
             raise LocalError(f"method fedsimsup: {fault}")
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         self.labels = self.options.similarity == "labels"
-        # A blind job declares what the census would ask for.
+        # A job that declares counts needs no census of them.
         self.declared = bool(setting.counts)
         census = [TensorSpec("samples", "int64", ())]
         if self.labels:
             census.insert(0, TensorSpec("proportions", "float64", (setting.classes,)))
-        # Each: the coordinator weighs rows by every silo's own counts.
+        # ``Each``, since Eqs. 7 to 9 need every silo's own numbers.
         self.facts = Part("census", Kind.COUNTS, Each(), tuple(census))
-        # θ is the job's whole model; the supervisor is no part of it.
+        # θ is the job's whole model, without the supervisor.
         specs = self.flat_specs("extractor", "classifier")
         self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), specs)
-        # Mail comes down with its factor k, which the silo needs for Eq. 7.
+        # Mail comes down with the factor k of θ ← k·θ + m.
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -199,7 +199,7 @@ class FedSimSup(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained.
 
-        From round 2 on: round 1 is the first that trains, and its mail comes after it.
+        Round 1 is the first that trains, so mail can come down from round 2 on.
         """
         return (self.mail,) if round_ > 1 else ()
 
@@ -207,7 +207,7 @@ class FedSimSup(Method):
     def compares_labels(self) -> bool:
         """s_ij is a cosine of label proportions.
 
-        With ``similarity = "samples"`` sample counts are enough.
+        With ``similarity = "samples"`` no labels are compared.
         """
         return self.labels
 
@@ -216,7 +216,7 @@ class FedSimSup(Method):
     def supervisor(self, silo: str) -> str:
         """The architecture of a silo's supervisor.
 
-        Dealt in job order, so that every machine knows it.
+        Architectures are dealt in turn, in job order.
         """
         names = self.options.supervisor
         return names[self.setting.silos.index(silo) % len(names)]
@@ -224,7 +224,7 @@ class FedSimSup(Method):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """θ in its two parts, equal at all silos, and the silo's own supervisor."""
         s = self.setting
-        # Its own stream per silo: supervisors start apart.
+        # The silo's name is in the stream, so supervisors start with different values.
         supervisor = build_supervisor(self.supervisor(silo), s.input, s.classes, s.seed, silo)
         return {**s.build(), "supervisor": supervisor}
 
@@ -245,7 +245,7 @@ class FedSimSup(Method):
         """The supervisor under a frozen θ, then θ under a frozen supervisor; none in the census."""
         if facts.round == 0:
             return ()
-        # One loss for both stages: Eq. 3 sums the logits, and the frozen half is a constant.
+        # One loss for both stages: Eq. 3 adds the logits, and the frozen model's are constant.
         loss, optimiser = self.cross_entropy, self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
@@ -257,7 +257,7 @@ class FedSimSup(Method):
     def effort(self, round_: int) -> Effort:
         """Both passes count; nothing in the census.
 
-        Two passes over the records in a round (SECURITY.md rule 23).
+        A private job pays for τ_s + τ_θ epochs per round (SECURITY.md rule 23).
         """
         if round_ == 0:
             return Effort()
@@ -266,7 +266,7 @@ class FedSimSup(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The census, or θ; the supervisor is in no contribution.
 
-        In the census samples [] int64 and proportions [C] float64, which add up to one.
+        The census has ``samples`` [] int64 and with "labels" ``proportions`` [C] float64.
         """
         if facts.round:
             return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
@@ -290,7 +290,7 @@ class FedSimSup(Method):
             samples = torch.tensor([self.setting.counts[silo] for silo in silos])
         if self.declared and self.labels:
             by_class = torch.tensor([self.setting.class_counts[silo] for silo in silos])
-            # Exact: declared counts of classes add up to the declared records.
+            # Declared class counts add up to the declared records, so shares add up to 1.
             shares = by_class.double() / samples[:, None]
         state = {"samples": samples, "unmatched": unmatched}
         if self.labels:
@@ -302,8 +302,8 @@ class FedSimSup(Method):
     ) -> Combined:
         """Keep the census; afterwards post Eq. 7 to every silo that was away.
 
-        Round 0 is the census. A silo that was away gets no post where fewer than ``FEWEST`` took
-        part, or nobody is alike; ``unmatched`` counts it then.
+        Round 0 is the census. An absent silo gets no post if fewer than ``FEWEST`` silos took part
+        or none is similar to it; ``unmatched`` counts these rounds.
         """
         if round_ == 0:
             if self.declared:
@@ -311,14 +311,14 @@ class FedSimSup(Method):
             return Combined(self._censused(state, cohort, results["census"]))
 
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
-        # Who missed the census has no m_j, and so no weight.
+        # A silo that missed the census has no m_j, and takes no part.
         contributors = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in contributors)  # M
         posts, unmatched = [], []
         for silo in self.setting.silos:
             if silo in cohort:
                 continue  # Eq. 6
-            # Empty for a silo that learns from nobody: it is counted as unmatched.
+            # Stays empty if the silo has nobody to learn from; it then counts as unmatched.
             weights: dict[str, float] = {}
             # A row over fewer would be next to a copy of one silo's model.
             if samples[silo] > 0 and len(contributors) >= FEWEST:
@@ -334,7 +334,7 @@ class FedSimSup(Method):
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
         """Count a silo for which no row was made as one that is similar to nobody.
 
-        The exchange refuses rows that would show one silo too much.
+        In a blind job no row is made that would show too much of one silo.
         """
         unmatched = state["unmatched"].clone()
         unmatched[self.numbers(silos)] += 1
@@ -343,7 +343,7 @@ class FedSimSup(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """The mail that was posted to this silo.
 
-        An empty mailbox delivers nothing.
+        A silo without mail gets nothing.
         """
         return (Mail("theta"),) if self.down(round_) else ()
 
@@ -353,11 +353,11 @@ class FedSimSup(Method):
         """The positive s_ij of one silo i over the participants j."""
         own, others = self.number(silo), self.numbers(contributors)
         if self.labels:
-            # Unit vectors once: the products are cosines. ``normalize`` leaves zeros as they are.
+            # ``normalize`` leaves zeros as they are: a silo that missed the census gets cosine 0.
             unit = nn.functional.normalize(state["proportions"], dim=1)  # [n, C]
             row = unit[others] @ unit[own]  # cosines
         else:
-            # As in FedAvg, which the ablation of Fig. 3 compares with.
+            # The ablation of Fig. 3: s_ij = m_j, plain averaging.
             row = state["samples"][others].double()
         return positive_weights(contributors, row)
 
@@ -372,7 +372,7 @@ class FedSimSup(Method):
         found: dict[str, float] = {}
         for contributor in contributors:
             other = by_class[contributor]
-            # A product of 0 has no label in common, and such a silo is in no row.
+            # Without a label in common the product is 0, and the silo is not in the row.
             if product := _dot(own, other):
                 found[contributor] = product / sqrt(_dot(own, own) * _dot(other, other))
         return found
@@ -380,7 +380,7 @@ class FedSimSup(Method):
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
         """s_ij over the silos that are drawn for the round.
 
-        Empty in a job that declares no counts, and in the census.
+        They are empty in the census, and in a job that declares no counts.
         """
         if not self.declared or round_ == 0:
             return {}
@@ -396,7 +396,7 @@ class FedSimSup(Method):
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule.
 
-        1 until t = C T^γ, then falling (Eq. 10).
+        It is 1 for t < C T^γ, and then falls (Eq. 10).
         """
         rounds = self.setting.rounds
         c = PAPER_C if self.options.schedule == "paper" else scaled_c(rounds)
@@ -419,7 +419,7 @@ class FedSimSup(Method):
         unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
         # Eq. 8, 9
-        # α grows with the mean M / K, so the smallest mean gives the largest ``keep``.
+        # α grows with M / K, so the smallest mean gives the largest ``keep``.
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
@@ -432,14 +432,14 @@ class FedSimSup(Method):
         self, state: CoordinatorState, cohort: tuple[str, ...], census: Tensors
     ) -> CoordinatorState:
         index = torch.tensor(self.numbers(cohort))
-        # A silo without a record has no proportions.
+        # Without records there are no proportions, and no weight.
         sane = census["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
             # A census comes from outside: only proportions have the cosines of Eq. 7.
             shares = census["proportions"]
             sane &= ((shares >= 0) & shares.isfinite()).all(1)
-            # The silo has divided in float64, so its sum may miss one by rounding.
+            # Rounding may make the sum of proportions miss 1.
             sane &= (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
             kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, census["samples"], 0)
@@ -449,7 +449,7 @@ class FedSimSup(Method):
 def participation_fault(cohort: int, silos: int) -> str:
     """Why a cohort of this size among so many silos cannot work; empty if it can.
 
-    The text says which key of the job to change.
+    The text says which keys of the job to change.
     """
     if cohort >= silos:
         return (
@@ -468,7 +468,7 @@ def participation_fault(cohort: int, silos: int) -> str:
 def scaled_c(rounds: int) -> float:
     """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000.
 
-    ``rounds`` is T, the rounds that train.
+    ``rounds`` is T, the number of rounds that train.
     """
     share: float = (rounds / PAPER_ROUNDS) ** (1 - PAPER_GAMMA)
     return PAPER_C * share
@@ -477,9 +477,9 @@ def scaled_c(rounds: int) -> float:
 def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
     """β^t for t = 1..T.
 
-    ``round_`` is t, from 1 on; the result is in 0…1.
+    ``round_`` is t; the result is above 0 and at most 1.
     """
-    # C T^γ, the round from which on β falls.
+    # β falls from this round on.
     threshold: float = c * rounds**gamma
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 
@@ -491,7 +491,7 @@ def _dot(one: Sequence[int], other: Sequence[int]) -> int:
 def share_of_others(total: int, contributors: int, own: int) -> float:
     """λ_i^t from M, K and m_i.
 
-    Between 0 and 1: M / K is the mean of the participants' records.
+    It is 1/2 if the silo has as many records as the participants on average.
     """
     return total / (total + contributors * own)  # Eq. 9
 
@@ -511,7 +511,7 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
 
 def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
     """A fault in the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
-    # Shares are of those that took part, so they are renormalised over these.
+    # ``shares`` names only the silos that took part, so s_ij is normalised over them.
     whole = sum(alike[contributor] for contributor in shares)
     for contributor, share in shares.items():
         expected = alike[contributor] / whole

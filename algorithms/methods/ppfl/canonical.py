@@ -40,17 +40,17 @@ class Canonical(nn.ModuleList):
         outputs = torch.stack([model(z) for model in self])  # [K, B, C]
         if self.mixture == "logits":
             return torch.einsum("k,kbc->bc", c, outputs)
-        # log Σ_k c_k p_k, without leaving the log domain.
+        # log Σ_k c_k p_k, computed from logarithms, so that small p_k do not underflow.
         return torch.logsumexp(torch.log_softmax(outputs, -1) + c.log()[:, None, None], 0)
 
 
 def interpolated(models: nn.ModuleList, z: Tensor, c: Tensor) -> Tensor:
     """Output [B, C] of the one module with parameters Σ_k c_k u_k.
 
-    It is differentiable by c and by every u_k.
+    It can be differentiated by c and by each u_k.
     """
     each = [dict(model.named_parameters()) for model in models]
-    # [K, …] of each parameter, weighted over the first axis.
+    # Each parameter is stacked [K, …], and weighted over the first axis.
     mixed = {name: torch.tensordot(c, torch.stack([u[name] for u in each]), 1) for name in each[0]}
     output: Tensor = torch.func.functional_call(models[0], mixed, (z,))
     return output
@@ -59,14 +59,14 @@ def interpolated(models: nn.ModuleList, z: Tensor, c: Tensor) -> Tensor:
 class Membership(nn.Module):
     """A point c [K] of the simplex, at 1/K first; called without arguments it gives c.
 
-    The optimiser's mirror rule keeps it on the simplex (``Optimiser``).
+    The mirror rule of ``Optimiser`` keeps it there.
     """
 
     functional = True  # no batch passes through it
 
     def __init__(self, models: int) -> None:
         super().__init__()
-        # 1/K, the start of the paper's section O4.3.
+        # c_i^0 = 1/K, as in section O4.3 of the paper.
         self.c = nn.Parameter(torch.full((models,), 1 / models))
 
     def forward(self) -> Tensor:
@@ -95,6 +95,6 @@ def canonical(
         )
     with torch.device("meta"):  # construction draws nothing from torch's generator
         made = Canonical([build() for _ in range(models)], mixture)
-    # One stream per parameter name: the K models begin apart, and alike at every silo.
+    # One stream per parameter name: the K models differ, and are the same at every silo.
     fill(made, seed, prefix)
     return made

@@ -41,7 +41,7 @@ def released(coordinator: CoordinatorState) -> Tensor:
 def simulated(states: Mapping[str, SiloState]) -> Tensor:
     """Memberships [N, K] of a simulation's final states, in their order.
 
-    LocalError where a state has none.
+    LocalError if a state has none.
     """
     without = [silo for silo, state in states.items() if "membership" not in state.parts]
     if without or not states:
@@ -60,7 +60,7 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
             f"{len(labels)} labels for {len(memberships)} rows; give one a row, or none"
         )
     inside = ((memberships >= 0) & (memberships <= 1)).all(1)  # NaN is not
-    # Zeros are a silo that released nothing, which is drawn too.
+    # A silo that released nothing has zeros, and is drawn too.
     whole = ((memberships.sum(1) - 1).abs() < TOLERANCE) | (memberships == 0).all(1)
     named = zip(labels or range(len(memberships)), (inside & whole).tolist(), strict=True)
     wrong = [name for name, fits in named if not fits]
@@ -73,7 +73,7 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
 def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:
     """PNG of memberships [N, K] in 0…1, with any labels of the rows on the left.
 
-    LocalError as ``check`` has it. Cells are ``CELL`` pixels wide.
+    Cells are squares of ``CELL`` pixels. LocalError as in ``check``.
     """
     check(memberships, labels)
     shade = memberships.double().numpy()[..., None]  # [N, K, 1]
@@ -82,7 +82,7 @@ def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:
     colours[silent] = GREY
     cells = Image.fromarray(colours.repeat(CELL, 0).repeat(CELL, 1))
 
-    # A dash in each cell of a silent silo: its row is no membership.
+    # Cells of a silo that released nothing get a dash, since they show no membership.
     draw = ImageDraw.Draw(cells)
     for row, left in product(np.flatnonzero(silent).tolist(), range(0, cells.width, CELL)):
         draw.line((left + 6, row * CELL + 8, left + 10, row * CELL + 8), "black")

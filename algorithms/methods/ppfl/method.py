@@ -146,9 +146,9 @@ class PPFL(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        # The paper's own letters.
+        # K and C are the paper's letters.
         K, C = self.options.models, setting.classes
-        # K floors must leave room for the rest of the simplex.
+        # c adds up to 1, so K floors must stay below it.
         if self.options.floor * K >= 1:
             raise LocalError(
                 f"ppfl: floor = {self.options.floor} times models = {K} must stay below 1; lower"
@@ -159,7 +159,7 @@ class PPFL(Method):
                 'ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave'
                 " it out"
             )
-        # h_i is constant: sums over changing cohorts would tell it (SECURITY.md rule 1).
+        # h_i does not change, so sums over changing cohorts reveal it (SECURITY.md rule 1).
         if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
             raise LocalError(
                 f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of"
@@ -175,14 +175,14 @@ class PPFL(Method):
             )
         self.width = classifier.in_features
         self.template = self.crossing({"extractor": setting.sketch()["extractor"], **self._mixed()})
-        # An extractor without parameters leaves U alone to cross.
+        # If the extractor has no parameters, only U crosses.
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
         # The weight is 1 for each silo, whatever bounds a blind job has for weights by records.
         if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
-        # The class sums b_c and M_c, and how many silos are in them.
+        # The class sums b_c and M_c, and the number of silos in them.
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
         specs = tuple(TensorSpec(name, "float64", shape) for name, shape in sums)
         self.coupling = Part("coupling", Kind.MEMBERSHIP, Sum("total"), specs)
@@ -235,7 +235,7 @@ class PPFL(Method):
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
-        # Linear canonical models, unless the option asks for perceptrons.
+        # Without ``hidden``, canonical models are linear.
         hidden = None
         if self.options.canonical == "mlp":
             hidden = self.options.hidden
@@ -247,7 +247,7 @@ class PPFL(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No silo in the class sums yet."""
-        # Zero sums stand for "nobody": then the Laplacian's pull is 0.
+        # Zero sums: degree and pull of the first round are 0.
         return {
             spec.name: torch.zeros(spec.shape, dtype=torch.float64)
             for spec in self.coupling.tensors
@@ -263,7 +263,6 @@ class PPFL(Method):
         PPFL1's mixture of probabilities is normalised as it stands.
         """
         scores = self.predict(parts, x)
-        # log-probabilities are normalised already.
         if self.mixture != "probabilities":
             scores = torch.log_softmax(scores, -1)
         return nn.functional.nll_loss(scores, y, reduction="none")
@@ -271,7 +270,7 @@ class PPFL(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """θ replaces the silo's own; the class sums are kept for the Laplacian.
 
-        The coupling stays from the round before where none came down.
+        If no class sums came down, the last ones stay.
         """
         fresh = self.replaced(state, delivered, "model")
         return SiloState(fresh.parts, {**state.extra, **delivered.get("coupling", {})})
@@ -284,7 +283,7 @@ class PPFL(Method):
     def effort(self, round_: int) -> Effort:
         """A step on all records for the membership, or its epochs; then θ's epochs."""
         blocks, batches = self.blocks(round_), self.options.membership_batches
-        # A step on all records is charged apart from epochs of batches (``Effort``).
+        # ``Effort`` counts steps on all records apart from epochs of batches.
         moves_theta, moves_c = "theta" in blocks, "c" in blocks
         epochs = self.setting.epochs * (moves_theta + (moves_c and batches))
         return Effort(epochs=epochs, whole=int(moves_c and not batches))
@@ -292,23 +291,23 @@ class PPFL(Method):
     def theta_stage(self) -> Stage:
         """Eq. 11: v and U by the job's optimiser, c_i fixed.
 
-        Without a penalty: Eq. 13's coupling is of c alone.
+        It has no penalty, since the coupling of Eq. 13 concerns only c.
         """
         return Stage(self.theta, self.setting.epochs, self.loss, self.setting.optimiser)
 
     def membership_stage(self, state: SiloState, facts: Facts) -> Stage:
         """Eq. 14: one mirror step on the gradient over all records, θ fixed.
 
-        With ``membership_batches``, as in the authors' code, mini-batch steps for the job's epochs.
-        The penalty is Eq. 13's share of this silo.
+        ``membership_batches`` takes mini-batch steps for the job's epochs, as the authors' code
+        does. The penalty is this silo's share of Eq. 13.
         """
-        # As the paper's Eq. 14; the other rule is a quirk of the authors' code.
+        # "mirror" is Eq. 14; the other rule is a quirk of the authors' code.
         rule: Literal["mirror", "mirror-double-exponential"] = "mirror"
         if self.options.double_exponential:
             rule = "mirror-double-exponential"
         optimiser = Optimiser(self.options.membership_lr, rule=rule, floor=self.options.floor)
         h, b = proportions(facts.class_counts), state.extra["b"]
-        # d_i = Σ_c h_ic b_c and Σ_j w_ij c_j = Σ_c h_ic M_c: W has rank C at most.
+        # From class sums, since W has rank C at most: no other silo's c_j is needed.
         degree, pull = h @ b, h @ state.extra["m"]  # d_i, Σ_j w_ij c_j [K]
         lam = self._lam(state)
         # The authors' code has the gradient λ D C: no −W, and not the factor 2 of Eq. 13.
@@ -317,7 +316,7 @@ class PPFL(Method):
         context = {"degree": degree, "pull": pull, "lam": torch.tensor(lam, dtype=torch.float64)}
         whole = not self.options.membership_batches
         epochs = 1 if whole else self.setting.epochs
-        # At λ = 0 there is no coupling: no penalty, and no term to differentiate.
+        # At λ = 0 the penalty would only cost time.
         penalty = self.penalty if lam else None
         return Stage(
             ("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole
@@ -326,12 +325,12 @@ class PPFL(Method):
     def _lam(self, state: SiloState) -> float:
         """λ as it enters Eq. 13; 0 under "mean_degree" before there are any class sums.
 
-        Divided by the mean degree, a value of λ means the same for any number of silos.
+        Divided by the mean degree, λ means the same for any number of silos.
         """
         lam, b = self.options.lam, state.extra["b"]
         if self.options.lam_scale == "literal":
             return lam
-        # Before any class sums there is no mean degree to divide by.
+        # Before the first class sums the mean degree is 0, which cannot divide.
         if not b.any():
             return 0.0
         # d_i grows with N, and Σ_i d_i / N = ‖b‖² / N is the mean degree.
@@ -345,8 +344,8 @@ class PPFL(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The parts that this round's wire list names.
 
-        In the round's order. ``coupling`` holds h_i and h_i c_iᵀ: in the clear the coordinator sees
-        both.
+        ``coupling`` holds h_i, h_i c_iᵀ and the number 1. In the clear the coordinator sees all of
+        it.
         """
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
         sums = {
@@ -380,7 +379,7 @@ class PPFL(Method):
         if "membership" not in results:
             return combined
         rows = state["memberships"].clone()
-        # The cohort's rows alone: others keep what they released before.
+        # Silos that were away keep the row that they released before.
         rows[self.numbers(cohort)] = results["membership"]["c"]
         return Combined({"memberships": rows}, combined.published)
 
@@ -390,7 +389,7 @@ def proportions(class_counts: Tensor) -> Tensor:
     silos' labels.
     """
     counts = class_counts.double()
-    # A silo of which no class is shown has h = 0, and must not divide by 0.
+    # If no class of a silo is shown, counts are zeros: clamped, h is 0 and not NaN.
     return counts / counts.square().sum().sqrt().clamp(min=1.0)
 
 
