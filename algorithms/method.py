@@ -166,10 +166,10 @@ class Method(ABC):
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of this round, or in the final delivery.
 
-        The final delivery has the number after the last round: ``Setting.rounds``, or one more for
-        a method that tunes or has a census (``Job.length``). A part that is summed and comes down
-        under the same name is published in each round, as its Sum gave it. Nothing else depends on
-        it: where only silos read that sum, ``combine`` gets empty results.
+        The final delivery has the number ``Job.length``: ``Setting.rounds``, plus one if there is a
+        census, plus one if the method tunes. A part that is summed and comes down under the same
+        name is published in each round, as its Sum gave it. Nothing else may depend on this sum: if
+        only silos read it, ``combine`` gets empty results.
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
@@ -209,7 +209,8 @@ class Method(ABC):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """A silo's own modules by part, freshly initialised.
 
-        Silos may differ in what does not cross.
+        Silos may differ in what does not cross. On torch's device "meta" it is called for names and
+        shapes only.
         """
         return self.setting.build()
 

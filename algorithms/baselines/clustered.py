@@ -148,7 +148,7 @@ class ClusteredFL(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, and how far it is from the one before.
 
-        They are θ_i, and from round ``start`` on Δ_i [1, |θ|]; the exchange makes any sketch of it.
+        They are θ_i, and from round ``start`` on Δ_i [1, |θ|], which the exchange may sketch.
         """
         contributions = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:

@@ -113,7 +113,7 @@ class PFedMe(FedAvg):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Let w and θ begin at the delivered w."""
         state = self.near(super().deliver(state, delivered, facts), facts)
-        # At β = 1 Eq. 4 needs no w^t, so the state holds no copy of it.
+        # At β = 1 Eq. 4 needs no w^t, so the state does not keep it.
         if self.options.beta == 1:
             return state
         # (4) mixes w^t with the trained w.

@@ -125,7 +125,7 @@ class ClassCensus(Method):
     def effort(self, round_: int) -> Effort:
         """The method's effort; none in round 0.
 
-        Round 0 trains nothing, so it costs no budget.
+        Round 0 trains nothing; in a private job only its noised test counts cost budget.
         """
         if round_ == 0:
             return Effort()

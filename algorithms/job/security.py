@@ -133,7 +133,7 @@ class SecurityTable(Strict):
                 f"weight_least = {self.weight_least} is above weight_most = {self.weight_most};"
                 " lower it"
             )
-        # Of two holders, each could subtract its own row from the sum.
+        # In a sum of two holders, each could subtract its own row.
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
                 f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
@@ -213,7 +213,7 @@ def for_silos(audience: str, schema: Schema) -> frozenset[str]:
 
 def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
-    # What comes down under the name of a sum is that sum (``Method.down``).
+    # A part that comes down under a sum's name is that sum (``Method.down``).
     down = chain.from_iterable(map(itemgetter("down"), schema))
     return frozenset(_names(filter(is_summed, uploaded(schema))) & _names(down))
 

@@ -34,7 +34,7 @@ GROUPS = {6: 2, 16: 4, 32: 8}
 class Network:
     """One architecture: its default input, the inputs that it can take, and its parts.
 
-    ``build`` gives no initial values; ``fill`` of build.py does.
+    Initial values come from ``fill`` of build.py, not from ``build``.
     """
 
     default_input: Shape

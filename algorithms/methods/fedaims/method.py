@@ -204,7 +204,7 @@ class FedAIMS(Method):
     def up(self, round_: int) -> tuple[Part, ...]:
         """Backbone and prototypes; for Algorithm 2 also the compared direction.
 
-        The direction is [1, |φ|]; the exchange makes any sketch of it.
+        The direction is [1, |φ|], which the exchange may sketch.
         """
         shared = (self.backbone, self.prototypes)
         return (*shared, self.direction) if self.clusters else shared

@@ -403,7 +403,7 @@ class FedSimSup(Method):
         return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Check mail by Eq. 7 to 10, computed anew from the counts that the job declares."""
+        """Check mail by Eq. 7 to 10, computed again from the counts that the job declares."""
         if not self.declared:
             return ""
         others = [other for other in self.setting.silos if other != silo]
