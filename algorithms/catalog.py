@@ -50,6 +50,7 @@ from .methods.local import Local
 from .methods.pfedsim import PFedSim
 from .methods.ppfl.method import PPFL
 
+# Part of the interface with other packages: their pyproject.toml names it.
 GROUP = "staddle.methods"  # of entry points
 
 METHODS: dict[str, type[Method]] = {
@@ -88,12 +89,19 @@ METHODS: dict[str, type[Method]] = {
 
 
 def names() -> list[str]:
-    """All method names that a job may use on this machine."""
+    """All method names that a job may use on this machine.
+
+    Installed packages are listed, and not imported.
+    """
     return sorted({*METHODS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def method_class(name: str, origin: str = "method") -> type[Method]:
-    """The class of a method; LocalError suggests the nearest name."""
+    """The class of a method; LocalError suggests the nearest name.
+
+    A package's method is imported here; LocalError names the package if its class breaks the
+    contract. Errors begin with ``origin``.
+    """
     # The table first: an installed package cannot replace a method of Staddle's.
     if name in METHODS:
         return METHODS[name]
@@ -134,6 +142,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     )
     try:
         found = entry.load()
+    # Another project's code: an error in its import must name the package.
     except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(
             f"{where}, cannot be imported: {error}; install that package anew"
@@ -167,7 +176,10 @@ def _package(entry: EntryPoint) -> str:
 
 
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:
-    """Options checked against the method's own model, defaults filled in."""
+    """Options checked against the method's own model, defaults filled in.
+
+    LocalError names the option that is wrong; its text begins with ``origin``.
+    """
     return validate(
         dict(options),
         method_class(name, origin).options_model,
@@ -176,6 +188,9 @@ def method_options(name: str, options: Mapping[str, Any], origin: str = "method"
 
 
 def configure(name: str, options: Mapping[str, Any] | Strict, setting: Setting) -> Method:
-    """A method, ready for either half."""
+    """A method, ready for either half.
+
+    LocalError for options that the method rejects, or a setting in which it cannot work.
+    """
     checked = options if isinstance(options, Strict) else method_options(name, options)
     return method_class(name)(setting, checked)

@@ -10,6 +10,7 @@ from .exchange.parts import Tensors
 from .leaks.taint import PRIVATE, Taint
 from .leaks.traps import LongestSteps
 
+# Losses call parts by name, so the same loss serves modules and stacked values under vmap.
 # part name → the module, or its functional form under vmap
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 
@@ -51,7 +52,11 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class SiloState:
-    """State of a silo between rounds: parameters and buffers by part, and other tensors."""
+    """State of a silo between rounds: parameters and buffers by part, and other tensors.
+
+    ``parts`` holds every tensor of each part's ``state_dict``. A state is replaced as a whole and
+    never changed in place, so the old state survives a round that fails.
+    """
 
     parts: Mapping[str, Tensors]
     extra: Tensors = field(default_factory=dict)
@@ -63,7 +68,10 @@ class SiloState:
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
+        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``.
+
+        ``taints`` uses these names.
+        """
         found: dict[str, Tensor] = {}
         for part, tensors in self.parts.items():
             found |= _prefixed(f"part/{part}/", tensors)
@@ -71,6 +79,7 @@ class SiloState:
 
     def taint(self, name: str) -> Taint:
         """The taint of a tensor of ``flat`` in a private job; private where it is unknown."""
+        # A forgotten entry must hold a tensor back, and never let it leave.
         return self.taints.get(name, PRIVATE)
 
 
@@ -138,7 +147,7 @@ class Survey:
 
     The runner adds up in float64 what ``measure`` gives of each batch; the sums join
     ``facts.measured`` from there on. With ``rows`` it gives a row of each record, and the rows of
-    all records, in their order, stand in place of sums.
+    all records, in their order, stand in place of sums. A private job rejects surveys.
     """
 
     measure: Measurement
@@ -149,7 +158,8 @@ class Survey:
 class Change:
     """A change of the silo's state between two stages.
 
-    The stages that follow train the parts that it has then.
+    ``change`` takes the state as trained so far and returns a new one, whose parts the following
+    stages train. A private job rejects changes.
     """
 
     change: Callable[[SiloState, Facts], SiloState]

@@ -17,7 +17,10 @@ Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange ga
 
 @dataclass(frozen=True)
 class Latest:
-    """Deliver the last published value of a part; nothing where none was published yet."""
+    """Deliver the last published value of a part; nothing where none was published yet.
+
+    If only silos may read a blind job's sums, the coordinator relays it without opening it.
+    """
 
     part: str
 
@@ -26,7 +29,8 @@ class Latest:
 class Row:
     """Deliver a Mix row: sum over silos of weight · last uploaded version.
 
-    The runtime normalises the weights.
+    The runtime normalises the weights. It leaves out silos without a version, and delivers nothing
+    if none remains.
     """
 
     part: str
@@ -34,14 +38,21 @@ class Row:
 
 
 def positive_weights(silos: Iterable[str], row: Tensor) -> dict[str, float]:
-    """A row of weights [n] by silo, without those that are not positive."""
+    """A row of weights [n] by silo, without those that are not positive.
+
+    The row has one weight per silo, in the same order; ValueError if their lengths differ.
+    """
+    # Weight 0 is left out: that silo may never have uploaded a version.
     pairs = zip(silos, row.tolist(), strict=True)
     return {silo: weight for silo, weight in pairs if weight > 0}
 
 
 @dataclass(frozen=True)
 class Value:
-    """Deliver a small tensor that the coordinator half made for this silo."""
+    """Deliver a small tensor that the coordinator half made for this silo.
+
+    Its part is ``addressed`` (method.py): silos do not compare what they received in it.
+    """
 
     part: str
     tensors: Tensors
@@ -49,7 +60,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Mail:
-    """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none."""
+    """Deliver the silo's mail (``Post``) with ``@keep``; nothing where there is none.
+
+    ``Method.mailed`` folds it into the silo's parameters.
+    """
 
     part: str
 
@@ -57,6 +71,7 @@ class Mail:
 Delivery: TypeAlias = Latest | Row | Value | Mail
 
 
+# A method's own tensors cannot have a name with "@".
 KEEP = TensorSpec("@keep", "float64", ())
 
 
@@ -77,7 +92,11 @@ class Post:
 
 @dataclass(frozen=True)
 class Combined:
-    """The outcome of a round at the coordinator half: next state, published values and mail."""
+    """The outcome of a round at the coordinator half: next state, published values and mail.
+
+    ``published`` replaces the last value of each part that it names; values must be finite.
+    ``posts`` name parts that this round's silos uploaded for a Mix.
+    """
 
     state: CoordinatorState
     published: Mapping[str, Tensors] = field(default_factory=dict)  # for Latest

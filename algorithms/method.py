@@ -47,6 +47,8 @@ from .numerics.streams import Seed
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
 
+# Counts, not accuracies: their sums give the accuracy over all silos' test records, and a blind job
+# can add them up.
 METRICS = Part(
     "metrics",
     Kind.METRIC,
@@ -98,7 +100,12 @@ class NoOptions(Strict):
 
 
 class Method(ABC):
-    """Base of all methods. Subclasses set the class variables and write the two halves."""
+    """Base of all methods. Subclasses set the class variables and write the two halves.
+
+    The two halves run on different machines, each with its own object; on one machine all users of
+    a job share one object (``Job.method``). So an object holds only the setting, the options and
+    what follows from them. Silo and coordinator keep everything else in their states.
+    """
 
     name: str
     version: int
@@ -127,10 +134,14 @@ class Method(ABC):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         self.setting = setting
         self.options = self.options_model() if options is None else options
+        # The sketch has no values: specs need only names, dtypes and shapes.
         self.template = self.crossing(setting.sketch())
 
     def number(self, silo: str) -> int:
-        """A silo's place in job order, its row in states of the coordinator half."""
+        """A silo's index in job order, which is its row in states of the coordinator half.
+
+        ValueError for a silo that the job does not name.
+        """
         return self.setting.silos.index(silo)
 
     def numbers(self, silos: Iterable[str]) -> list[int]:
@@ -145,21 +156,28 @@ class Method(ABC):
 
     @abstractmethod
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo uploads in this round, besides the metrics that every method has."""
+        """Parts that a silo uploads in this round, besides the metrics that every method has.
+
+        ``round_`` counts from 0. The list is in the signed job, and each machine computes it again
+        and compares: so it depends on the job alone, never on a silo's data.
+        """
 
     @abstractmethod
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery.
+        """Parts that may be delivered at the start of this round, or in the final delivery.
 
-        What is summed and comes down under the same name is published in each round, as its Sum
-        gave it, and nothing else depends on it: where silos alone read that sum, ``combine`` gets
-        empty results.
+        The final delivery has the number ``Job.length``: ``Setting.rounds``, plus one if there is a
+        census, plus one if the method tunes. A part that is summed and comes down under the same
+        name is published in each round, as its Sum gave it. Nothing else may depend on this sum: if
+        only silos read it, ``combine`` gets empty results.
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
         """Parts of ``up``, besides ratios, of which a row is a class.
 
-        A row is zeros where a silo has no record of its class.
+        A row is zeros where a silo has no record of its class. A blind job counts the holders of
+        each class first, and leaves out the rows of classes with too few holders
+        (algorithms/job/class_census.py).
         """
         return ()
 
@@ -180,7 +198,10 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """True if the coordinator half needs the number of training records per class and silo."""
+        """True if the coordinator half needs the number of training records per class and silo.
+
+        Class counts do not cross in a blind job: its file declares them (``Setting.class_counts``).
+        """
         return False
 
     # The silo half.
@@ -188,22 +209,33 @@ class Method(ABC):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """A silo's own modules by part, freshly initialised.
 
-        Silos may differ in what does not cross.
+        Silos may differ in what does not cross. On torch's device "meta" it is called for names and
+        shapes only.
         """
         return self.setting.build()
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
-        """Other tensors of a silo's state before its first round."""
+        """Other tensors of a silo's state before its first round.
+
+        They stay at the silo unless ``give`` puts them into a contribution.
+        """
         return {}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Logits [B, classes] of the silo's model."""
+        """Logits [B, classes] of the silo's model.
+
+        ``parts`` hold modules, or their functional forms under ``torch.vmap``; ``x`` is [B,
+        channels, height, width]. The runner compares the largest logit of each test record with its
+        label.
+        """
         return parts["classifier"](parts["extractor"](x))
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Take what came down into the state.
 
-        By default each part replaces the parameters that it names.
+        By default each part replaces the parameters that it names. ``delivered`` lacks a part of
+        ``down`` until the coordinator has something to deliver for it. The result is a new state:
+        the given one must stay unchanged, since the round may still fail.
         """
         return self.replaced(state, delivered, *delivered)
 
@@ -217,21 +249,35 @@ class Method(ABC):
         return {}
 
     def effort(self, round_: int) -> Effort:
-        """Upper bound on a round's use of records: by default the job's epochs."""
+        """Upper bound on a round's use of records: by default the job's epochs.
+
+        A private job reserves its budget by this bound before the round, so it may not depend on a
+        silo's data. ``stages`` that take more are a LocalError there.
+        """
         return Effort(epochs=self.setting.epochs)
 
     @property
     def private_fault(self) -> str:
-        """Why a job with these options cannot be private; empty if it can."""
+        """Why a job with these options cannot be private; empty if it can.
+
+        The text follows the method's name in an error; it says what to change, if anything helps.
+        """
         return ""
 
     @abstractmethod
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """The stages of training of this round in order, with surveys and changes in between."""
+        """The stages of training of this round in order, with surveys and changes in between.
+
+        All are made before the first one runs. An empty course trains nothing in this round.
+        """
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """One contribution for each part of ``up(facts.round)``, from the state after training."""
+        """One contribution for each part of ``up(facts.round)``, from the state after training.
+
+        Tensors have the dtypes and shapes of ``Part.given``, and finite values within its bounds. A
+        Sum of form "mean" takes one weight, a Sum of form "ratio" one weight per row.
+        """
 
     # The coordinator half.
 
@@ -245,11 +291,14 @@ class Method(ABC):
         """Turn the results of a round into the next state, published values and posts.
 
         By default the sums are published, except those that silos alone read, whose results are
-        empty.
+        empty. ``cohort`` are the silos that contributed, in job order. The given state must stay
+        unchanged, since the round may still fail.
         """
+        # Sums only: versions for a Mix are stored elsewhere, and a Gram is for the coordinator.
         published = {}
         for part in self.up(round_):
             if isinstance(part.exchange, Sum) and results[part.name]:
+                # Without ``@weight``, which does not come down.
                 published[part.name] = picked(part.tensors, results[part.name])
         return Combined(state, published)
 
@@ -258,7 +307,10 @@ class Method(ABC):
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The delivery to a silo at the start of a round: by default all of ``down``, latest."""
+        """The delivery to a silo at the start of a round: by default all of ``down``, latest.
+
+        ``silo`` may be one that never took part.
+        """
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
@@ -288,6 +340,7 @@ class Method(ABC):
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
         """Specs by part of what may cross: parameters, then buffers if they are "global"."""
+        # This order is the wire order, so all machines must have the same.
         buffers = self.setting.buffers == "global"
         crossing: dict[str, tuple[TensorSpec, ...]] = {}
         for name, module in modules.items():
@@ -304,16 +357,25 @@ class Method(ABC):
         return Part(name, kind, Sum("mean"), self.flat_specs(*parts))
 
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
-        """Specs of the named parts' parameters, named ``part.parameter``."""
+        """Specs of the named parts' parameters, named ``part.parameter``.
+
+        The order is the wire order: part by part, each in definition order.
+        """
         return tuple(replace(spec, name=name) for name, _, spec in self._named_specs(parts))
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
-        """Parameters of the named parts, named ``part.parameter``."""
+        """Parameters of the named parts, named ``part.parameter``.
+
+        The tensors are the state's own, not copies.
+        """
         named = self._named_specs(parts)
         return {name: state.parts[part][spec.name] for name, part, spec in named}
 
     def spec_of(self, part: str, name: str) -> TensorSpec:
-        """The spec of one parameter of a part."""
+        """The spec of one parameter of a part.
+
+        KeyError for a parameter that the part lacks, or a buffer that does not cross.
+        """
         named = {spec.name: spec for spec in self.template[part]}
         return named[name]
 
@@ -328,6 +390,7 @@ class Method(ABC):
         parts = dict(state.parts)
         for tensors in map(delivered.get, names):
             for name, value in (tensors or {}).items():
+                # The first dot ends the part's name; parameters may have more in theirs.
                 part, _, leaf = name.partition(".")
                 parts[part] = {**parts[part], leaf: value}
         return SiloState(parts, state.extra)
@@ -336,10 +399,16 @@ class Method(ABC):
         self, contributions: Mapping[str, Contribution], round_: int
     ) -> dict[str, Contribution]:
         """The contributions that the wire list has for this round, in its order."""
+        # A method may make contributions for all its phases; those of other rounds are dropped.
         return {part.name: contributions[part.name] for part in self.up(round_)}
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
-        """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m, in float64."""
+        """Fold mail into the named parts' parameters (``Post``): θ ← k·θ + m.
+
+        It is computed in float64 and rounded once, to each parameter's dtype. KeyError if the mail
+        lacks ``@keep`` or one of the parameters.
+        """
+        # k is the product of ``keep`` over all posts in this mail.
         kept = mail[KEEP.name]
         changed = dict(state.parts)
         for name, value in self.flat(state, *parts).items():
@@ -349,11 +418,18 @@ class Method(ABC):
         return SiloState(changed, state.extra)
 
     def stage(self, *trains: str) -> Stage:
-        """Cross-entropy on the job's epochs and optimiser, training the named parts."""
+        """Cross-entropy on the job's epochs and optimiser, training the named parts.
+
+        Methods change single fields by ``dataclasses.replace``.
+        """
         return Stage(trains, self.setting.epochs, self.cross_entropy, self.setting.optimiser)
 
     def cross_entropy(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Per-sample cross-entropy [B] of ``predict``."""
+        """Per-sample cross-entropy [B] of ``predict``.
+
+        The runner takes the mean, and a private job clips each record's gradient first: so the
+        losses are not reduced here.
+        """
         return nn.functional.cross_entropy(self.predict(parts, x), y, reduction="none")
 
 
@@ -367,6 +443,7 @@ def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
 
     Batch norm's count of batches is none of them.
     """
+    # A count of batches is an integer: its mean over silos would mean nothing.
     buffers = module.named_buffers()
     return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
 
@@ -396,6 +473,7 @@ def initial_state(
     own = dict(weights or {})
     with torch.no_grad():
         parts = {part: _values(module) for part, module in method.modules(silo).items()}
+        # Loaded weights come last, so that they replace those that ``modules`` drew.
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state

@@ -56,7 +56,7 @@ class APFLOptions(FedAvgOptions):
     alpha: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """α in the beginning: 0 is the shared model, 1 the silo's own."""
     adaptive: Annotated[bool, Field(strict=True)] = True
-    """Whether each silo learns its α."""
+    """If true, each silo learns its own α; if false, α stays as it is."""
 
 
 class Mixture(nn.Module):
@@ -96,12 +96,16 @@ class APFL(FedAvg):
         return not_begun()
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Logits of v̄."""
+        """Logits [B, classes] of v̄."""
         return self.mixed(parts, parts[MIXTURE](), x)
 
     def mixed(self, parts: Parts, alpha: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, classes] of v̄, by which v and α are trained, and w is not."""
+        """Logits [B, classes] of v̄, by which v and α are trained, and w is not.
+
+        v̄ mixes parameters, as the paper says; its buffers are those of v.
+        """
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
+        # w is held still: (3) moves only v, and (4) only α.
         v, w = point_of(own), detached(point_of(parts))
         between: dict[str, dict[str, Tensor]] = {}
         for part in MODEL:
@@ -115,14 +119,23 @@ class APFL(FedAvg):
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """α, then w and v together."""
+        """α, then w and v together.
+
+        With ``adaptive = false`` α stays, and nothing is surveyed.
+        """
+        # One stage for both models, as the paper takes (2) and (3) on the same batch.
         both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
         if not self.options.adaptive:
             return (both,)
+        # (4) comes first, where w_i = w^t (see the top of this file).
         return (Survey(self.slope), Change(self.adapted), both)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The derivative of the losses by α, of all records together."""
+        """The derivative of the losses by α, of all records together.
+
+        {"slope": []}: a sum over the batch's records, since a survey adds batches up; ``adapted``
+        divides by the records.
+        """
 
         def losses(alpha: Tensor) -> Tensor:
             return cross_entropy(self.mixed(parts, alpha, x), y, reduction="sum")
@@ -130,13 +143,20 @@ class APFL(FedAvg):
         return {"slope": grad(losses)(parts[MIXTURE]())}
 
     def adapted(self, state: SiloState, facts: Facts) -> SiloState:
-        """The state with the next α."""
+        """The state with the next α.
+
+        It is cut to [0, 1], and keeps its dtype.
+        """
         alpha = state.parts[MIXTURE]["alpha"]
+        # The mean slope over all records; η is the job's learning rate.
         step = self.setting.optimiser.lr * facts.measured["slope"] / facts.samples
         after = (alpha - step.to(alpha.dtype)).clamp(0, 1)  # (4)
         return replace(state, parts={**state.parts, MIXTURE: {"alpha": after}})
 
     def both(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Cross-entropy [B] of w and of v̄, added."""
+        """Cross-entropy [B] of w and of v̄, added.
+
+        Its gradient by w is that of (2), its gradient by v that of (3).
+        """
         shared = cross_entropy(logits(parts, x), y, reduction="none")  # (2)
         return shared + cross_entropy(self.predict(parts, x), y, reduction="none")  # (3)

@@ -69,6 +69,7 @@ from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, Tensor
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
 
+# An update of length 0 has no direction; its norm is raised to this, so that (1) is defined.
 SMALLEST_NORM = 1e-12
 
 
@@ -103,6 +104,7 @@ class ClusteredFL(Method):
         super().__init__(setting, options)
         self.model = Part("model", Kind.WHOLE_MODEL, Mix(), self.flat_specs(*MODEL))
         modules = setting.sketch()
+        # Parameters only: running statistics are not in Δ_i, even if ``model`` has them.
         self.compared = [
             (part, spec) for part in MODEL for spec in specs_of_parameters(modules[part])
         ]
@@ -120,17 +122,22 @@ class ClusteredFL(Method):
         return (self.model, self.update)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The cluster's model; there is none before the first round."""
+        """The cluster's model; there is none before the first round.
+
+        Each silo gets that of its own cluster, so the part is ``addressed``.
+        """
         return (self.model,) if round_ else ()
 
     # The silo half. ``extra`` holds θ_c [|θ|], from which a round's training began.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Zeros in place of a received model."""
+        # [|θ|], so that a state has the same tensors from the start.
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The model from which training begins: the cluster's, else the silo's own."""
+        # Kept as θ_c of (1), since training changes the parameters.
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 
@@ -139,7 +146,10 @@ class ClusteredFL(Method):
         return (self.stage(*MODEL),)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained model, and how far it is from the one before."""
+        """The trained model, and how far it is from the one before.
+
+        They are θ_i, and from round ``start`` on Δ_i [1, |θ|], which the exchange may sketch.
+        """
         contributions = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:
             (spec,) = self.update.tensors
@@ -148,7 +158,10 @@ class ClusteredFL(Method):
         return contributions
 
     def vector(self, state: SiloState) -> Tensor:
-        """The model's parameters in one row [|θ|]."""
+        """The model's parameters in one row [|θ|].
+
+        The order is that of ``compared``: extractor, then classifier, each in definition order.
+        """
         return torch.cat([state.parts[part][spec.name].reshape(-1) for part, spec in self.compared])
 
     # The coordinator half. ``cluster`` [N] has the number of each silo's cluster, ``gave`` [N] the
@@ -165,30 +178,44 @@ class ClusteredFL(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 2 to 4 for each cluster, on the members that came."""
+        """Eqs. 2 to 4 for each cluster, on the members that came.
+
+        ``results["update"]["gram"]`` is [1, m, m] for the m silos of the cohort. Models are not in
+        ``results``: they stay stored for their Mix.
+        """
+        # The state covers all silos, present or not; ``index`` are the rows of this cohort.
         index = torch.tensor(self.numbers(cohort))
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
         gave[index] = round_
         if "update" in results:
+            # One vector per silo, so the Gram has one group.
             gram = results["update"]["gram"][0]
+            # A cluster can split only if some of its silos are in this round.
             for number in sorted(set(cluster[index].tolist())):
                 here = (cluster[index] == number).nonzero()[:, 0]
                 leaving = self.leaving(gram[here[:, None], here])
                 if leaving.any():
+                    # Silos that leave get a new number; the others keep theirs.
                     cluster[index[here[leaving]]] = cluster.max() + 1
         return Combined({"cluster": cluster, "gave": gave})
 
     def leaving(self, gram: Tensor) -> Tensor:
-        """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n]."""
+        """Mask [n] of the members that leave a cluster, by their updates' inner products [n, n].
+
+        All are False if (2) or (4) does not hold, or a part would have fewer than ``smallest``
+        silos.
+        """
         # Norms and the mean follow from the inner products, so no update itself is needed.
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
+        # A single silo cannot split.
         if n < 2 or not (mean < self.options.eps_1 and lengths.max() > self.options.eps_2):  # (2)
             return stays
         divisor = lengths.clamp(min=SMALLEST_NORM)
         alike = (gram / (divisor[:, None] * divisor)).clamp(-1, 1)  # (1)
         second = bipartition(alike)
+        # α_cross of (3): the largest similarity across the two groups.
         across = alike[~second][:, second].max()
         fewer = min(int(second.sum()), int((~second).sum()))
         gap = ((1 - across) / 2).sqrt()
@@ -197,12 +224,16 @@ class ClusteredFL(Method):
         return stays
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """Eq. 5; nothing where nobody of the cluster has given a model."""
+        """Eq. 5; nothing where nobody of the cluster has given a model.
+
+        The row has equal weights over the silos that took part in the cluster's last round.
+        """
         same = state["cluster"] == state["cluster"][self.number(silo)]
+        # The cluster's last round: the last one in which any of its silos uploaded a model.
         last = torch.where(same, state["gave"], -1).max()
         if last < 0:
             return ()
-        # Equal weights, as in the authors' code, for the members that came in the last round.
+        # Equal weights, as in the authors' code; the paper weighs by records.
         members = same & (state["gave"] == last)
         return (Row("model", positive_weights(self.setting.silos, members.double())),)
 
@@ -216,6 +247,7 @@ def bipartition(alike: Tensor) -> Tensor:
     # Eq. 3 is solved exactly: each pair that is joined is at least as similar as all that are not.
     n = len(alike)
     group = list(range(n))
+    # The most similar pairs first; indices break ties, so every machine gets the same groups.
     pairs = sorted((-float(alike[i, j]), i, j) for i in range(n) for j in range(i + 1, n))
     for _, i, j in pairs:
         if len(set(group)) == 2:

@@ -78,17 +78,25 @@ class Ditto(FedAvg):
         return begun(super().deliver(state, delivered, facts), OWN)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train w as FedAvg does, then v near the delivered w."""
+        """Train w as FedAvg does, then v near the delivered w.
+
+        (2) adds the penalty (λ/2) ‖v − w^t‖² over parameters; with λ = 0 there is none.
+        """
         # Two stages with disjoint reads: v must not reach w, which leaves the silo.
         common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
         own = replace(self.stage(*names(OWN)), reads=())  # (2)
         if self.options.lam:
+            # w^t as delivered: v is pulled towards it, not towards the trained w.
             near = centre(taken(state.parts, OWN))
+            # A penalty, not a loss: it depends on no record, so DP-SGD adds it without noise.
             own = replace(own, penalty=partial(proximal, self.options.lam), context=near)
         return (common, own)
 
     def effort(self, round_: int) -> Effort:
-        """The job's epochs for each of the two models."""
+        """The job's epochs for each of the two models.
+
+        In a private job (2) has noise too, since test counts of v leave the silo.
+        """
         return Effort(epochs=2 * self.setting.epochs)
 
     def common(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:

@@ -81,12 +81,14 @@ class FedALA(Method):
         layers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for part, specs in named.items():
             for spec in specs:
+                # Weight and bias of a layer have the same name before the last dot.
                 layer = (part, spec.name.rpartition(".")[0])
                 layers.setdefault(layer, []).append((part, spec.name))
         if self.options.layers > len(layers):
             raise LocalError(
                 f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it"
             )
+        # ``layers`` keeps the model's order, so the upper layers are the last ones.
         upper = set(chain.from_iterable(list(layers.values())[-self.options.layers :]))
         self.upper: dict[str, list[TensorSpec]] = {}
         for part, specs in named.items():
@@ -111,6 +113,7 @@ class FedALA(Method):
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
+                # One weight per number of the upper layers; at 1, Eq. 1 gives Θ.
                 ones[key] = torch.ones(spec.shape, dtype=DTYPES[spec.dtype])
         return {**self.setting.build(), "weights": nn.ParameterDict(ones)}
 
@@ -119,13 +122,17 @@ class FedALA(Method):
         return {"learned": torch.tensor(0)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights."""
+        """Eq. 1 with the weights as they are; both ends are kept in order to learn the weights.
+
+        If no model came down, as in a job's first round, the state stays as it is.
+        """
         if "model" not in delivered:
             return state
         taken, extra = super().deliver(state, delivered, facts), dict(state.extra)
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
+                # Eq. 1 is computed again with the learned weights, so both ends are kept.
                 extra[f"old/{key}"] = state.parts[part][spec.name]
                 extra[f"new/{key}"] = taken.parts[part][spec.name]
         return SiloState(self._mixed(taken, extra), extra)
@@ -139,9 +146,14 @@ class FedALA(Method):
         )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Learn the weights, mix the models, train the model."""
+        """Learn the weights, mix the models, train the model.
+
+        The weights are learned for ``start_epochs`` epochs the first time, and for 1 afterwards.
+        """
+        # Training reads no other part, so W_i is not handed to it.
         local = replace(self.stage("extractor", "classifier"), reads=())
         context = {key: value for key, value in state.extra.items() if key != "learned"}
+        # Nothing was delivered, so there are no weights to learn.
         if not context:
             return (local,)
         # Weights start at ones; the authors' code learns them to convergence the first time.
@@ -152,13 +164,17 @@ class FedALA(Method):
 
     def mixture_loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """Cross-entropy [B] of Θ̂_i."""
+        # Mixed inside the loss, so that it can be differentiated by W_i.
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
         logits = called_with(parts["classifier"], mixed["classifier"], features)
         return cross_entropy(logits, y, reduction="none")
 
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
-        """The upper layers of Θ̂_i by part."""
+        """The upper layers of Θ̂_i by part.
+
+        Lower layers are not in the result: Eq. 1 takes them from Θ unchanged.
+        """
         mixed: dict[str, dict[str, Tensor]] = {}
         for part, specs in self.upper.items():
             mixed[part] = {}
@@ -169,7 +185,10 @@ class FedALA(Method):
         return mixed
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eq. 1 with the weights just learned."""
+        """Eq. 1 with the weights just learned.
+
+        The state no longer holds the two ends, which are two more copies of the upper layers.
+        """
         return SiloState(self._mixed(state, state.extra), {"learned": torch.tensor(1)})
 
     def _mixed(self, state: SiloState, context: Tensors) -> Mapping[str, Tensors]:

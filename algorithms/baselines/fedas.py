@@ -88,12 +88,14 @@ class FedAS(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
+        # Bounded below, so that both ends reject a trace by which Eq. 5 could divide by 0.
         trace = TensorSpec("trace", "float64", (), SMALLEST_TRACE)
         self.weighted = Part(
             "weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace)
         )
         weight = self.spec_of("classifier", "weight")
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
+        # Per-record gradients in memory at a time: each has as many numbers as the model.
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)
         self.at_once = max(1, NUMBERS_AT_ONCE // numbers)
 
@@ -121,8 +123,12 @@ class FedAS(Method):
         return {"prototypes": torch.zeros(self.rows.shape, dtype=DTYPES[self.rows.dtype])}
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Align the delivered extractor, train, and measure the records."""
+        """Align the delivered extractor, train, and measure the records.
+
+        A silo's first round has no alignment, since there are no prototypes yet.
+        """
         train = self.stage("extractor", "classifier")  # (3)
+        # The survey comes after training: Eqs. 1 and 4 take the trained model.
         course = (train, Survey(self.survey), Change(self.remember))
 
         # Before its first round a silo has no prototypes to align to.
@@ -132,6 +138,7 @@ class FedAS(Method):
         optimiser = Optimiser(self.options.alignment_lr)
         context = {"prototypes": state.extra["prototypes"]}
         # (2)
+        # Coupled: Eq. 2 divides by B_k, which counts records of the batch.
         align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)
         return (align, *course)
 
@@ -139,10 +146,15 @@ class FedAS(Method):
         """Eq. 2 by sample [B]; the batch's mean of it is the sum over classes of their means."""
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
         alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
+        # Times B: the runner's mean over the batch divides by it again.
         return squares * len(y) / alike
 
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d], and Eq. 4."""
+        """Sums of features by class [C, d], and Eq. 4.
+
+        Both are float64, by the trained model in evaluation mode. Each record adds the squared norm
+        of its own gradient.
+        """
         member = one_hot(y, self.setting.classes).double()  # [B, C]
         return {
             "sums": member.T @ parts["extractor"](x).double(),
@@ -150,7 +162,10 @@ class FedAS(Method):
         }
 
     def squares(self, parts: Parts, x: Tensor, y: Tensor) -> Tensor:
-        """The squared norm [B] of each record's gradient by all parameters."""
+        """The squared norm [B] of each record's gradient by all parameters.
+
+        At most ``at_once`` gradients are in memory at a time.
+        """
         own = {part: parameters_of(parts[part]) for part in ("extractor", "classifier")}
 
         def loss(parameters: Mapping[str, Tensors], one_x: Tensor, one_y: Tensor) -> Tensor:
@@ -158,6 +173,7 @@ class FedAS(Method):
             logits = called_with(parts["classifier"], parameters["classifier"], features)
             return cross_entropy(logits, one_y[None])
 
+        # By a batch of one record: the mean gradient of a larger one would hide the single norms.
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:
             gradients = grad(loss)(own, one_x, one_y)
             tensors = chain.from_iterable(named.values() for named in gradients.values())
@@ -167,15 +183,22 @@ class FedAS(Method):
         return squares
 
     def remember(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eq. 1, for the next round."""
+        """Eq. 1, for the next round.
+
+        The prototypes [C, d] have the classifier's dtype; classes without records have zeros.
+        """
         means = facts.measured["sums"] / facts.class_counts.double().clamp(min=1)[:, None]
         return replace(state, extra={"prototypes": means.to(DTYPES[self.rows.dtype])})  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained extractor times T_i, and T_i."""
+        """The trained extractor times T_i, and T_i.
+
+        T_i is float64, and the extractor keeps its dtypes.
+        """
         # Never 0: Eq. 5 divides by the sum of the traces.
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {
+            # The product is rounded once, to the dtype in which it crosses.
             name: (trace * t.double()).to(t.dtype)
             for name, t in self.flat(state, "extractor").items()
         }
@@ -189,6 +212,7 @@ class FedAS(Method):
         """Eq. 5."""
         total = results["weighted"]
         mean = {
+            # Sums of form "total" are float64, so the quotient is rounded once.
             spec.name: (total[spec.name] / total["trace"]).to(DTYPES[spec.dtype])
             for spec in self.extractor.tensors
         }

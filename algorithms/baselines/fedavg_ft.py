@@ -62,5 +62,8 @@ class FedAvgFT(FedAvg):
         return (stage,)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The trained model; nothing after tuning."""
+        """The trained model; nothing after tuning.
+
+        A tuned model stays at its silo.
+        """
         return {} if self.tuning(facts.round) else super().give(state, facts)

@@ -77,10 +77,15 @@ class FedBABU(Method):
         return super().effort(round_)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Train the extractor under the initial classifier; in the end tune the chosen parts."""
+        """Train the extractor under the initial classifier; in the end tune the chosen parts.
+
+        Tuning takes ``tuning_epochs``, at the job's learning rate.
+        """
         if self.tuning(facts.round):
+            # Only tuning may move the classifier.
             stage = self.stage(*TUNED[self.options.tuned])
             return (replace(stage, epochs=self.options.tuning_epochs),)  # (3)
+        # The classifier keeps its initial values, which are the same at every silo.
         return (self.stage("extractor"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -43,6 +43,7 @@ class FedBN(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         sketch = setting.sketch()
+        # Layers are named with their part, as ``flat_specs`` names tensors.
         layers = [layer for part in MODEL for layer in sketch[part].named_modules(prefix=part)]
         norms = {name for name, layer in layers if isinstance(layer, NORMS)}
         if not norms:
@@ -51,6 +52,7 @@ class FedBN(Method):
                 ' FedAvg; choose model.norm = "batch" or "group" with a model that has it, or'
                 " method fedavg"
             )
+        # A tensor's name before the last dot is that of its layer.
         specs = tuple(
             spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] not in norms
         )
@@ -69,6 +71,9 @@ class FedBN(Method):
         return (self.stage(*MODEL),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The model without norm layers, weighted by samples."""
+        """The model without norm layers, weighted by samples.
+
+        Norm layers upload nothing: neither weight and bias nor running statistics.
+        """
         tensors = picked(self.model.tensors, self.flat(state, *MODEL))
         return {"model": Contribution(tensors, float(facts.samples))}  # (2)

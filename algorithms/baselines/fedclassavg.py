@@ -115,6 +115,7 @@ class FedClassAvg(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and classifier together."""
         stage = self.stage("extractor", "classifier")  # (4)
+        # Coupled: Eq. 1 compares a record with the others of its batch.
         if self.options.contrast:
             stage = replace(stage, loss=self.objective, coupled=True)
         if self.options.rho:
@@ -123,16 +124,26 @@ class FedClassAvg(Method):
         return (stage,)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """κ ℓ_CL + ℓ_CE by record [B]."""
+        """κ ℓ_CL + ℓ_CE by record [B].
+
+        ``x`` is [B, channels, height, width]; the option ``view`` says what its second view is.
+        """
+        # The last axis is the width, so the flip is from left to right.
         other = x.flip(-1) if self.options.view == "mirrored" else x
         features = parts["extractor"](torch.cat([x, other]))  # [2B, d]
         # (2)
+        # Cross-entropy takes only the first view, as Eq. 2 has it.
         supervised = cross_entropy(parts["classifier"](features[: len(y)]), y, reduction="none")
         contrast = contrasted(features, torch.cat([y, y]), self.options.temperature)  # [2B]
+        # ℓ_CL is a mean over 2B views, so each of a record's two counts half.
         return supervised + self.options.contrast * contrast.reshape(2, -1).mean(0)
 
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
-        """ρ ℓ_R."""
+        """ρ ℓ_R.
+
+        It is ρ/2 times the sum, over the classifier's tensors, of the mean square of C_k − C.
+        ``context`` holds C.
+        """
         own = parameters["classifier"]
         squares = [(own[name] - common).square().mean() for name, common in context.items()]
         return self.options.rho / 2 * torch.stack(squares).sum()  # (3)
@@ -148,9 +159,12 @@ def contrasted(features: Tensor, y: Tensor, temperature: float) -> Tensor:
 
     Each view has another one of its class.
     """
+    # z has length 1, so inner products are cosines.
     z = normalize(features, dim=1)
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     alike = (y[:, None] == y) & ~itself  # P(i)
     likeness = z @ z.T / temperature
+    # The sum of Eq. 1 is over a ≠ i.
     log_share = likeness - likeness.masked_fill(itself, float("-inf")).logsumexp(1, keepdim=True)
+    # The other view of the same record is in P(i), so this never divides by 0.
     return -(log_share * alike).sum(1) / alike.sum(1)  # (1)

@@ -82,9 +82,11 @@ class FedDyn(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         specs = self.flat_specs(*MODEL)
+        # Weights are at most 1: (4) counts silos, not records.
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean", most=1.0), specs)
         self.corrected = Part("corrected", Kind.WHOLE_MODEL, Sum("mean"), specs)
         modules = setting.sketch()
+        # Buffers have no h and no penalty.
         self.parameters = [
             (part, spec.name) for part in MODEL for spec in specs_of_parameters(modules[part])
         ]
@@ -116,13 +118,18 @@ class FedDyn(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """θ and h before the first round, like the coordinator's."""
+        # A copy of the mapping; nothing writes to its tensors.
         return dict(self.initial)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 2 with the model that this silo trained last; then θ is the delivered model."""
+        """Eq. 2 with the model that this silo trained last; then θ is the delivered model.
+
+        ``extra`` then holds the delivered θ and the new h_k.
+        """
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
+            # θ_k − θ of the silo's last round. Before its first both are the initial θ.
             way = trained - state.extra[f"theta.{name}"]
             h = state.extra[f"h.{name}"] - self.options.alpha * way  # (2)
             extra |= pair(name, came[name], h)
@@ -130,10 +137,14 @@ class FedDyn(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Eq. 1."""
+        # A penalty, since it depends on no record; θ and h_k differ from silo to silo: context.
         return (replace(self.stage(*MODEL), penalty=self.penalty, context=state.extra),)
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
-        """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1."""
+        """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1.
+
+        It is over parameters, without buffers. ``context`` holds θ and h_k of the round's start.
+        """
         terms = [
             self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum()
             - (context[f"h.{name}"] * w).sum()
@@ -154,13 +165,19 @@ class FedDyn(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eqs. 3 and 4; buffers are averaged."""
+        """Eqs. 3 and 4; buffers are averaged.
+
+        The state holds θ and h of each parameter. ``corrected`` comes down, not the mean.
+        """
+        # |P_t| / m: results["model"] is the mean over the cohort.
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
+        # A new dict, since Eq. 4 replaces its parameters below.
         down = picked(self.model.tensors, results["model"])
         after: dict[str, Tensor] = {}
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"
             h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)
+            # −h/α adds up all moves of the mean so far, each times |P_t|/m.
             down[name] = down[name] - h / alpha  # (4)
             after |= pair(name, down[name], h)
         return Combined(after, {"corrected": down})

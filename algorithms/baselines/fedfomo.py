@@ -94,23 +94,28 @@ class FedFomo(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # One of the M is the silo's own; a small job has fewer others than M − 1.
         count = min(self.options.models, len(setting.silos)) - 1
         self.others = tuple(f"other{k}" for k in range(1, count + 1))  # copies of the model
         self.models = (START, "", *self.others)  # θ_i, θ_i', θ_n'
         specs, sketch = self.flat_specs(*MODEL), setting.sketch()
+        # ``combine`` keeps one model per silo, and states have a largest size.
         if (size := len(setting.silos) * sum(spec.nbytes for spec in specs)) > LARGEST_STATE:
             raise LocalError(
                 f"fedfomo: the coordinator would keep {size:,} bytes of models of"
                 f" {len(setting.silos)} silos, {LARGEST_STATE:,} are the most; name fewer silos, or"
                 " choose a smaller model"
             )
+        # Distances are over parameters, without running statistics.
         self.compared = [
             (part, spec.name) for part in MODEL for spec in specs_of_parameters(sketch[part])
         ]
         self.model = Part("model", Kind.WHOLE_MODEL, Each(), specs)
+        # Divided by the sum of their magnitudes (4), so each is within −1 … 1.
         weights = TensorSpec("weights", "float64", (count,), -1.0, 1.0)
         self.weights = Part("weights", Kind.MEMBERSHIP, Each(), (weights,))
         stacked = tuple(replace(spec, shape=(count, *spec.shape)) for spec in specs)
+        # The first ``known`` of the stacked models are models; the rest are zeros.
         known = TensorSpec("known", "int64", (), 0, count)
         self.received = Part("others", Kind.WHOLE_MODEL, Each(), (*stacked, known))
 
@@ -140,11 +145,13 @@ class FedFomo(Method):
         parts = dict(state.parts)
         for k, other in enumerate(self.others):
             for part, name, copy in zip(MODEL, names(other), names(START), strict=True):
+                # A copy of θ_i is at distance 0, so ``mix`` gives it weight 0.
                 values = state.parts[copy]
                 if k < known:
                     values = {
                         spec.name: came[f"{part}.{spec.name}"][k] for spec in self.template[part]
                     }
+                # The silo's own values for what does not cross, such as local running statistics.
                 parts[name] = {**state.parts[part], **values}
         return SiloState(parts, state.extra)
 
@@ -158,36 +165,49 @@ class FedFomo(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Measure the losses, mix the models, train the model."""
+        # Training reads no other part, so no other silo's model is handed to it.
         return (Survey(self.losses), Change(self.mix), replace(self.stage(*MODEL), reads=()))
 
     def losses(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums [1 + M] of the losses of θ_i, θ_i' and the others."""
+        """Sums [1 + M] of the losses of θ_i, θ_i' and the others.
+
+        They are in the order of ``models``.
+        """
         made = [logits(parts, x, model) for model in self.models]
         return {"losses": torch.stack([cross_entropy(each, y, reduction="sum") for each in made])}
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eqs. 1 to 3."""
+        """Eqs. 1 to 3.
+
+        The weights of (4) [M - 1] go into ``extra``. The mixture is both the model and θ_i.
+        """
         # Sums of losses, not means: the divisor would cancel in the shares.
         losses, start = facts.measured["losses"], self.vector(state, START)
         distances = torch.stack(
             [(self.vector(state, model) - start).norm() for model in self.models[1:]]
         )
+        # A model at distance 0 is θ_i itself: its w is 0, and nothing divides by 0.
         apart = distances > 0
         # (1)
         w = torch.where(apart, (losses[0] - losses[1:]) / torch.where(apart, distances, 1.0), 0.0)
         useful = w.clamp(min=0)
+        # If no model is better than θ_i, v is zero and θ_i stays (see the top of this file).
         v = useful / torch.where(useful.any(), useful.sum(), 1.0)  # (2)
         # (3): of θ_i, θ_i' and the others
+        # θ_i has the share 1 − Σ v: 1 if v is zero, else 0.
         shares = torch.cat([(1 - v.sum()).clamp(min=0)[None], v])
         parts = dict(state.parts)
         for part in MODEL:
             held = [state.parts[_named(model, part)] for model in self.models]
             for spec in self.template[part]:
+                # float64, so that the mixture is rounded only once.
                 versions = torch.stack([own[spec.name].double() for own in held])  # [1 + M, …]
                 mixed = torch.tensordot(shares, versions, 1).to(DTYPES[spec.dtype])
                 parts[part] = {**parts[part], spec.name: mixed}
+        # By magnitudes, so that no silo adds more than 1 to anybody's affinity.
         size = w.abs().sum()
         weights = w[1:] / torch.where(size > 0, size, 1.0)
+        # Training starts from the mixture, and the next round compares with it as θ_i.
         return SiloState(parts | taken(parts, START), {"weights": weights})
 
     def vector(self, state: SiloState, model: str) -> Tensor:
@@ -214,9 +234,14 @@ class FedFomo(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Eq. 4, and the new models in place of the silos' last."""
+        """Eq. 4, and the new models in place of the silos' last.
+
+        The state has ``affinity`` [N, N] float64, ``gave`` [N] int64, and [N, …] for each tensor
+        of the model.
+        """
         index = torch.tensor(self.numbers(cohort))
         affinity, gave = state["affinity"].clone(), state["gave"].clone()
+        # The same state and stream give the same choice, so these are the models that were sent.
         for silo, row in zip(cohort, results["weights"]["weights"], strict=True):
             sent = self.chosen(state, round_, silo)
             affinity[self.number(silo), sent] += row[: len(sent)]  # (4)
@@ -226,17 +251,24 @@ class FedFomo(Method):
             if name in state:
                 models[name] = state[name].clone()
             else:
+                # Zeros until a silo uploads; ``gave`` tells them from models.
                 models[name] = uploaded.new_zeros(len(gave), *uploaded.shape[1:])
             models[name][index] = uploaded
         return Combined({"affinity": affinity, "gave": gave, **models})
 
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
-        """The silos whose models this one gets in a round (Eq. 5), as numbers in job order."""
+        """The silos whose models this one gets in a round (Eq. 5), as numbers in job order.
+
+        They are at most M - 1 others, each once; none while no other silo has uploaded a model.
+        """
         own = self.number(silo)
+        # Only silos that have ever uploaded a model; a silo has its own already.
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
         rng = stream(self.setting.seed, silo, round_, "fedfomo/others")
+        # All draws come first, so that how many there are does not depend on the affinities.
         lots, draws = raw(rng, len(there)), uniform(rng, (len(self.others),), 0.0, 1.0)
         order = [there[i] for i in np.argsort(lots, kind="stable")]  # at random
+        # ``sorted`` is stable, so the random order breaks ties of affinity.
         best = sorted(order, key=lambda n: -float(state["affinity"][own, n]))
         epsilon = self.options.epsilon - round_ * self.options.epsilon_decay
 
@@ -248,7 +280,10 @@ class FedFomo(Method):
         return found
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The models of the chosen, zeros behind them."""
+        """The models of the chosen, zeros behind them.
+
+        Each tensor is [M - 1, …]; ``known`` [] int64 is the number of models among them.
+        """
         sent = self.chosen(state, round_, silo)
         if not sent:
             return ()
@@ -256,6 +291,7 @@ class FedFomo(Method):
         tensors: dict[str, Tensor] = {}
         for spec in self.model.tensors:
             models = state[spec.name]
+            # A part has one shape for all silos, so missing models are zeros.
             tensors[spec.name] = torch.cat([models[sent], models.new_zeros(padding, *spec.shape)])
         return (Value("others", {**tensors, "known": torch.tensor(len(sent))}),)
 

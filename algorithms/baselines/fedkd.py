@@ -100,6 +100,7 @@ class FedKD(Method):
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Mentee, mentor and map."""
         parts = beside_other(self.setting, MENTOR, self.options.mentor, "fedkd")
+        # W maps the mentee's features, of its width, to the mentor's.
         mentee, mentor = (width(parts[name]) for name in ("classifier", "mentor_classifier"))
         with torch.device("meta"):
             parts[MAP] = nn.Linear(mentee, mentor, bias=False)
@@ -113,12 +114,14 @@ class FedKD(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The averaged mentee, which the round's update starts from."""
         taken = super().deliver(state, delivered, facts)
+        # Kept, since the update of Eq. 3 is the difference from it.
         return SiloState(taken.parts, self.flat(taken, *MODEL))
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Mentor, mentee and map together."""
         optimiser = replace(self.setting.optimiser, clip=self.options.clip)
         trains = (*MODEL, *names(MENTOR), MAP)
+        # Coupled: D is a mean over the batch.
         return (Stage(trains, self.setting.epochs, self.mutual, optimiser, coupled=True),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
@@ -132,7 +135,9 @@ class FedKD(Method):
         by_mentor = cross_entropy(mentor, y, reduction="none")
         losses = by_mentor + cross_entropy(mentee, y, reduction="none")
         predictions = divergence(mentee, mentor) + divergence(mentor, mentee)
+        # MSE by record: the mean over the d_t numbers of H_t − W H_s.
         apart = predictions + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
+        # D is a mean over the batch, so one record's small loss cannot make its inverse huge.
         return losses + apart / losses.mean().detach()  # (1), (2)
 
     @property
@@ -144,7 +149,10 @@ class FedKD(Method):
         )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The mentee after its truncated update, weighted by samples."""
+        """The mentee after its truncated update, weighted by samples.
+
+        Matrices are uploaded whole: a sum needs equal shapes, and K differs from silo to silo.
+        """
         energy = self.energy(facts.round)
         trained = self.flat(state, *MODEL)
         shortened: dict[str, Tensor] = {}
@@ -153,7 +161,10 @@ class FedKD(Method):
         return {"mentee": Contribution(shortened, float(facts.samples))}  # (5)
 
     def energy(self, round_: int) -> float:
-        """T of a round."""
+        """T of a round.
+
+        T is the share of a matrix's energy Σ σ² that is kept; it grows linearly to ``t_end``.
+        """
         start, end = self.options.t_start, self.options.t_end
         return start + (end - start) * (round_ + 1) / self.setting.rounds  # (4)
 
@@ -164,13 +175,19 @@ def width(classifier: nn.Module) -> int:
 
 
 def truncated(update: Tensor, energy: float) -> Tensor:
-    """The first singular terms of an update that hold this share of its energy."""
+    """The first singular terms of an update that hold this share of its energy.
+
+    ``update`` [O, …] is taken as a matrix [O, rest]. Vectors and updates that are not finite stay
+    whole.
+    """
     # A diverged update is reported where it is uploaded; the SVD would fail with another error.
     if update.ndim < 2 or not all_finite(update):
         return update
+    # A convolution's kernel [O, I, h, w] becomes the matrix [O, I h w].
     u, sigma, v = torch.linalg.svd(update.flatten(1), full_matrices=False)
     square = sigma.square()
     # A term is kept if the terms before it do not hold enough energy.
     kept = square.cumsum(0) - square < energy * square.sum()
+    # Dropped terms are set to zero, so the shape stays.
     terms: Tensor = (u * (sigma * kept)) @ v  # (3)
     return terms.reshape(update.shape)

@@ -122,6 +122,7 @@ class FedPAC(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # Eq. 6 mixes classifiers of silos that it has compared in one round.
         if setting.cohort_size == 1:
             raise LocalError(
                 f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever"
@@ -137,6 +138,7 @@ class FedPAC(Method):
         vector = TensorSpec("h", weight.dtype, (1, classes * self.width))
         self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
         self.pooled = self.options.variances == "pooled"
+        # Variances are at least 0; both ends check this bound.
         number = TensorSpec("v", "float64", (), 0.0)
         exchange = Sum("mean") if self.pooled else Each()
         self.variance = Part("variance", Kind.PROTOTYPES, exchange, (number,))
@@ -144,6 +146,7 @@ class FedPAC(Method):
     def up(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes; the classifier, and the terms of its weights."""
         shared = (self.extractor, self.prototypes)
+        # Before there are prototypes, vectors have no negative entries, and so no blind form.
         if self.pooled and round_ == 0:
             return shared
         return (*shared, self.classifier, self.vectors, self.variance)
@@ -170,11 +173,15 @@ class FedPAC(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """The extractor and the mixed classifier into the model, the prototypes into ``extra``."""
         taken = self.replaced(state, delivered, "extractor", "classifier")
+        # If none came down, the silo keeps its last prototypes.
         prototypes = delivered.get("prototypes", {"mean": state.extra["prototypes"]})["mean"]
         return replace(taken, extra={"prototypes": prototypes})
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1)."""
+        """Sums of features by class [C, d] and of their squares, by the delivered model (Eq. 1).
+
+        They are {"sums": [C, d], "squares": []} in float64; ``give`` computes h_ik and V_i.
+        """
         features = parts["extractor"](x).double()  # [B, d]
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
 
@@ -189,6 +196,7 @@ class FedPAC(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the classifier, then the extractor, and measure the records."""
         classifier, extractor = self.stage("classifier"), self.stage("extractor")
+        # η_φ of (2); (3) takes the job's learning rate.
         optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
         context = {"prototypes": state.extra["prototypes"]}
         return (
@@ -198,20 +206,29 @@ class FedPAC(Method):
         )
 
     def aligned(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Eq. 3 by sample [B]."""
+        """Eq. 3 by sample [B].
+
+        ``context["prototypes"]`` is [C, d].
+        """
         features = parts["extractor"](x)  # [B, d]
         prototypes = context["prototypes"][y]  # [B, d]
+        # A row of zeros means that the class has no prototype: its records get no distance.
         known = (prototypes != 0).any(1)  # [B]
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
         supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
         return supervised + self.options.lam * apart
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Model and prototypes, and Eq. 1."""
+        """Model and prototypes, and Eq. 1.
+
+        ``vectors`` is [1, C·d] and ``variance`` one number. Prototypes have the class counts [C] as
+        weights.
+        """
         counts, n = facts.class_counts.double(), facts.samples
         (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
         means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
         h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
+        # c_k / C is taken off each h: only differences count, and entries then have both signs.
         vectors = h - state.extra["prototypes"].double() / len(h)
         # n V of (1); not below 0 by rounding
         spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)
@@ -243,19 +260,26 @@ class FedPAC(Method):
     ) -> Combined:
         """Eq. 5 by the exchanges; Eq. 6 for the silos of this round."""
         combined = super().combine(state, round_, cohort, results)
+        # A round without vectors keeps the last α.
         if self.vectors not in self.up(round_):
             return combined
         variances = self.variances(cohort, results["variance"])
+        # Points with the same inner products as the vectors: Eq. 6 needs only differences.
         points = points_of(results["vectors"]["gram"][0].numpy())
         alpha = state["alpha"].clone()
         here = self.numbers(cohort)
         for own, silo in enumerate(here):
+            # A new row: silos that are not in this round have no share in it.
             alpha[silo] = 0
             alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
         return replace(combined, state={"alpha": alpha})
 
     def variances(self, cohort: tuple[str, ...], found: Tensors) -> NDArray[np.float64]:
-        """V of Eq. 6 by silo of the round [m]."""
+        """V of Eq. 6 by silo of the round [m].
+
+        With "pooled" the mean of n_j V_j is divided by each silo's declared records, or by the mean
+        count if none are declared.
+        """
         if not self.pooled:
             return found["v"].numpy()
         mean = float(found[WEIGHT]) / len(cohort)
@@ -265,5 +289,6 @@ class FedPAC(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Extractor and prototypes, and a row for a silo that is mixed with others."""
         weights = positive_weights(self.setting.silos, state["alpha"][self.number(silo)])
+        # A row of the silo alone would give its own classifier back.
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -87,12 +87,15 @@ class Prototypes(nn.Module):
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
+        # A buffer, so that no optimiser moves it.
         self.register_buffer("mean", torch.zeros(classes, width))
         self.mean: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖²; the nearest is the largest."""
+        # ‖f‖² cancels: 2 f·C^j − ‖C^j‖² remains.
         logits = 2 * features @ self.mean.T - self.mean.square().sum(1)
+        # −∞, so that a class without prototype is never the nearest.
         return logits.masked_fill(~known(self.mean), float("-inf"))
 
 
@@ -111,6 +114,7 @@ class FedProto(Method):
         weight = self.spec_of("classifier", "weight")
         width = weight.shape[1]  # d
         check_extractors(self.name, self.options.extractors, setting, width)
+        # An extractor without parameters gives the records themselves, and their means would leave.
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
         trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
         if not all(trained):
@@ -150,6 +154,7 @@ class FedProto(Method):
         if self.options.predict == "classifier":
             return own
         near = parts["prototypes"](features)  # (4)
+        # Before the first delivery no class has a prototype, so the classifier predicts.
         return torch.where((near > float("-inf")).any(1, keepdim=True), near, own)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
@@ -163,14 +168,19 @@ class FedProto(Method):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train the model, then measure its prototypes."""
         stage = self.stage("extractor", "classifier")
+        # As context: a silo may keep prototypes that others lack, so values differ by silo.
         context = {"prototypes": state.parts["prototypes"]["mean"]}
         return (replace(stage, loss=self.objective, context=context), Survey(self.sums))
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """ℓ by sample [B]."""
+        """ℓ by sample [B].
+
+        ``context["prototypes"]`` [C, d] has zeros for classes without a prototype.
+        """
         features = parts["extractor"](x)
         supervised = nn.functional.cross_entropy(parts["classifier"](features), y, reduction="none")
         distance = (features - context["prototypes"][y]).square().mean(1)  # (8)
+        # ``known`` drops the distance of records whose class has no prototype.
         return supervised + self.options.lam * distance * known(context["prototypes"])[y]  # (7)
 
     def sums(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -179,7 +189,10 @@ class FedProto(Method):
         return {"sums": member.T @ parts["extractor"](x).double()}
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Mean features by class; zeros, of weight 0, for a class without records."""
+        """Mean features by class; zeros, of weight 0, for a class without records.
+
+        Rows [C, d] have weights [C]: the class's records, or 1 with ``weights = "equal"``.
+        """
         (spec,), counts = self.prototypes.tensors, facts.class_counts.double()
         mean = facts.measured["sums"] / counts.clamp(min=1)[:, None]  # (3)
         weight = counts if self.options.weights == "samples" else (counts > 0).double()  # (6)

@@ -56,8 +56,10 @@ class FedProx(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model, with w^t as it is before training in the stage's context."""
         stage = self.stage("extractor", "classifier")
+        # μ = 0 is FedAvg to the bit, without a penalty to compute.
         if not self.options.mu:
             return (stage,)
+        # A penalty, not a loss: it depends on no record, so DP-SGD adds it without noise.
         # (1)
         return (replace(stage, penalty=self.proximal, context=self.flat(state, *stage.trains)),)
 

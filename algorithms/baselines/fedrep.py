@@ -76,6 +76,7 @@ class FedRep(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """The classifier, then the extractor."""
+        # The classifier comes first, so that the extractor trains under one that fits the silo.
         return (
             replace(self.stage("classifier"), epochs=self.options.head_epochs),  # (1)
             replace(self.stage("extractor"), epochs=self.extractor_epochs),  # (2)

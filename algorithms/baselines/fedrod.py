@@ -78,6 +78,7 @@ class FedRoD(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The generic model and the personalized header."""
+        # Built again from the same streams, so both headers start with equal values.
         return {**self.setting.build(), "personal": self.setting.build()["classifier"]}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -87,6 +88,7 @@ class FedRoD(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train all three parts in one stage, each by its own loss."""
+        # γ log N_c; a class without records counts as ``ABSENT``, so that the logarithm is finite.
         counts = facts.class_counts.to(torch.get_default_dtype())
         prior = self.options.gamma * counts.clamp(min=ABSENT).log()  # [C]
         stage = Stage(
@@ -99,7 +101,10 @@ class FedRoD(Method):
         return (stage,)  # (3)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """ℓ^BSM + ℓ^P by sample [B]."""
+        """ℓ^BSM + ℓ^P by sample [B].
+
+        ``context["prior"]`` [C] is γ log N_c.
+        """
         features = parts["extractor"](x)
         generic = parts["classifier"](features)  # [B, C]
         balanced = cross_entropy(generic + context["prior"], y, reduction="none")  # (1)

@@ -82,6 +82,7 @@ class FML(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The meme model and the personalised one."""
+        # Own initial values: two equal models would at first teach each other nothing.
         return beside_other(self.setting, PERSONAL, self.options.personal, "fml")
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
@@ -91,10 +92,14 @@ class FML(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Both models together."""
         setting = self.setting
+        # One stage, since each model learns from the other on the same batch.
         return (Stage((*MODEL, *names(PERSONAL)), setting.epochs, self.mutual, setting.optimiser),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """L_personal + L_meme by record [B]."""
+        """L_personal + L_meme by record [B].
+
+        Each model is the other's target; no gradient goes through a target.
+        """
         meme, personal = logits(parts, x), logits(parts, x, PERSONAL)
         alpha, beta = self.options.alpha, self.options.beta
         by_labels = cross_entropy(personal, y, reduction="none")

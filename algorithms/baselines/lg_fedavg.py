@@ -66,12 +66,14 @@ class LGFedAvg(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # ``layers_of`` puts the classifier last, so ``layers = 1`` uploads only it.
         own, layers = self.options.layers, layers_of(setting.sketch())
         if own >= len(layers):
             raise LocalError(
                 f"lg-fedavg: layers = {own}, but the model has {len(layers)}, so nothing would stay"
                 " at a silo; choose fewer, a model of more layers, or method fedavg"
             )
+        # Different architectures have only the classifier in common.
         if own > 1 and self.options.extractors:
             raise LocalError(
                 f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot"
@@ -84,6 +86,7 @@ class LGFedAvg(Method):
         specs = [
             spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing
         ]
+        # A classifier has one row per class; with further layers the part is a model.
         kind = Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL
         self.layers = Part("layers", kind, Sum("mean"), tuple(specs))
 
@@ -118,8 +121,10 @@ def layers_of(modules: Mapping[str, nn.Module]) -> list[list[str]]:
     """
     layers: list[list[str]] = []
     for part in MODEL:
+        # Modules are named with their part, as ``flat_specs`` names tensors.
         for name, module in modules[part].named_modules(prefix=part):
             shapes = [parameter.ndim for parameter in module.parameters(recurse=False)]
+            # A norm before any other layer has none to join, so it begins one.
             if shapes and (max(shapes) > 1 or not layers):
                 layers.append([name])
             elif shapes:

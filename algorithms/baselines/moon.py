@@ -79,18 +79,24 @@ class MOON(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The model, and the frozen extractors ``delivered`` (w^t) and ``previous`` (w_i^{t-1})."""
+        # Initial values do not matter here: ``deliver`` sets both before any training.
         frozen = {name: self.setting.build()["extractor"] for name in ("delivered", "previous")}
         return {**self.setting.build(), **frozen}
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """A mark that nothing was trained yet."""
+        # A tensor, since states hold only tensors.
         return {"began": torch.tensor(False)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """w_i ← w^t, and the frozen extractors."""
+        """w_i ← w^t, and the frozen extractors.
+
+        In a silo's first round both frozen extractors are that of w^t, so ℓ_con is log 2.
+        """
         new = super().deliver(state, delivered, facts).parts
         own, came = state.parts["extractor"], new["extractor"]
         began = state.extra["began"]
+        # ``where``, not ``if``: ``deliver`` may not read a value out of a tensor (method.py).
         previous = {name: torch.where(began, own[name], value) for name, value in came.items()}
         return SiloState(
             {**new, "delivered": came, "previous": previous}, {"began": torch.ones_like(began)}
@@ -99,12 +105,14 @@ class MOON(Method):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
         epochs, optimiser = self.setting.epochs, self.setting.optimiser
+        # The frozen extractors are not trained, so the runner keeps them in evaluation mode.
         return (Stage(("extractor", "classifier"), epochs, self.objective, optimiser),)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """ℓ by sample [B]."""
         features = parts["extractor"](x)  # z [B, d]
         supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
+        # At μ = 0 the two further forward passes would be wasted.
         if not self.options.mu:
             return supervised
         # [B]
@@ -112,6 +120,7 @@ class MOON(Method):
             cosine_similarity(features, parts[name](x), dim=1) for name in ("delivered", "previous")
         )
         contrast = torch.stack([near, far], dim=1) / self.options.temperature  # [B, 2]
+        # −log softmax of ``near``: the delivered model is the positive pair.
         return supervised + self.options.mu * (contrast.logsumexp(1) - contrast[:, 0])  # (3), (4)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -83,22 +83,29 @@ class PerFedAvg(FedAvgFT):
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Steps (1) and (2) on each batch; in the last round (4)."""
         if self.tuning(facts.round):
+            # (4) takes steps of α, not of the job's learning rate.
             own = Optimiser(self.options.alpha)
             return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, own),)
+        # Coupled: records of the inner half move the gradient of the outer half.
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
     def meta(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """F_i(w) of a batch, at each of its records [B]."""
+        """F_i(w) of a batch, at each of its records [B].
+
+        The value is f_i(w̃) on the outer half, the gradient by w that of (2).
+        """
         # Steps (1) and (2) take different records where the batch has enough for both.
         inner, outer = slice(None), slice(None)
         if len(x) >= FEWEST_HALVED:
             half = (len(x) + 1) // 2
             inner, outer = slice(half), slice(half, None)
+        # Detached: only ``sloped`` below gives the loss a gradient.
         w, alpha = point_of(parts), self.options.alpha
         still = detached(w)
         after = stepped(still, gradient_at(parts, still, x[inner], y[inner]), alpha)  # (1)
         direction = gradient_at(parts, after, x[outer], y[outer])
         if self.options.variant == "hf":
+            # (I − α ∇²f) ∇f, with the inner half's Hessian at w and the outer half's gradient.
             curvature = curvature_at(parts, still, direction, x[inner], y[inner])
             direction = stepped(direction, curvature, alpha)  # (2)
 

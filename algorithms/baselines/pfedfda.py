@@ -101,6 +101,7 @@ class PFedFDA(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
+        # Eq. 1 sets the classifier: one weight row and one bias per class.
         if header.keys() != {"weight", "bias"}:
             raise LocalError(
                 "pfedfda needs a linear classifier with weight and bias, the model has"
@@ -113,6 +114,7 @@ class PFedFDA(Method):
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
         change = TensorSpec("change", dtype, rows)
         self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (change,))
+        # Summed apart from the weights, since Eq. 6 divides by the records of all silos.
         count = TensorSpec("records", "int64", (), 0.0)
         self.records = Part("records", Kind.COUNTS, Sum("total"), (count,))
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
@@ -141,6 +143,7 @@ class PFedFDA(Method):
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
         means, classes = self.initial_means(), self.setting.classes
+        # The identity, as in the authors' code.
         covariance = torch.eye(means.shape[1], dtype=self.dtype)
         return {
             "means": means,
@@ -154,6 +157,7 @@ class PFedFDA(Method):
     def initial_means(self) -> Tensor:
         """The means [C, d] that all silos and the coordinator begin with."""
         (spec,) = self.means.tensors
+        # Drawn from a stream of the job, so that all silos start with the same means.
         drawn = uniform(stream(self.setting.seed, "", 0, "init/pfedfda/means"), spec.shape, 0, 1)
         return torch.from_numpy(drawn).to(self.dtype)
 
@@ -166,6 +170,7 @@ class PFedFDA(Method):
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
         fresh = replace(taken, extra=extra)
+        # If the delivered covariance has no inverse, the coordinator is at fault, not this silo.
         try:
             return self.classifying(fresh, extra["means"], extra["covariance"])
         except LocalError as error:
@@ -175,9 +180,11 @@ class PFedFDA(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
+        # Rows, not sums: Eq. 5 needs each record's features.
         adapt = (Survey(self.features, rows=True), Change(self.adapt))
         if self.tuning(facts.round):
             return adapt
+        # Training (2) keeps the classifier fixed, so it is set first.
         return (Change(self.begin_round), self.stage("extractor"), *adapt)  # (2)
 
     def begin_round(self, state: SiloState, facts: Facts) -> SiloState:
@@ -190,7 +197,12 @@ class PFedFDA(Method):
         return {"features": parts["extractor"](x), "labels": y}
 
     def adapt(self, state: SiloState, facts: Facts) -> SiloState:
-        """Eqs. 3 to 5, and the classifier that follows."""
+        """Eqs. 3 to 5, and the classifier that follows.
+
+        It computes in float64 and stores in the job's dtype. LocalError for features that are not
+        finite.
+        """
+        # A survey returns float64, even for labels.
         z, y = facts.measured["features"], facts.measured["labels"].long()
         if not all_finite(z):
             raise LocalError(
@@ -202,20 +214,28 @@ class PFedFDA(Method):
         ridge, in_common = self.options.ridge, self.options.interpolation == "one"
         beta = best_beta(z, y, (means, covariance), priors, ridge, in_common)  # (5)
         own_means, own_covariance = estimates(z, y, means, ridge)  # (3)
+        # β_μ (μ_ik - μ_k): zero for a class without records, whose own mean is the global one.
         change = beta[0] * (own_means - means)
         adapted = beta[1] * own_covariance + (1 - beta[1]) * covariance  # (4)
+        # The dtype in which they cross.
         given = {"change": change.to(self.dtype), "adapted": adapted.to(self.dtype)}
         extra = {**state.extra, **given, "priors": priors, "beta": beta}
         return self.classifying(replace(state, extra=extra), means + change, adapted)
 
     def classifying(self, state: SiloState, means: Tensor, covariance: Tensor) -> SiloState:
-        """The state with the classifier of Eq. 1."""
+        """The state with the classifier of Eq. 1.
+
+        LocalError if the covariance has no inverse.
+        """
         weight, bias = linear(means.double(), covariance.double(), state.extra["priors"])
         classifier = {"weight": weight.to(self.dtype), "bias": bias.to(self.dtype)}
         return replace(state, parts={**state.parts, "classifier": classifier})
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The extractor and the interpolated statistics, by samples; nothing when tuning."""
+        """The extractor and the interpolated statistics, by samples; nothing when tuning.
+
+        ``changes`` [C, d] has one weight per class: n_i if the silo holds the class, else 0.
+        """
         if self.tuning(facts.round):
             return {}
         weight = float(facts.samples)
@@ -242,9 +262,11 @@ class PFedFDA(Method):
         """
         if self.tuning(round_):
             return Combined(state)
+        # The mean over holders times their share of all records is the mean over all.
         share = results["changes"][WEIGHT] / results["records"]["records"].clamp(min=1)  # [C]
         change = results["changes"]["change"].double() * share[:, None]
         means = state["means"] + change.to(self.dtype)  # (6)
+        # The sums of changes and records stay at the coordinator: means come down in their place.
         published = super().combine(state, round_, cohort, results).published
         down = {
             name: tensors

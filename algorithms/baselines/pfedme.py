@@ -86,6 +86,7 @@ class PFedMe(FedAvg):
         for part, module in self.sketch.items():
             self.parameters |= {f"{part}.{spec.name}" for spec in specs_of_parameters(module)}
         pull = self.options.lam * self.options.personal_lr
+        # Each step's pull multiplies θ − w by 1 − λ η_p, which does not shrink it if λ η_p ≥ 2.
         if pull >= 2:
             raise LocalError(
                 f"pfedme: lam · personal_lr = {self.options.lam:g} · {self.options.personal_lr:g} ="
@@ -112,6 +113,7 @@ class PFedMe(FedAvg):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Let w and θ begin at the delivered w."""
         state = self.near(super().deliver(state, delivered, facts), facts)
+        # At β = 1 Eq. 4 needs no w^t, so the state does not keep it.
         if self.options.beta == 1:
             return state
         # (4) mixes w^t with the trained w.
@@ -124,7 +126,9 @@ class PFedMe(FedAvg):
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train w down its envelope, then θ near the trained w."""
+        # Coupled: each record's loss is taken at θ̃, which depends on the whole batch.
         shared = replace(self.stage(*MODEL), loss=self.envelope, reads=(), coupled=True)
+        # Each of the K steps needs the gradient over all records, hence a survey before each.
         steps = (Survey(self.slope), Change(self.moved)) * self.options.steps
         return (shared, Change(self.near), *steps)
 
@@ -140,6 +144,7 @@ class PFedMe(FedAvg):
             pulled: dict[str, dict[str, Tensor]] = {}
             for part, named in near.items():
                 pull, begun = slope[part], still[part]
+                # ∇f + λ (θ − w), the gradient by θ of the minimised value in (1).
                 pulled[part] = {k: pull[k] + lam * (value - begun[k]) for k, value in named.items()}
             near = stepped(near, pulled, self.options.personal_lr)  # (2)
         return losses_at(parts, near, x, y) + proximal(lam, w, centre(near))  # (1), (3)
@@ -152,10 +157,14 @@ class PFedMe(FedAvg):
         return {name: len(x) * slope for name, slope in slopes.items()}
 
     def moved(self, state: SiloState, facts: Facts) -> SiloState:
-        """The state after one of the steps to θ_i, with the gradient over all records."""
+        """The state after one of the steps to θ_i, with the gradient over all records.
+
+        ``facts.measured`` holds, by parameter, the sum of the records' gradients at θ.
+        """
         parts, lam, lr = dict(state.parts), self.options.lam, self.options.personal_lr
         for own, shared in zip(names(OWN), MODEL, strict=True):
             named = dict(parts[own])
+            # Only parameters have gradients; running statistics stay.
             for spec in specs_of_parameters(self.sketch[shared]):
                 near, w = named[spec.name], parts[shared][spec.name]
                 slope = (facts.measured[f"{shared}.{spec.name}"] / facts.samples).to(near.dtype)
@@ -164,12 +173,16 @@ class PFedMe(FedAvg):
         return replace(state, parts=parts)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """w, mixed with w^t by β."""
+        """w, mixed with w^t by β.
+
+        Running statistics are those of w, whatever β is.
+        """
         contribution, beta = super().give(state, facts)["model"], self.options.beta
         if beta == 1:
             return {"model": contribution}
         mixed = dict(contribution.tensors)
         # Parameters alone: an extrapolated running variance could be negative.
         for name in self.parameters:
+            # Mixed here: the mean of these is Eq. 4, and the coordinator need not keep w^t.
             mixed[name] = (1 - beta) * state.extra[START + name] + beta * mixed[name]
         return {"model": replace(contribution, tensors=mixed)}  # (4)

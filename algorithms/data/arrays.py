@@ -32,6 +32,7 @@ FIXES = {
     "sources": "store numpy.array([…]) of texts or whole numbers, one source a record",
     "groups": "store numpy.array([…]) of texts or whole numbers, one group a record",
 }
+# Check (1) knows the largest expansion of these two methods only.
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 MOST_INFLATED = 1032  # bytes that deflate makes of one at most: 258 by a code of two bits
 SLACK_BYTES = 64  # of an empty deflate stream
@@ -41,6 +42,7 @@ TEXT_BYTES = 100  # made of each text: a Python string, and its places in tuples
 HEADER_BYTES = 12 + 10_000
 LARGEST_SIDE = 2**62
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# numpy's parser raises any of these for bytes that are not a header.
 NO_HEADER = (
     *(
         ValueError,
@@ -106,6 +108,7 @@ def _read(
             raise LocalError(
                 f"{path}: has no array {name!r}, only {sorted(found)}; save {_listed(needed)}"
             )
+    # An optional array may be absent.
     wanted = (*needed, *filter(found.__contains__, optional))
     total = sum(_memory(path, archive, name, size) for name in wanted)
     # (4) Nothing is read before all of it is known to fit.
@@ -131,6 +134,7 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     # (1) How it is packed.
     if member.compress_type not in METHODS or member.flag_bits & 1:
         raise _NotPlainError
+    # A member can claim any size, but not hold more than the file.
     packed = most = min(member.compress_size, size)
     if member.compress_type == zipfile.ZIP_DEFLATED:
         most = packed * MOST_INFLATED + SLACK_BYTES
@@ -141,15 +145,18 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
         )
     # (2) Its own header.
     with archive.open(member) as stream:
+        # Only as much as a header can be: a member may inflate to gigabytes.
         start = io.BytesIO(stream.read(HEADER_BYTES))
     try:
         shape, _, dtype = READERS[np.lib.format.read_magic(start)](start)
     except NO_HEADER as error:
         raise _NotPlainError from error
+    # Objects would be unpickled, which runs whatever code the file holds.
     if dtype.hasobject or any(not 0 <= side < LARGEST_SIDE for side in shape):
         raise _NotPlainError
     # (3) That much is there.
     count = math.prod(shape)
+    # Python integers, so no shape makes the product overflow.
     claim = _Claim(count * dtype.itemsize, count)
     follow = member.file_size - start.tell()
     if claim.nbytes > follow:
@@ -163,6 +170,7 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     with archive.open(_member(archive, name)) as stream:
+        # (2) has rejected objects already; this is the second lock.
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array
 

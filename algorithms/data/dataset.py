@@ -38,6 +38,7 @@ class Dataset:
     sources: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
 
+    # Checked once here, so that later functions can rely on dtypes and lengths.
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
             raise LocalError(
@@ -72,7 +73,10 @@ class Dataset:
         return replace(self, x=x, y=y)
 
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
-        """The records at the given indices, in their order."""
+        """The records at the given indices, in their order.
+
+        Ids, sources and groups are taken along.
+        """
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         places = index.tolist()
         texts: dict[str, tuple[str, ...]] = {}
@@ -82,9 +86,13 @@ class Dataset:
 
 
 def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Records and labels at some places, on a device."""
+    """Records and labels at some places, on a device.
+
+    ``where`` is a slice, or int64 places [B] on any device.
+    """
     if isinstance(where, slice):
         return data.x[where].to(device), data.y[where].to(device)
+    # ``index_select`` needs the index on the records' device.
     index = where.to(data.x.device)
     return data.x.index_select(0, index).to(device), data.y.index_select(0, index).to(device)
 
@@ -92,7 +100,7 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Records x [N, …] and labels y [N] in calls of ``rows``, each with its number of records.
 
-    Zeros fill up the last call.
+    Zeros fill up the last call. The caller must drop the results of those rows.
     """
     # Calls of one size: a record's output must not depend on how many others there are
     # (training/clipped_sum.py).
@@ -114,6 +122,7 @@ def load_npz(path: Path) -> Dataset:
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y = arrays["x"], arrays["y"]
+    # Dtypes and shapes first: the conversions below do not check them.
     _check_records(path, x, y)
     texts: dict[str, tuple[str, ...]] = {}
     for name in ("class_names", "ids", "sources", "groups"):
@@ -133,6 +142,7 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
     if not np.issubdtype(y.dtype, np.integer):
         raise LocalError(f"{path}: y is {y.dtype}; store class numbers as int64")
+    # ``shape[:1]`` of a scalar is empty, as is the shape of a scalar y.
     if x.ndim == 0 or y.shape != x.shape[:1]:
         raise LocalError(
             f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label a record"
@@ -156,7 +166,11 @@ def _check_texts(path: Path, name: str, texts: NDArray[Any], records: int) -> No
 
 
 def save_npz(path: Path, data: Dataset) -> None:
-    """Write a data set so that ``load_npz`` reads it back."""
+    """Write a data set so that ``load_npz`` reads it back.
+
+    Texts are stored as fixed-width Unicode, since objects would be pickled. LocalError if the file
+    cannot be written.
+    """
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
@@ -170,12 +184,16 @@ def save_npz(path: Path, data: Dataset) -> None:
 
 
 def digits() -> Dataset:
-    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, y 0…9."""
+    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, y 0…9.
+
+    They are in scikit-learn's order.
+    """
     from sklearn.datasets import (  # noqa: PLC0415 - two seconds of import that only the demo needs
         load_digits,
     )
 
     bunch = load_digits()
+    # scikit-learn has pixels of 0 … 16.
     x = (bunch.images / 16).astype(np.float32)[:, None]
     return Dataset(torch.from_numpy(x), torch.from_numpy(bunch.target.astype(np.int64)))
 
@@ -194,12 +212,15 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
         raise LocalError(
             f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25"
         )
+    # Without a secret key anybody could compute which records are for testing.
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
 
     # By hash and not by a shuffle: records that come or go later must not move others from one
     # side to the other, or the model would be tested on records that it has trained on.
+    # Hashes are uniform in 0 … 2^64 − 1, so a share of test_fraction is below the threshold.
     threshold = int(test_fraction * 2**64)
+    # By group if there are any: records of one group must be on one side.
     drawn = data.groups or data.ids or range(len(data))
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
 
@@ -223,4 +244,5 @@ def _draw(key: bytes, record: int | str) -> int:
         # An id may be a file name, which may hold surrogates.
         message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")
     digest = hmac.new(key, message, hashlib.sha256).digest()
+    # 64 bits, to compare with the threshold of ``split``.
     return int.from_bytes(digest[:8], "little")

@@ -52,7 +52,10 @@ class SourceTable(Strict):
 
     @property
     def title(self) -> str:
-        """The name of the records in a partition's file, which is compared: it must not change."""
+        """The name of the records in a partition's file, which is compared: it must not change.
+
+        It is the set's name, or else the last part of the path, or else the kind.
+        """
         name: str = getattr(self, "name", "")
         if not name and self.path is not None:
             name = self.path.name
@@ -65,13 +68,19 @@ class SourceTable(Strict):
 
     @property
     def where(self) -> str:
-        """The records as errors name them."""
+        """The records as errors name them.
+
+        That is the path, or without one the kind and title.
+        """
         if self.path is None:
             return f"{self.kind} {self.title}"
         return str(self.path)
 
     def below(self, base: Path) -> Self:
-        """The same table with its path relative to a folder."""
+        """The same table with its path relative to a folder.
+
+        Absolute paths stay.
+        """
         # Paths in a configuration are relative to its file, not to where a command is started.
         moved: dict[str, Path] = {}
         for key in {"file", "folder"} & type(self).model_fields.keys():
@@ -123,14 +132,17 @@ class DataTable(SourceTable, ABC):
 
     @property
     def has_official_parts(self) -> bool:
-        """True if official training records, with ids ``train/…``, precede test records."""
+        """True if official training records, with ids ``train/…``, precede test records.
+
+        Only then can an experiment keep the official split.
+        """
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
         Without a model the records are read before there is a job; LocalError if the kind needs
-        one.
+        one, or memory runs out.
         """
         try:
             if model is None:
@@ -144,7 +156,10 @@ class DataTable(SourceTable, ABC):
 
     @abstractmethod
     def read(self) -> Dataset:
-        """The records in their own shape."""
+        """The records in their own shape.
+
+        Images are [N, channels, height, width], tables [N, 1, 1, columns].
+        """
 
     def read_at(self, shape: Shape) -> Dataset:
         """The records in a shape [channels, height, width], or in their own if they have one."""
@@ -162,12 +177,19 @@ class Pixels(DataTable):
     std: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
-        """Records [N, channels, height, width] from pixels of 0 … 255."""
+        """Records [N, channels, height, width] from pixels of 0 … 255.
+
+        They are float32, and normalised by ``mean`` and ``std``. ``where`` names them in errors.
+        """
+        # torch rejects arrays with negative strides.
         pixels = torch.from_numpy(np.ascontiguousarray(x))
         return self.normalised(pixels.to(torch.float32).div_(255), where)
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
-        """The records (pixel - mean) / std, changed in place."""
+        """The records (pixel - mean) / std, changed in place.
+
+        LocalError unless there is one constant for all channels, or one per channel.
+        """
         channels = x.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
@@ -175,6 +197,7 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
+        # [channels, 1, 1], which broadcasts over images of any size.
         mean = torch.tensor(self.mean)[:, None, None]
         std = torch.tensor(self.std)[:, None, None]
         return x.sub_(mean).div_(std)
@@ -218,11 +241,15 @@ class Shared(DataTable):
         return self
 
     def indices(self, total: int) -> NDArray[np.int64]:
-        """The records of this share, in their order in the set."""
+        """The records of this share, in their order in the set.
+
+        They are int64 and ascending; without a declared share, all of them.
+        """
         if self.share is None:
             return np.arange(total)
         own, shares = self.share
 
         # All silos draw the same permutation and take every n-th, so the shares are disjoint.
         drawn = permutation(stream(self.seed or 0, "", 0, "share"), total)
+        # The permutation chooses records; their order stays that of the set.
         return np.sort(drawn[own - 1 :: shares])

@@ -21,6 +21,7 @@ from .tagged import of_kind
 
 
 def _of_its_kind(value: Any) -> DataTable:
+    # A table without ``kind`` means an .npz file.
     return of_kind(value, KINDS, "npz")
 
 

@@ -14,6 +14,7 @@ def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = 
 
     ValueError for an unknown kind, and for keys of another kind.
     """
+    # An instance, such as a copied table's, was checked when it was made.
     for table_class in kinds.values():
         if isinstance(value, table_class):
             return value
@@ -22,6 +23,7 @@ def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = 
     _check_kind(kind, kinds)
     for key in table:
         _check_key(key, kind, kinds)
+    # Only this kind's model sees the table, so its errors name no key of another kind.
     return kinds[kind].model_validate(value)
 
 

@@ -29,10 +29,13 @@ Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class Shelf(Protocol):
-    """What earlier rounds left: published parts, each silo's last version of a Mix, and mail."""
+    """The results of earlier rounds: published parts, each silo's last version of a Mix, mail."""
 
     def latest(self, part: str) -> Tensors | None:
-        """The last published value; None before the first."""
+        """The last published value; None before the first.
+
+        Readers must not change its tensors.
+        """
         ...
 
     def has(self, part: str, silo: str) -> bool:
@@ -40,11 +43,17 @@ class Shelf(Protocol):
         ...
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
-        """One tensor of a silo's version."""
+        """One tensor of a silo's version.
+
+        Only for silos for which ``has`` is true.
+        """
         ...
 
     def mail(self, part: str, silo: str) -> Tensors | None:
-        """The mail for a silo, with ``@keep``; None where there is none."""
+        """The mail for a silo, with ``@keep``; None where there is none.
+
+        It has the tensors of the mixed part, and ``@keep`` [] float64.
+        """
         ...
 
 
@@ -52,7 +61,10 @@ class Archive(Shelf, Protocol):
     """A shelf that a fold changes."""
 
     def publish(self, part: str, tensors: Tensors) -> None:
-        """Replace the published value."""
+        """Replace the published value.
+
+        ``tensors`` are all of the part's; the older value is dropped.
+        """
         ...
 
     def store(self, part: Part, silo: str, read: Read) -> None:
@@ -63,6 +75,7 @@ class Archive(Shelf, Protocol):
         """Replace the mail for a silo; ``tensors`` is None where the exchanges made no row.
 
         True where the mail is there after the call: an archive may have its own way to make a row.
+        ``tensors`` include ``@keep``, as in ``mail``.
         """
         ...
 
@@ -73,7 +86,10 @@ class Archive(Shelf, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shelved:
-    """The content of an archive: published values by part, versions and mail by part and silo."""
+    """The content of an archive: published values by part, versions and mail by part and silo.
+
+    The archive never changes it afterwards.
+    """
 
     published: Mapping[str, Tensors]
     versions: Mapping[tuple[str, str], Tensors]
@@ -93,11 +109,15 @@ class MemoryArchive:
         self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions)
         self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail)
         if device != CPU:
+            # Versions of a snapshot from a file are on the host.
             for key, held in shelved.versions.items():
                 self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
 
     def shelved(self) -> Shelved:
-        """The content as it is now; no later change of the archive reaches it."""
+        """The content as it is now; no later change of the archive reaches it.
+
+        The tensors are shared: the archive replaces tensors, and never writes into them.
+        """
         return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
 
     def latest(self, part: str) -> Tensors | None:
@@ -149,7 +169,9 @@ def close_round(
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
     """Fold the members' contributions into the next state and the sums of METRICS.
 
-    Members are folded in job order, whatever their order in ``members``.
+    Members are folded in job order, whatever their order in ``members``. ``up_parts`` are the
+    round's parts with the job's exchanges. LocalError, with the archive unchanged, for members that
+    are not silos of the job, and for results that hold NaN or infinity.
     """
     # Sums of floats depend on their order; the job's is the same in simulator and coordinator.
     ordered = in_job_order(method, members)
@@ -180,6 +202,7 @@ def close_round(
     for silo in ordered:
         archive.clear_mail(silo)
     unposted = []
+    # If no mail is there, the method's state must not count the row as posted.
     for post, mailed in posted:
         if not archive.put_mail(post, mailed):
             unposted.append(post.silo)
@@ -205,7 +228,8 @@ def deliver(
 ) -> Delivered:
     """The delivery to one silo at the start of a round, part by part.
 
-    Parts that have no value yet are left out.
+    Parts that have no value yet are left out. Tensors are in the order of the part's specs.
+    LocalError if the method delivers a part that its wire list lacks, or one twice.
     """
     # A silo rejects what its signed job does not let come down; so a method's mistake shows where
     # the method runs, and not as every silo's complaint about the coordinator. ``pop`` because a
@@ -249,7 +273,10 @@ def _delivered(
 
 
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
-    """The members in the order of every fold; LocalError for strangers and duplicates."""
+    """The members in the order of every fold; LocalError for strangers and duplicates.
+
+    Silos upload in any order, but sums of floats depend on the order.
+    """
     # A duplicate would count twice in a sum.
     distinct = set(members)
     strangers = sorted(distinct.difference(method.setting.silos))
@@ -267,6 +294,7 @@ def _row(
 
     None where it gets none, and so keeps its own.
     """
+    # Silos without a version are left out, and the weights of the others normalised.
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
@@ -298,12 +326,14 @@ def _posted(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
         )
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    # The exchange makes no row that would show too much of one silo.
     if row is None:
         return None  # as if nobody were alike
 
     # What an absent silo has missed is folded into one pair (k, m), so that it downloads one model
     # however many rounds it was away: θ ← k·θ + m (``Post``).
     before = None if cleared else archive.mail(post.part, post.silo)
+    # Without older mail k starts at 1.
     kept = 1.0 if before is None else float(before[KEEP.name])
     mailed: dict[str, Tensor] = {}
     for spec in part.tensors:

@@ -27,7 +27,8 @@ def prepare(
     """Let the convolutions of modules be computed in this form from now on.
 
     "faster" decides by shape on a GPU (``faster_unfolded``), and is "grouped" on a CPU.
-    Convolutions of several groups, or padded with other than zeros, stay as they are.
+    Convolutions of several groups, or padded with other than zeros, stay as they are. Modules are
+    changed in place.
     """
     if form == "faster" and device == CPU:
         form = "grouped"
@@ -73,9 +74,13 @@ def faster_unfolded(leaf: nn.Conv2d, shape: torch.Size, precision: Precision) ->
 
 
 def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
-    """Height and width of the convolution's output for x of this shape [B, I, H, W]."""
+    """Height and width of the convolution's output for x of this shape [B, I, H, W].
+
+    Each is ⌊(size + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1, as in torch.
+    """
     sizes: list[int] = []
     for axis, size in enumerate(shape[2:]):
+        # A number: ``can_unfold`` excludes padding by name.
         padding = int(leaf.padding[axis])
         spread = leaf.dilation[axis] * (leaf.kernel_size[axis] - 1)
         sizes.append((size + 2 * padding - spread - 1) // leaf.stride[axis] + 1)
@@ -84,7 +89,10 @@ def outputs(leaf: nn.Conv2d, shape: torch.Size) -> tuple[int, int]:
 
 
 def can_unfold(convolution: nn.Conv2d) -> bool:
-    """True if ``unfolded`` computes what the convolution does."""
+    """True if ``unfolded`` computes what the convolution does.
+
+    It does not for several groups, padding with other than zeros, or padding by name ("same").
+    """
     form = (convolution.groups, convolution.padding_mode)
     return form == (1, "zeros") and not isinstance(convolution.padding, str)
 
@@ -93,6 +101,7 @@ def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | N
     """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, h, w].
 
     It equals torch's up to the last bits of sums. Its numbers lie in memory as [O, B, h, w].
+    Stride, padding and dilation are those of ``convolution``.
     """
     # Autocast would cast the columns, which are k·l times as many numbers.
     if torch.is_autocast_enabled(x.device.type):
@@ -102,6 +111,7 @@ def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | N
     # One copy, of all silos; torch's own unfold launches one kernel for each image on a GPU.
     columns = columns.reshape(-1, batch * height * width)
     out = weight.flatten(1) @ columns
+    # A float32 bias would turn a bfloat16 product into float32.
     if bias is not None:
         out = out + bias.to(out.dtype)[:, None]
     return out.reshape(len(weight), batch, height, width).transpose(0, 1)
@@ -112,9 +122,12 @@ def patches(convolution: nn.Conv2d, x: Tensor) -> Tensor:
     dilation = convolution.dilation
     top, left = map(int, convolution.padding)
     if top or left:
+        # With zeros, the only padding that ``can_unfold`` allows.
         x = pad(x, (left, left, top, top))
     for axis, dilated, size, stride in zip(
         (2, 3), dilation, convolution.kernel_size, convolution.stride, strict=True
     ):
+        # ``unfold`` gives a view; ``unfolded`` makes the only copy.
         x = x.unfold(axis, dilated * (size - 1) + 1, stride)
+    # Windows span the dilated kernel; every ``dilation``-th place of them is an input.
     return x[..., :: dilation[0], :: dilation[1]].permute(1, 4, 5, 0, 2, 3)

@@ -27,10 +27,17 @@ Run: TypeAlias = Callable[..., Tensor]
 
 
 class Recorder(Protocol):
-    """Records runs on a device."""
+    """Records runs on a device.
+
+    Call ``warm`` a few times before ``record``. Tensors that a recorded run reads or writes must
+    stay at their addresses.
+    """
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
-        """Run without recording, on the stream on which the run will be recorded."""
+        """Run without recording, on the stream on which the run will be recorded.
+
+        The caller's stream may use the result.
+        """
         ...
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -58,19 +65,27 @@ class Graphs:
             pass
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
-        """Run on the stream that records."""
+        """Run on the stream that records.
+
+        The caller's stream waits for it, even if the run fails.
+        """
         current = torch.cuda.current_stream(self._device)
+        # The run may read what the caller's stream is still writing.
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
                 result = run()
         finally:
             current.wait_stream(self._stream)
+        # The result's memory must not be reused before the caller's stream has read it.
         result.record_stream(current)
         return result
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Record a run without computing it; LocalError where it cannot be recorded."""
+        """Record a run without computing it; LocalError where it cannot be recorded.
+
+        OutOfMemoryError if memory runs out even with an empty cache.
+        """
         graph = self._recorded(run)
         # While a stream records, memory that is cached on others cannot be reused: free it first.
         if graph is None:
@@ -88,6 +103,7 @@ class Graphs:
         try:
             with self._recording(graph):
                 run()
+        # The caller frees cached memory and tries again.
         except torch.OutOfMemoryError:
             return None
         except RuntimeError as error:
@@ -125,7 +141,10 @@ class Graphs:
 
 
 class AsItIs:
-    """Records nothing: every call launches its kernels one by one. What comes out is the same."""
+    """Records nothing: every call launches its kernels one by one, with the same results.
+
+    It is for CPUs, and for GPUs with --no-graphs.
+    """
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
         """Run it."""
@@ -139,7 +158,8 @@ class AsItIs:
 class Replayed:
     """A function of tensors of fixed shapes that returns one tensor.
 
-    It may also read and write other tensors, which stay at their addresses.
+    It may also read and write other tensors, which stay at their addresses. The first
+    ``WARM_CALLS`` calls run it, the next one records it, and from then on it is replayed.
     """
 
     def __init__(self, run: Run, recorder: Recorder) -> None:
@@ -149,11 +169,15 @@ class Replayed:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, *given: Tensor) -> Tensor:
-        """The function's result, which the next call may overwrite."""
+        """The function's result, which the next call may overwrite.
+
+        All calls must have arguments of the same shapes and dtypes.
+        """
         if self._calls < WARM_CALLS:
             self._calls += 1
             return self._recorder.warm(lambda: self._run(*given))
         if self._replay is None:
+            # A recording always reads from the addresses that it was recorded with.
             self._given = [tensor.clone() for tensor in given]
             self._replay = self._recorder.record(self._again)
         _copy(self._given, given)
@@ -177,7 +201,10 @@ SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(PlainStepper):
-    """Like ``PlainStepper``, with the same bits: from the third step on, steps are replayed."""
+    """Like ``PlainStepper``, with the same bits: from the third step on, steps are replayed.
+
+    Models with more than ``SMALL_BYTES`` of parameters are not replayed.
+    """
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         super().__init__(precision)
@@ -188,11 +215,13 @@ class Replaying(PlainStepper):
         step = super().begin(modules, stage)
         if sum(p.nbytes for module in modules.values() for p in module.parameters()) > SMALL_BYTES:
             return step
+        # A recording has one shape, and an epoch's last batch may be smaller.
         known: dict[Size, Replayed] = {}  # by the shape of x
 
         def replayed(x: Tensor, y: Tensor) -> Tensor:
             if x.shape not in known:
                 known[x.shape] = Replayed(step, self._recorder)
+            # Cloned, since the next replay overwrites the loss before it is read.
             return known[x.shape](x, y).clone()
 
         return replayed
@@ -201,6 +230,7 @@ class Replaying(PlainStepper):
 def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Stepper:
     """The stepper for silos one by one on a device, in a precision that the device has."""
     if device == CPU:
+        # Graphs save launches of kernels, which a CPU does not have.
         return PLAIN
     if not graphs:
         return PlainStepper(precision)

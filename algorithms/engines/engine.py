@@ -22,7 +22,10 @@ from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of one silo by side; ``validation`` is None where the split lacks that side."""
+    """The records of one silo by side; ``validation`` is None where the split lacks that side.
+
+    Several silos may share one side, such as test records.
+    """
 
     train: Dataset
     test: Dataset
@@ -30,20 +33,29 @@ class Records:
 
     @property
     def sides(self) -> tuple[Dataset, ...]:
-        """The sides that the split has."""
+        """The sides that the split has.
+
+        They are in the order train, test, validation.
+        """
         if self.validation is None:
             return (self.train, self.test)
         return (self.train, self.test, self.validation)
 
     def to(self, device: torch.device) -> "Records":
-        """The records on a device."""
+        """The records on a device.
+
+        Records that are there already are not copied.
+        """
         validation = None if self.validation is None else self.validation.to(device)
         return Records(self.train.to(device), self.test.to(device), validation)
 
 
 @dataclass(frozen=True, eq=False)
 class SiloWork:
-    """One silo at the start of a round: its state and its delivery, which no engine changes."""
+    """One silo at the start of a round: its state and its delivery, which no engine changes.
+
+    ``delivered`` comes from ``aggregation.deliver``.
+    """
 
     silo: str
     state: SiloState
@@ -63,14 +75,17 @@ class Engine(Protocol):
     ) -> Mapping[str, RoundOutcome]:
         """The outcome of ``local_round`` at each silo; ``done`` is called after each.
 
-        LocalError names the silo.
+        States and contributions are on the host. LocalError names the silo.
         """
         ...
 
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, Evaluation]:
-        """The outcome of ``silo_round.look`` at each silo; nothing is trained."""
+        """The outcome of ``silo_round.look`` at each silo; nothing is trained.
+
+        ``round_`` is the round of the deliveries in ``work``; ``Job.length`` is the final one.
+        """
         ...
 
     def close(self) -> None:
@@ -96,6 +111,7 @@ class Serial:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
         self._records = records
+        # Records are copied to the device once, not in each round.
         if device != CPU:
             with in_memory():
                 self._records = {silo: own.to(device) for silo, own in records.items()}
@@ -135,6 +151,7 @@ class Serial:
             private=payer,
             device=self._device,
         )
+        # The outcome is complete, so steps that it did not take can be released.
         if payer is not None and outcome.spending is not None:
             payer.account.commit(outcome.spending)
         return outcome

@@ -71,11 +71,15 @@ def _step(step: Stage | Survey | Change) -> Key:
 
 
 def specs(tensors: Tensors) -> Key:
-    """Names, shapes and dtypes, whatever their order."""
+    """Names, shapes and dtypes, whatever their order.
+
+    Tensors are found by name, so two orders of the same tensors are alike.
+    """
     return frozenset((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())
 
 
 def _layers(module: nn.Module) -> Key:
+    # With duplicates: a layer that is used twice must be used in the same places of both models.
     keys: list[Key] = []
     for name, layer in module.named_modules(remove_duplicate=False):
         static = {key: value for key, value in vars(layer).items() if key not in OTHERWISE}
@@ -87,6 +91,7 @@ def _same(value: object) -> Key:
     """Equal for two values exactly where they are known to be the same."""
     kind = type(value)
     match value:
+        # As text NaN equals itself, and 0.0 differs from −0.0.
         case None | bool() | int() | float() | str():
             return kind, repr(value)
         case tuple() | list():
@@ -97,8 +102,10 @@ def _same(value: object) -> Key:
         case partial():
             return kind, _same(value.func), _same(value.args), _same(value.keywords)
         case MethodType():
+            # By identity: the objects of two equal methods may hold data of one silo.
             return kind, _Itself(value.__self__), _Itself(value.__func__)
     if is_dataclass(kind):
         held = (getattr(value, field.name) for field in fields(kind))
         return kind, tuple(map(_same, held))
+    # Anything else may hold data of one silo, so it equals only itself.
     return _Itself(value)

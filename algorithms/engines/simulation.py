@@ -30,14 +30,17 @@ Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, te
 
 
 def nothing() -> None:
-    """No progress shown."""
+    """No progress shown.
+
+    It is the default of ``done``, which is called after each silo.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A simulation between two rounds: ``round`` is the next.
 
-    ``trained`` are the silos that ever trained.
+    ``trained`` are the silos that ever trained. Later rounds do not change a snapshot.
     """
 
     round: int
@@ -49,7 +52,10 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The outcome of one round: a report per silo of its cohort, and the coordinator's sums."""
+    """The outcome of one round: a report per silo of its cohort, and the coordinator's sums.
+
+    ``metrics`` are the cohort's sums of METRICS. In a federation ``reports`` stay at the silos.
+    """
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
@@ -87,17 +93,26 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """The next round; ``job.length`` after the last."""
+        """The next round; ``job.length`` after the last.
+
+        A simulation that resumes a snapshot starts at the snapshot's round.
+        """
         return self._round
 
     @property
     def states(self) -> Mapping[str, SiloState]:
-        """The state of each silo."""
+        """The state of each silo.
+
+        A round replaces the states of its cohort, and changes none in place.
+        """
         return self._states
 
     @property
     def coordinator(self) -> CoordinatorState:
-        """The state of the coordinator half."""
+        """The state of the coordinator half.
+
+        Each round replaces it.
+        """
         return self._coordinator
 
     def snapshot(self) -> Snapshot:
@@ -113,12 +128,14 @@ class Simulation:
         """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
+        # Outcomes are kept apart until the round is closed, so an exception changes nothing.
         outcomes = self._engine.train(round_, list(map(self._work, cohort)), done)
         spool: dict[tuple[str, str], Mapping[str, Tensor]] = {}
         for silo, part in product(cohort, up):
             contribution = exchanges.give(part, outcomes[silo].contributions[part.name])
             spool[part.name, silo] = self._spooled(part, contribution)
 
+        # A coordinator reads the same from files.
         def read(part: str, silo: str, name: str) -> Tensor:
             return spool[part, silo][name]
 
@@ -135,11 +152,17 @@ class Simulation:
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
-        """Evaluate every silo with its next delivery, and as it is now; nothing changes."""
+        """Evaluate every silo with its next delivery, and as it is now; nothing changes.
+
+        ``done`` is called for each silo. Silos that never took part are evaluated, too.
+        """
         return self._engine.look(self._round, list(map(self._work, self._job.silos)), done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
-        """Let every silo keep its model, according to a ``look`` after the last round."""
+        """Let every silo keep its model, according to a ``look`` after the last round.
+
+        ``silo_round.kept`` chooses the model. LocalError before the last round is over.
+        """
         if self._round != self._job.length:
             raise LocalError(
                 f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run"
@@ -183,7 +206,11 @@ def versions_bytes(job: Job) -> int:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulated job leaves behind."""
+    """The results of a simulated job.
+
+    ``history`` has for each silo one report per round in which it trained, and one of the final
+    delivery.
+    """
 
     # by silo: the rounds in which it trained, then the final delivery
     history: Mapping[str, tuple[RoundReport, ...]]
@@ -192,7 +219,10 @@ class SimulationResult:
     coordinator: CoordinatorState
 
     def accuracy(self, product: str) -> dict[str, float]:
-        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained"."""
+        """Test accuracy by silo after the last round; ``product`` is "delivered" or "trained".
+
+        It is a share of the silo's test records, from 0 to 1.
+        """
         accuracy: dict[str, float] = {}
         for silo, reports in self.history.items():
             last = reports[-1]
@@ -227,6 +257,7 @@ def simulate(
         paying = {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
     history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
+    # Round by round, the sums of test counts that a coordinator would see.
     metrics: list[Mapping[str, Tensor]] = []
     while simulation.round < job.length:
         round_ = simulation.step()
@@ -245,7 +276,10 @@ def simulate(
 
 
 def check_population(job: Job, records: Mapping[str, Records]) -> None:
-    """LocalError unless these are the records of the job's silos, and fit it."""
+    """LocalError unless these are the records of the job's silos, and fit it.
+
+    In a federation each silo checks its own records in the same way.
+    """
     if set(records) != set(job.silos):
         raise LocalError(
             f"data was given for silos {sorted(records)}, the job names {sorted(job.silos)}"

@@ -25,7 +25,10 @@ Layer: TypeAlias = Callable[..., Tensor]
 
 
 def over_silos(function: Callable[..., T]) -> Callable[..., T]:
-    """``vmap`` over silos of a function that may call these layers."""
+    """``vmap`` over silos of a function that may call these layers.
+
+    The first axis of each argument and of the result is the silo.
+    """
 
     def layered(*args: object) -> T:
         with _StackedLayers():
@@ -48,6 +51,7 @@ class _StackedLayers(TorchFunctionMode):
         layer, dimensions = LAYERS[func]
         if args[0].ndim in dimensions and _stacked(*args, *named.values()):
             return layer(*args, **named)
+        # torch's own layer, such as for a derivative inside ``vmap``.
         return _in_one_type(func, *args, **named)
 
 
@@ -83,11 +87,13 @@ def _side_by_side(
     """
     interpreter = retrieve_current_functorch_interpreter()
     silos, level = interpreter.batch_size(), interpreter.level()  # type: ignore[attr-defined] # vmap's
+    # Below ``vmap``'s level the silos are an ordinary axis of each tensor.
     with interpreter.lower():
         flat = _of_all(x, 1).flatten(1, 2)
         kept = _each_of_all(changed, lambda tensor: tensor.view(-1))
         rest = _each_of_all(parameters, lambda tensor: tensor.flatten(0, 1))
         out = layer(silos, flat, *kept, *rest)
+        # The output has S groups of equally many channels, side by side.
         apart = out.view(len(out), silos, -1, *out.shape[2:])
     return _functorch._add_batch_dim(apart, 1, level)  # noqa: SLF001 as vmap does it
 
@@ -114,6 +120,7 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor:
     def layer(silos: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # One group per silo, so that output channels see only their silo's input channels.
         return F.conv2d(x, weight, bias, stride, padding, dilation, silos * groups)
 
     return _side_by_side(layer, x, weight, bias)

@@ -25,7 +25,11 @@ Rows: TypeAlias = slice | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One call: the silos ``rows``, m of them, and the places of their records [m, L]."""
+    """One call: the silos ``rows``, m of them, and the places of their records [m, L].
+
+    ``places`` are indices into ``Resident.x``. Rows with fewer records are filled up with their
+    first one.
+    """
 
     step: int  # how many pieces of these silos came before
     rows: Rows  # a slice where they are the first, which a view can tell apart
@@ -35,21 +39,29 @@ class Batch:
 
     @property
     def counts(self) -> Tensor | None:
-        """Which of the records count [m, L]; None where all do."""
+        """Which of the records count [m, L]; None where all do.
+
+        It is a bool mask, on the device of ``lengths``.
+        """
         if self.lengths is None:
             return None
         return counting(self.lengths, self.places.shape[1])
 
 
 def counting(lengths: Tensor, most: int) -> Tensor:
-    """Which of so many records count [m, most], of which ``lengths`` [m] do."""
+    """Which of so many records count [m, most], of which ``lengths`` [m] do.
+
+    Those that count come first in each row.
+    """
     return torch.arange(most, device=lengths.device) < lengths[:, None]
 
 
 def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> list[Batch]:
     """The calls that go through the pieces of all silos; each of equal lengths if ``exact``.
 
-    All that they need goes to the device at once, before the first.
+    All that they need goes to the device at once, before the first. A silo without further pieces
+    is in no later call. ``exact`` is for losses that couple the records of a batch: filling up
+    would change them.
     """
     steps: list[int] = []
     silos: list[NDArray[np.int64]] = []
@@ -71,6 +83,7 @@ def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> lis
         fewest, most = int(sizes[call].min()), int(sizes[call].max())
         taking: Rows = rows[call]
         first = np.arange(len(silos[call]))
+        # Silos 0 … m − 1 make a slice, through which a step can write in place.
         if np.array_equal(silos[call], first):
             taking = slice(0, len(first))
         own_places = places[call].view(filled[call].shape)
@@ -87,6 +100,7 @@ def _calls(pieces: Sequence[Pieces], exact: bool) -> Iterator[tuple[int, list[in
         for silo, own in enumerate(pieces):
             if len(own) <= step:
                 continue
+            # Key 0 puts all silos that have a piece at this step into one call.
             length = len(own[step]) if exact else 0
             by_length.setdefault(length, []).append(silo)
         for length in sorted(by_length):
@@ -104,16 +118,21 @@ def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 def _split_on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> tuple[Tensor, ...]:
     """The arrays on the device, flat; they go there in one copy."""
     flat = [array.ravel() for array in arrays]
+    # An empty array first, since ``concatenate`` rejects an empty list.
     joined = np.concatenate([np.empty(0, np.int64), *flat])
     return torch.split(torch.from_numpy(joined).to(device), list(map(len, flat)))
 
 
 class Resident:
-    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides on one device."""
+    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides on one device.
+
+    They stay there as long as the object. LocalError if the device cannot hold them.
+    """
 
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
         sides = [data for own in records.values() for data in own.sides]
         distinct = {id(data): data for data in sides}  # silos may be tested on the same records
+        # All records of a job have the shape and dtype of the first.
         count, like = sum(map(len, distinct.values())), sides[0].x
         try:
             self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
@@ -129,11 +148,15 @@ class Resident:
         at = 0
         for key, data in distinct.items():
             places = self._places[key] = range(at, at + len(data))
+            # Copied once, at the start; rounds only send indices.
             self.x[at : places.stop], self.y[at : places.stop] = data.x, data.y
             at = places.stop
 
     def places(self, data: Dataset | None) -> range:
-        """Where a silo's records of one side lie; nowhere where it has none."""
+        """Where a silo's records of one side lie; nowhere where it has none.
+
+        They are indices into ``x`` and ``y``. KeyError for records that were not given at first.
+        """
         if data is None:
             return range(0)
         return self._places[id(data)]

@@ -73,6 +73,7 @@ class Stacked:
     With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone,
     ``convolutions`` are computed in that form. Silos of another architecture or with other stages
     go in groups of their own. One job gives the same bits again where ``at_once`` is the same.
+    LocalError for a private job.
     """
 
     def __init__(
@@ -112,8 +113,13 @@ class Stacked:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, RoundOutcome]:
-        """The outcome of ``local_round`` at each silo."""
+        """The outcome of ``local_round`` at each silo.
+
+        LocalError for silos that cannot train at once, for a loss that is not finite, and if the
+        device runs out of memory; it says what to do.
+        """
         method = self._method
+        # ``deliver`` runs on the host, silo by silo.
         facts, states = self._delivered(round_, work)
 
         # Each silo's facts must be whole before its method chooses stages by them.
@@ -127,6 +133,7 @@ class Stacked:
             courses[silo] = self._job.paced(method.stages(state, facts[silo]), round_)
 
         outcomes: dict[str, RoundOutcome] = {}
+        # Grouped again, since silos with different stages cannot share calls.
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
@@ -148,12 +155,16 @@ class Stacked:
                 contributions = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
                 outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
+        # In the order of ``work``, not of the groups.
         return {one.silo: outcomes[one.silo] for one in work}
 
     def look(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> dict[str, Evaluation]:
-        """The outcome of ``silo_round.look`` at each silo."""
+        """The outcome of ``silo_round.look`` at each silo.
+
+        Both models of a group's silos are on the device at the same time.
+        """
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
         looks: dict[str, Evaluation] = {}
@@ -189,6 +200,7 @@ class Stacked:
         self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
     ) -> dict[str, float]:
         """Train one stage of a group in place; the mean loss of the last epoch by silo."""
+        # The stages of a group differ only in their contexts, so the first stands for all.
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
         with _named(round_, group[0]):
@@ -197,6 +209,7 @@ class Stacked:
         contexts = [own.context for own in stages.values()]
         context: dict[str, Tensor] = {}
         for name in stage.context:
+            # Stacked on the host, so that one copy goes to the device.
             stacked = torch.stack([own[name] for own in contexts])
             context[name] = stacked.to(silos.x.device)
         values = {part: silos.values[part] for part in modules}
@@ -216,8 +229,10 @@ class Stacked:
             with _named(round_, silo):
                 for loss in own_losses[silo]:
                     check_loss(loss, stage.optimiser)
+        # ``training.train`` reports the mean over the last epoch, too.
         means: dict[str, float] = {}
         for silo, steps in own_losses.items():
+            # All epochs have equally many batches.
             epoch = len(steps) // stage.epochs
             last = steps[len(steps) - epoch :]
             means[silo] = sum(last) / len(last)
@@ -270,6 +285,7 @@ class Stacked:
     def _silos(self, group: Sequence[str], states: States) -> Silos:
         """The group's values on the device; LocalError where a state does not fit the model."""
         modules, device = self._template(group[0]).modules, self._resident.x.device
+        # Checked first: stacking tensors of other shapes would fail without naming the silo.
         for silo in group:
             _check_fit(silo, modules, states[silo])
         # Stacked on the host first: each transfer to a GPU waits.
@@ -306,11 +322,15 @@ class Stacked:
         return max(1, room(self.device) // self.silo_bytes(largest, steps))
 
     def silo_bytes(self, silo: str, steps: Course = ()) -> int:
-        """About how many bytes of the device a silo takes while it trains and is evaluated."""
+        """About how many bytes of the device a silo takes while it trains and is evaluated.
+
+        It counts values, their copies, and the activations of the largest call.
+        """
         template = self._template(silo)
         records = self._job.training.batch_size
         if any(isinstance(step, Stage) and step.full_batch for step in steps):
             records = len(self._records[silo].train)
+        # Silos are evaluated at once, in calls as long as the largest side of any allows.
         sides = chain.from_iterable(own.sides for own in self._records.values())
         looked = min(template.looked, max(map(len, sides)))
         return COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
@@ -324,6 +344,7 @@ class Stacked:
         kept = _own_tensors(silo, modules)
         key = architecture(modules)
         if key not in self._known:
+            # With values, since ``saved_bytes`` runs a forward pass.
             whole = self._method.modules(silo)
             own = (*modules.values(), *whole.values())
             prepare(own, self._convolutions, self.device, self._precision)
@@ -339,11 +360,13 @@ class Stacked:
         try:
             with exact():
                 yield
+        # It is a RuntimeError too, so it comes first.
         except torch.OutOfMemoryError as error:
             raise LocalError(
                 f"{len(group)} silos at once take more memory than {self._resident.x.device} has:"
                 f" {error}; free memory there, or train them one by one (--one-by-one)"
             ) from error
+        # ``vmap`` raises this for code that it cannot map, such as a branch on a value.
         except RuntimeError as error:
             raise LocalError(
                 f"method {self._method.name!r} cannot train silos at once: {error}; simulate it"
@@ -367,6 +390,7 @@ def _own_tensors(silo: str, modules: Modules) -> list[Tensor]:
         kept.extend(module.state_dict(keep_vars=True).values())
         held.update(map(id, module.parameters()))
         held.update(map(id, module.buffers()))
+    # By identity: a tensor that two layers share would be stacked twice, and then differ.
     if len(kept) != len(held) or set(map(id, kept)) != held:
         raise LocalError(
             f"the model of silo {silo!r} shares tensors between layers, or keeps some out"

@@ -24,7 +24,10 @@ CHUNK = 128  # records of a silo per call, where no record's output depends on t
 
 @torch.no_grad()
 def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
-    """How many of its records each silo's model classifies correctly, in evaluation mode."""
+    """How many of its records each silo's model classifies correctly, in evaluation mode.
+
+    ``places`` are each silo's records in ``silos.x``, maybe none.
+    """
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
     correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
@@ -34,6 +37,7 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
 
     for batch in together(pieces, exact, silos.x.device):
         hits = over_silos(right)(*_inputs(silos, batch))  # [m, L]
+        # Records that only fill up a row must not count.
         if batch.counts is not None:
             hits &= batch.counts
         correct[batch.rows] += hits.sum(1)
@@ -50,11 +54,13 @@ def measure(
     What is added up cannot be taken out again, so no batch is filled up.
     """
     cut = _halved
+    # Batch norm without running statistics needs the chunks of silos one by one.
     if _evaluating(silos.modules):
         cut = partial(_cut, chunk=chunk(silos.modules))
 
     def measured(values: Values, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         found = measurement(parts_of(silos.modules, values), x, y)
+        # In float64, as ``training.measure`` adds up.
         return {name: tensor.double() for name, tensor in found.items()}
 
     batches = together([cut(own) for own in places], True, silos.x.device)
@@ -85,6 +91,7 @@ def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]
                 sums[name] = tensor.new_zeros(count, *tensor.shape[1:])
             sums[name][batch.rows] += tensor
 
+    # One transfer per name. Clones, since a silo's view would keep the sums of all in memory.
     tables: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, column in sums.items():
         for table, tensor in zip(tables, column.cpu(), strict=True):
@@ -95,7 +102,8 @@ def _sums_by_silo(found: Iterable[_Found], count: int) -> list[dict[str, Tensor]
 def chunk(modules: Modules) -> int:
     """How many of a silo's records are evaluated per call.
 
-    The modules are put in evaluation mode.
+    The modules are put in evaluation mode. It is ``EVALUATION_CHUNK`` if a record's output depends
+    on the others, else ``CHUNK``.
     """
     # Batch norm without running statistics gives other outputs in chunks of another size, so these
     # are cut as they are where silos are evaluated one by one.
@@ -115,6 +123,7 @@ def saved_bytes(
 
     The values of the modules themselves do not count.
     """
+    # Saved parameters and buffers belong to the model, not to a record.
     own: set[int] = set()
     for module in modules.values():
         own.update(map(_address, module.parameters()))
@@ -131,6 +140,7 @@ def saved_bytes(
     _evaluating(modules)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         predict(modules, torch.zeros(2, *shape))  # two: batch norm takes no single number
+    # Half, since the pass was of two records.
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
 
 

@@ -46,7 +46,7 @@ TOLERANCE = 1e-3
 class Silos:
     """The values of S silos of one architecture, and the records of all silos of a job.
 
-    The records are x [N, …] and y [N].
+    The records are x [N, …] and y [N]. Values are [S, …], on the same device.
     """
 
     modules: Modules
@@ -61,12 +61,18 @@ class Silos:
 
 
 def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Parts:
-    """The parts of one silo as a method calls them."""
+    """The parts of one silo as a method calls them.
+
+    ``values`` are those of one silo, as inside ``vmap``.
+    """
     return {part: BoundModule(module, values[part]) for part, module in modules.items()}
 
 
 def rows_of(values: Values, rows: Rows) -> Values:
-    """The values of some silos."""
+    """The values of some silos.
+
+    They are views for a slice, copies for a tensor of indices.
+    """
     return mapped(values, lambda tensor: tensor[rows])
 
 
@@ -75,7 +81,10 @@ def _leaves(values: Values) -> Iterator[Tensor]:
 
 
 def couples(modules: Modules) -> bool:
-    """True if a record's output depends on the others of its batch, in the modules' modes."""
+    """True if a record's output depends on the others of its batch, in the modules' modes.
+
+    That is so for batch norm in training mode, or without running statistics.
+    """
     norms = batch_norms(modules)
     return any(norm.training or norm.running_mean is None for norm in norms)
 
@@ -97,12 +106,15 @@ def train(
 ) -> Trained:
     """Run one stage in place.
 
-    ``context`` [S, …] replaces the stage's own context; ``pieces`` are each silo's batches.
+    ``context`` [S, …] replaces the stage's own context; ``pieces`` are each silo's batches. The
+    caller checks the losses and the oddness, so that nothing here waits for the device.
     """
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
+        # In training mode, batch norm and dropout of parts that are only read would act.
         module.train(part in stage.trains)
     batches = together(pieces, stage.coupled or couples(modules), device)
+    # NaN for silos that have no batch at a step.
     losses = torch.full(
         (max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device
     )
@@ -139,9 +151,11 @@ class Bench:
 
     def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
         """The step for such stages and models; it holds these silos' values during a stage."""
+        # By identity: the engine keeps one set of modules per architecture.
         models = tuple((part, id(module)) for part, module in silos.modules.items())
         key = models, paced_alike(stage)
         step = self._steps.pop(key, None)
+        # Its tensors are too short for these silos, and recordings refer to their addresses.
         if step is not None and step.room < silos.count:
             step.forget()
             step = None
@@ -160,7 +174,10 @@ class Bench:
         return len(self._steps) > MOST_STEPS or held > MOST_BYTES
 
     def clear(self) -> None:
-        """Drop all steps."""
+        """Drop all steps.
+
+        Their memory goes back to torch's cache.
+        """
         while self._steps:
             self._steps.popitem()[1].forget()
 
@@ -175,8 +192,10 @@ class _Step:
         self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
     ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
+        # Clones have addresses of their own, which outlive the stage.
         self._values = mapped(silos.values, Tensor.clone)
         self._context = _copies(context)
+        # A tensor, which a recorded step reads: a schedule then needs no new recording.
         self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
         self._moved: list[tuple[str, str]] = []  # (part, name) of what a step moves
         self._buffers: list[tuple[str, str]] = []
@@ -184,6 +203,7 @@ class _Step:
             module = self._modules[part]
             self._moved += ((part, name) for name, _ in module.named_parameters())
             self._buffers += ((part, name) for name, _ in module.named_buffers())
+        # Without momentum no velocity takes memory.
         momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
         self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
         self.room, self._recorder, self._precision = silos.count, recorder, precision
@@ -207,6 +227,7 @@ class _Step:
             own[rows] = tensor
         for name, tensor in context.items():
             self._context[name][rows] = tensor
+        # Each stage starts without momentum, as in ``training.loop``.
         for tensor in self._velocity:
             tensor.zero_()
         self._rate.fill_(stage.optimiser.lr)
@@ -244,6 +265,7 @@ class _Step:
         if lengths is not None:
             inputs.append(_lengthened(lengths, more))
         if more:
+            # The mask is False for the rows that only fill up.
             inputs.append(torch.arange(m + more, device=places.device) < m)
 
         filled, masked = lengths is not None, bool(more)
@@ -264,6 +286,7 @@ class _Step:
         in_place = isinstance(rows, slice) and alive is None
         values = rows_of(self._values, rows)
         changing = [*self._moved, *self._buffers]
+        # Rows by index, or with a mask, are computed on copies and written back at the end.
         if not in_place:
             for part, name in changing:
                 values[part][name] = values[part][name].clone()
@@ -301,6 +324,7 @@ class _Step:
                 losses = self._losses(values, context, places)
             mean = _means(at_least_float32(losses), lengths)
             if self._stage.penalty is not None:
+                # A penalty depends on no record, so it is added once per silo.
                 mean = mean + vmap(self._stage.penalty)(_parameters(self._modules, values), context)
             # Each mean depends on one silo's values alone, so the sum's gradient is that of each.
             return mean, torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
@@ -308,12 +332,15 @@ class _Step:
     @torch.no_grad()
     def oddness(self, batch: Batch) -> Tensor:
         """How much filling up the batch changes the losses of its shortest silo's own records."""
+        # The shortest silo is filled up most, so it shows the largest effect.
         row, length = batch.shortest
+        # One silo is enough, since all have the same loss.
         one = slice(row, row + 1)
         of = rows_of(rows_of(self._values, batch.rows), one)
         context = {name: tensor[batch.rows][one] for name, tensor in self._context.items()}
         alone = self._losses(of, context, batch.places[one, :length])
         filled = self._losses(of, context, batch.places[one])[:, :length]
+        # 1 is added so that rounding of tiny losses does not look large.
         return (filled - alone).abs().max() / (1 + alone.abs().max())
 
     def _losses(self, values: Values, context: Tensors, places: Tensor) -> Tensor:
@@ -348,6 +375,7 @@ def _means(losses: Tensor, lengths: Tensor | None) -> Tensor:
     """Each silo's mean [m] of its losses [m, L], of which the first ``lengths`` [m] count."""
     if lengths is None:
         return losses.mean(1)
+    # Records that only fill up count neither in the sum nor in the divisor.
     return torch.where(counting(lengths, losses.shape[1]), losses, 0).sum(1) / lengths
 
 
@@ -384,6 +412,7 @@ def clipped_each(gradients: Sequence[Tensor], limit: float | None) -> Sequence[T
     """``training.clipped`` of each silo's gradients [m, …]."""
     if limit is None:
         return gradients
+    # In float64, as in ``training.loop.clipped``.
     squares = [
         gradient.double().square().reshape(len(gradient), -1).sum(1) for gradient in gradients
     ]

@@ -22,7 +22,10 @@ from ..numerics.streams import Seed, raw, stream
 
 
 def count_sketch(vector: Tensor, size: int, seed: Seed) -> Tensor:
-    """S(vector) [size] in float64; vectors are comparable where size and seed are the same."""
+    """S(vector) [size] in float64; vectors are comparable where size and seed are the same.
+
+    ``vector`` is [d]. The shorter the sketch, the larger its error (see the top of this file).
+    """
     bucket, sign = _projection(len(vector), size, seed)
     return torch.zeros(size, dtype=torch.float64).index_add_(0, bucket, vector.double() * sign)
 
@@ -34,6 +37,7 @@ def _projection(length: int, size: int, seed: Seed) -> tuple[Tensor, Tensor]:
     The lowest bit is the sign, the rest the bucket.
     """
     words = raw(stream(seed, "", 0, "sketch"), length)
+    # Bucket and sign must be independent, so they come from different bits.
     bucket = ((words >> np.uint64(1)) % np.uint64(size)).astype(np.int32)
     sign = 1 - 2 * (words & np.uint64(1)).astype(np.int8)
     return torch.from_numpy(bucket), torch.from_numpy(sign)

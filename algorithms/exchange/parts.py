@@ -74,7 +74,10 @@ DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses."""
+    """Name, dtype (a key of DTYPES), shape and any bounds of one tensor that crosses.
+
+    An empty shape is a scalar's. Bounds are inclusive; both ends reject values beyond them.
+    """
 
     name: str
     dtype: str
@@ -89,7 +92,10 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
+        """Bytes on the wire.
+
+        These are the values alone, without headers and names.
+        """
         return self.elements * DTYPES[self.dtype].itemsize
 
     @property
@@ -101,7 +107,10 @@ class TensorSpec:
 
 
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
-    """Specs of the given tensors, in their order."""
+    """Specs of the given tensors, in their order.
+
+    They have no bounds. KeyError for a dtype in which no tensor may cross.
+    """
     return tuple(
         TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
     )
@@ -122,7 +131,10 @@ class Sum:
 
     @property
     def schema_name(self) -> str:
-        """The exchange in a schema's words."""
+        """The exchange in a schema's words.
+
+        The signed job document contains it.
+        """
         return f"sum.{self.form}"
 
 
@@ -178,7 +190,10 @@ Exchange = Sum | Mix | Gram | Each
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What crosses together: a name, a kind, an exchange and the tensors in their wire order."""
+    """Tensors that cross together: a name, a kind, an exchange and specs in wire order.
+
+    Names are unique among the parts that go up in a round, and among those that come down.
+    """
 
     name: str
     kind: Kind
@@ -190,6 +205,7 @@ class Part:
         """Specs of all tensors that a method makes for this part, a Sum's weight included."""
         shape: tuple[int, ...]
         match self.exchange:
+            # A mean has one weight per silo, a ratio one per row.
             case Sum("mean", most):
                 shape = ()
             case Sum("ratio", most):
@@ -215,14 +231,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio."""
+    """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio.
+
+    The weight is at least 0: a number or [] for a mean, [rows] for a ratio. It is None for all
+    other exchanges.
+    """
 
     tensors: Tensors
     weight: float | Tensor | None = None
 
 
 class Exchanges(Protocol):
-    """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
+    """One way to run the exchanges, chosen once at job admission: in the clear, or blind.
+
+    Parts are those of ``Job.up``, with the exchanges that the job chose.
+    """
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order.
@@ -247,9 +270,14 @@ class Exchanges(Protocol):
 
 
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
-    """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError."""
+    """The tensors of a contribution, exactly ``part.given`` in its order; else LocalError.
+
+    A Sum's weight is among them as ``@weight``, in float64. Tensors are detached, contiguous and
+    finite.
+    """
     tensors = {**contribution.tensors, **_checked_weight(part, contribution.weight)}
     names = [spec.name for spec in part.given]
+    # Nothing may be missing, and nothing may leave that the signed schema lacks.
     if tensors.keys() != set(names):
         raise LocalError(f"part {part.name!r}: gave {sorted(tensors)}, its schema has {names}")
     return {spec.name: checked(part, spec, tensors[spec.name]) for spec in part.given}
@@ -257,6 +285,7 @@ def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
 
 def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tensor]:
     """The weight under its name on the wire; nothing for a part without one."""
+    # ``given`` adds a weight, and nothing else.
     needed = part.given != part.tensors
     if weight is None:
         if needed:
@@ -264,6 +293,7 @@ def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tens
         return {}
     if not needed:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
+    # Counts of records are exact in float64 up to 2^53.
     tensor = torch.as_tensor(weight, dtype=torch.float64)
     fault = value_fault(part.given[-1], tensor)
     if fault:
@@ -287,25 +317,38 @@ def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
 
 
 def picked(specs: Iterable[TensorSpec], tensors: Tensors) -> dict[str, Tensor]:
-    """The tensors of these specs, by name and in their order."""
+    """The tensors of these specs, by name and in their order.
+
+    KeyError if one is missing.
+    """
     return {spec.name: tensors[spec.name] for spec in specs}
 
 
 def fits(spec: TensorSpec, tensor: Tensor) -> bool:
-    """True if a tensor has its spec's dtype and shape."""
+    """True if a tensor has its spec's dtype and shape.
+
+    ``value_fault`` checks bounds.
+    """
     return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
 
 
 def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """What is wrong with a tensor's values; empty if nothing is."""
+    """The fault in a tensor's values; empty if there is none.
+
+    The text reveals no value: it says "NaN", or which bound is broken.
+    """
     if not all_finite(tensor):
         return "holds NaN or infinity"
     return bounds_fault(spec, tensor)
 
 
 def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
-    """How finite values break the bounds of their spec; empty if they keep them."""
+    """How finite values break the bounds of their spec; empty if they keep them.
+
+    NaN would pass, so check that values are finite first.
+    """
     least, most = spec.bounds
+    # ``aminmax`` takes no empty tensor.
     if tensor.numel() == 0 or spec.bounds == UNBOUNDED:
         return ""
     low, high = torch.aminmax(tensor)
@@ -345,6 +388,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     # Silos check that the integers add up exactly (SECURITY.md rule 19), so rounding alone does
     # not do.
     missing = 2**MIX_BITS - sum(floors)
+    # The largest remainders get one more each; indices break ties, the same on every machine.
     by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
     for i in by_remainder[:missing]:
         floors[i] += 1
@@ -357,6 +401,7 @@ def own_weight(own: float, others: Iterable[float]) -> int:
     ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order
     does not matter.
     """
+    # Fractions are exact; a sum of floats would depend on their order.
     mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
     return round(mine / (mine + rest) * (1 << MIX_BITS))
 
@@ -394,12 +439,18 @@ def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
 
 
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All tensors that a method makes for these parts, in wire order; vectors are whole."""
+    """All tensors that a method makes for these parts, in wire order; vectors are whole.
+
+    In a blind job the silo's gate takes these, and makes from them what crosses.
+    """
     return _items(parts, lambda part: part.given)
 
 
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All tensors that are delivered for these parts, in wire order."""
+    """All tensors that are delivered for these parts, in wire order.
+
+    Weights never come down.
+    """
     return _items(parts, lambda part: part.tensors)
 
 

@@ -49,11 +49,15 @@ class PlainExchange:
         self._device = device
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """The tensors to upload for a contribution; LocalError names what does not fit."""
+        """The tensors to upload for a contribution; LocalError names what does not fit.
+
+        The tensors are exactly those of ``part.wire``, in its order.
+        """
         tensors = laid_out(part, contribution)
         match part.exchange:
             case Gram(sketch, seed) if sketch:
                 (spec,), (vectors,) = part.wire, tensors.values()
+                # Each group of a Gram is one vector, so each row is sketched on its own.
                 short = torch.stack([count_sketch(vector, sketch, seed) for vector in vectors])
                 return {spec.name: checked(part, spec, short.to(DTYPES[spec.dtype]))}
             case _:
@@ -88,11 +92,13 @@ class PlainExchange:
     ) -> dict[str, Tensor]:
         """Row sum_j a_j x_j / 2^32, folded in float64.
 
-        The a_j are the integer weights of SECURITY.md rule 19.
+        The a_j are the integer weights of SECURITY.md rule 19. ``weights`` need not add up to 1;
+        LocalError if none is positive.
         """
         # The plain run uses the same integers, so that blind and plain give the same row.
         integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
         mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
+        # Division by a power of two is exact.
         shares = {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
         row = _weighted(part.tensors, shares, read, 1.0, self._device)
         return {name: tensor.cpu() for name, tensor in row.items()}
@@ -135,10 +141,12 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
 
 
 def _by_row(spec: TensorSpec, weights: Mapping[str, Tensor], read: Read, divisor: Tensor) -> Tensor:
+    # One weight per row, broadcast over the other axes.
     column = (-1,) + (1,) * (len(spec.shape) - 1)
     fold = torch.zeros(spec.shape, dtype=torch.float64)
     for silo, weight in weights.items():
         fold += read(silo, spec.name).double() * weight.reshape(column)
+    # Divided once, after the fold, so that it is rounded once.
     return (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
 
 
@@ -166,6 +174,7 @@ def _weighted(
 def _packs(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
     """Tensors of one dtype and ``most`` elements together at most; a larger one is alone."""
     packs: list[list[TensorSpec]] = []
+    # Sorted by dtype: a pack is copied into one tensor, so it has one dtype.
     for spec in sorted(specs, key=lambda spec: spec.dtype):
         if packs and _fits(packs[-1], spec, most):
             packs[-1].append(spec)
@@ -193,6 +202,7 @@ def _weighted_together(
     values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     total = torch.zeros_like(values)
     for silo, share in shares.items():
+        # Silo by silo in the given order, since sums of floats depend on it.
         flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
         torch.cat(flat, out=contribution)
         total += values.copy_(contribution).mul_(share)
@@ -219,6 +229,7 @@ def _weighted_large(
 
     def fold(start: int) -> None:
         region = slice(start, start + REGION)
+        # Each region has its own accumulator, so workers share nothing.
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
             values = read(silo, spec.name).reshape(-1)[region]

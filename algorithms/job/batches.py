@@ -34,6 +34,7 @@ def drawn_batches(participation: float, silos: int, least: int, fewest: int) -> 
         return abs(taken / number - participation), number
 
     possible = range(1, silos // least + 1)
+    # taken < number: a round of all batches would draw every silo.
     pairs = ((number, taken) for taken, number in combinations(possible, 2))
     fitting = [pair for pair in pairs if smallest_round(silos, *pair) >= fewest]
     return min(fitting, key=badness, default=(1, 1))
@@ -46,13 +47,18 @@ def whole_batches(silos: int, least: int, fewest: int) -> Iterator[int]:
     ``least`` silos, and all batches but one still make a sum of ``fewest`` silos.
     """
     for number in range(silos // least, 1, -1):
+        # number − 1: a round that loses a silo still sums all other batches.
         if smallest_round(silos, number, number - 1) >= fewest:
             yield number
 
 
 def smallest_round(silos: int, number: int, taken: int) -> int:
-    """Silos of the ``taken`` smallest of so many batches."""
+    """Silos of the ``taken`` smallest of so many batches.
+
+    The sizes of batches differ by at most one silo.
+    """
     size, larger = divmod(silos, number)
+    # ``number - larger`` batches have ``size`` silos, the others one more.
     return taken * size + max(0, taken - (number - larger))
 
 
@@ -69,6 +75,7 @@ def split(silos: Sequence[str], number: int) -> Batches:
     shuffled = [named[at] for at in permutation(rng, len(silos))]
     cuts = [len(silos) * cut // number for cut in range(number + 1)]
     batches = (shuffled[start:end] for start, end in pairwise(cuts))
+    # Job order within a batch, since folds go in job order.
     return tuple(tuple(sorted(batch, key=silos.index)) for batch in batches)
 
 
@@ -80,10 +87,12 @@ def unbroken(
     A batch may lack silos that are ``proven`` to have broken the rules, while at least ``least`` of
     it are present. A batch that lacks any other silo is out of the round.
     """
+    # A tuple, since ``silos`` may be an iterator and is read more than once.
     present = tuple(silos)
     if not batches:
         return present
     kept: set[str] = set()
+    # Two sums of one batch, with and without a silo, would differ by that silo's part.
     for batch in batches:
         missing = set(batch).difference(present)
         if missing.issubset(proven) and _enough(len(batch) - len(missing), batch, least):

@@ -34,7 +34,7 @@ from .security import (
     uploaded,
 )
 
-# A Mix has 2^32 steps of weight next to its values, in words of 64 bits.
+# A word of 64 bits holds a Mix's values and its 2^32 steps of weight (SECURITY.md rule 19).
 LARGEST_MIX_CLIP = 30
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # the size of a row in it without its weights, in weights
@@ -63,7 +63,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The parts that cross in a blind job: its configured method, its document's schema."""
+    """The parts that cross in a blind job: its configured method, its document's schema.
+
+    The rules of ``CROSSING`` judge it. Its lists are cached, since several rules read them.
+    """
 
     job: Draw
     method: Method
@@ -77,17 +80,26 @@ class Crossing:
 
     @property
     def counted(self) -> bool:
-        """True if round 0 counts the holders of each class."""
+        """True if round 0 counts the holders of each class.
+
+        A blind job needs that if it sums class by class (class_census.py).
+        """
         return isinstance(self.method, ClassCensus)
 
     @cached_property
     def up(self) -> list[SchemaPart]:
-        """Every part of every phase that silos upload."""
+        """Every part of every phase that silos upload.
+
+        A part that is in several phases is there several times.
+        """
         return list(uploaded(self.schema))
 
     @cached_property
     def summed(self) -> list[SchemaPart]:
-        """The method's parts that are summed."""
+        """The method's parts that are summed.
+
+        Test metrics are Staddle's own part, and not among them.
+        """
         return list(filter(is_summed, by_method(self.schema)))
 
     def summed_by(self, exchange: str) -> list[SchemaPart]:
@@ -107,7 +119,11 @@ class Crossing:
 
     @property
     def for_members(self) -> bool:
-        """True if rows are mixed for the members of a round, not for those who are away."""
+        """True if rows are mixed for the members of a round, not for those who are away.
+
+        Members' weights are chosen by the coordinator; those of absent silos follow from the job's
+        declarations.
+        """
         return self.method.directed_for == "members"
 
     @property
@@ -122,7 +138,10 @@ Rule = Callable[[Subject], str]  # says why it is broken, and what to do; nothin
 
 
 class JobRules(Generic[Subject]):
-    """Rules about one subject, in the order in which they are written."""
+    """Rules about one subject, in the order in which they are written.
+
+    The order matters, since a rule may rely on what an earlier one has checked.
+    """
 
     def __init__(self) -> None:
         self._rules: list[Rule[Subject]] = []
@@ -146,7 +165,10 @@ class JobRules(Generic[Subject]):
         return add
 
     def fault(self, subject: Subject) -> str:
-        """The text of the first broken rule; empty if all are kept."""
+        """The text of the first broken rule; empty if all are kept.
+
+        Rules after it are not evaluated.
+        """
         faults = (rule(subject) for rule in self._rules)
         return next(filter(None, faults), "")
 
@@ -159,11 +181,15 @@ def cohort_fault(job: Draw) -> str:
 
     Empty if they do, or need not.
     """
+    # Without blind sums the coordinator sees every upload, so there is nothing to protect.
     return COHORT.fault(job) if job.security.required else ""
 
 
 def crossing_fault(crossing: Crossing) -> str:
-    """Why what a job's rounds send cannot cross blind; empty if it can, or need not."""
+    """Why what a job's rounds send cannot cross blind; empty if it can, or need not.
+
+    Call ``cohort_fault`` first: these rules rely on its rules about the silos.
+    """
     return CROSSING.fault(crossing) if crossing.security.required else ""
 
 
@@ -282,6 +308,7 @@ def _names_without(declared: Collection[str], silos: Sequence[str]) -> str:
 
 
 def _declared_for_others(key: str, declared: Collection[str], silos: Sequence[str]) -> str:
+    # Such a declaration has no effect, and keys without effect are refused.
     others = ", ".join(sorted(set(declared).difference(silos)))
     return f"security.{key} has {others}, no silo of the job; {OUT}" if others else ""
 
@@ -310,9 +337,11 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
     return _declared_for_others("class_counts", declared, silos)
 
 
+# ``counts`` and ``class_counts`` declare the same records, so they must agree.
 @CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
     classes = crossing.method.setting.classes
+    # In job order, so that every machine reports the same fault.
     for silo in crossing.job.silos:
         key = f"security.class_counts.{silo}"
         numbers = crossing.security.class_counts[silo]
@@ -352,6 +381,7 @@ def _draws_change(crossing: Crossing) -> bool:
 def _what_hardly_changes(crossing: Crossing) -> str:
     """Over changing silos, only means by declared weights are summed (SECURITY.md rule 1)."""
     for part in crossing.summed:
+        # ``sum.mean`` is for models, which change from round to round.
         if part["exchange"] != "sum.mean":
             return (
                 f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between"
@@ -383,6 +413,7 @@ def _mixed_beyond_words(crossing: Crossing) -> str:
     )
 
 
+# A secret rotation takes 2 d² multiplications, which bounds the length d.
 @CROSSING.broken_where()
 def _too_long_to_rotate(crossing: Crossing) -> str:
     for part in filter(_is_rotated, crossing.up):
@@ -404,6 +435,7 @@ def _is_rotated(part: SchemaPart) -> bool:
 def _idle_weight_bounds(crossing: Crossing) -> str:
     """The bounds of private weights have an effect: only rows keep weights of their own then."""
     idle = changed(crossing.security, "weight_least", "weight_most")
+    # A ratio's weights stay private even if counts are public; weights of 0 or 1 need no bound.
     bounded = any(_largest_weight(part) > 1 for part in crossing.summed_by("sum.ratio"))
     if bounded or not idle:
         return ""
@@ -424,6 +456,7 @@ def _counts_each_silo_once(crossing: Crossing) -> str:
 
 def _largest_weight(part: SchemaPart) -> float:
     """The largest weight of a part that is summed by weights, which cross last."""
+    # ``Part.given`` puts a weight last.
     return float(part["tensors"][-1].get("most", LARGEST))
 
 
@@ -469,9 +502,11 @@ def _idle_min_holders(crossing: Crossing) -> str:
 def _never_enough_holders(crossing: Crossing) -> str:
     """Some class can be summed at all (SECURITY.md rule 7)."""
     job, colluders = crossing.job, crossing.security.colluders
+    # The error names the key that set the number.
     holders, key = job.min_cohort, "min_cohort"
     if crossing.security.min_holders:
         holders, key = crossing.security.min_holders, "security.min_holders"
+    # Holders are silos of the job, so there must be ``Job.fewest_holders`` of them.
     if holders + colluders <= len(job.silos):
         return ""
     return (
@@ -500,6 +535,7 @@ def _weights_known_too_late(crossing: Crossing) -> str:
 
 @CROSSING.broken_where(_mixes_directed, lambda crossing: not READERS.isdisjoint(crossing.job.silos))
 def _named_as_other_readers(crossing: Crossing) -> str:
+    # ``min``, so that every machine reports the same one.
     first = min(READERS.intersection(crossing.job.silos))
     return (
         f"{DIRECTED}: a silo named {first!r} could not be told from other readers of its sums;"
@@ -537,8 +573,10 @@ def _weights_of_rows(crossing: Crossing) -> int:
     return crossing.row_readers * (crossing.job.cohort_size + SPEC_OF_ROW)
 
 
+# Each row lists a weight for every silo of the round.
 @CROSSING.broken_where(_mixes_directed, lambda crossing: _weights_of_rows(crossing) > MOST_DIRECTED)
 def _too_many_weights(crossing: Crossing) -> str:
+    # Rows go to the members of a round, or to the silos that are away.
     which = "in" if crossing.for_members else "away in"
     return (
         f"{DIRECTED}: {crossing.row_readers} silos are {which} a round, each with its own weights"
@@ -574,6 +612,7 @@ def _not_by_shares(crossing: Crossing) -> str:
 
 
 def _sketched(part: SchemaPart) -> str:
+    # A blind sketch's map comes from a key of all silos, which secret sharing does not have.
     if "sketch_of" not in part:
         return ""
     return (

@@ -59,29 +59,38 @@ class ClassCensus(Method):
                 f"method {inner.name!r} has a census and sums class by class: its classes are not"
                 " counted"
             )
+        # Rows must be withheld before they are summed, not from an open sum.
         if inner.withholds:
             raise LocalError(
                 f"method {inner.name!r}: option {inner.withholds} withholds rows after they are"
                 " summed, in a blind job they are withheld before; take it out, and write"
                 " security.min_holders"
             )
+        # The job's method digest is made of this name and version.
         self.name, self.version, self.product = inner.name, inner.version, inner.product
         self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
+        # A silo uploads 0 or 1 per class, so a sum is at most the number of silos.
         one = TensorSpec("holders", "int64", (setting.classes,), 0.0, 1.0)
         every = replace(one, most=float(len(setting.silos)))
         self._uploaded = Part(HOLDERS, Kind.COUNTS, Sum("total"), (one,))
         self._delivered = replace(self._uploaded, tensors=(every,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The classes that a silo holds; then the method's parts."""
+        """The classes that a silo holds; then the method's parts.
+
+        Round 0 has only the count, round r the inner method's parts of round r - 1.
+        """
         if round_ == 0:
             return (self._uploaded,)
         return self._inner.up(round_ - 1)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The holders, and what the method delivers."""
+        """The holders, and what the method delivers.
+
+        Round 0 has nothing to deliver; later rounds always deliver the holders.
+        """
         if round_ == 0:
             return ()
         return (self._delivered, *self._inner.down(round_ - 1))
@@ -114,7 +123,10 @@ class ClassCensus(Method):
         return self._inner.measure(parts, x, y)
 
     def effort(self, round_: int) -> Effort:
-        """The method's effort; none in round 0."""
+        """The method's effort; none in round 0.
+
+        Round 0 trains nothing; in a private job only its noised test counts cost budget.
+        """
         if round_ == 0:
             return Effort()
         return self._inner.effort(round_ - 1)
@@ -127,11 +139,13 @@ class ClassCensus(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Keep the classes said in round 0, and the holders; the method takes the rest.
 
-        PeerError where no holders came, or a class of this silo has none; LocalError where this
-        silo's classes have changed since round 0.
+        The method sees a class that few hold as if this silo had no record of it. PeerError where
+        no holders came, or a class of this silo has none; LocalError where this silo's classes have
+        changed since round 0.
         """
         held = facts.class_counts > 0
         if facts.round == 0:
+            # Kept, so that ``_check_said`` can compare it with the records of later rounds.
             return replace(state, extra={**state.extra, SAID: held.long()})
 
         # without the holders this silo cannot know which rows the others leave out
@@ -152,6 +166,7 @@ class ClassCensus(Method):
 
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
+        # The census keeps two tensors of its own next to the method's.
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), COUNTED: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
@@ -161,18 +176,24 @@ class ClassCensus(Method):
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The held classes; then the method's uploads, without the rows that are not shown."""
+        """The held classes; then the method's uploads, without the rows that are not shown.
+
+        Such rows are zeros of weight 0, so an upload's size tells nothing.
+        """
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
+        # ``deliver`` of this round kept the holders.
         holders, held = state.extra[COUNTED], facts.class_counts > 0
         contributions = dict(self._inner.give(_own(state), _earlier(facts)))
         shown = shown_rows(holders, self._fewest)
+        # Here, before values are masked: no row can be taken out of an open sum.
         for name in by_class(self._inner, facts.round - 1):
             contributions[name] = hide_rows(name, contributions[name], held, shown)
         return contributions
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         # A silo that gained a class was not counted among its holders, and would be alone in it.
+        # ``said`` is absent if the silo missed round 0, and so was not counted.
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
@@ -182,6 +203,7 @@ class ClassCensus(Method):
             )
 
     def _shown_facts(self, facts: Facts, holders: Tensor) -> Facts:
+        # Count 0 makes the method keep the silo's own rows of that class.
         counts = torch.where(shown_rows(holders, self._fewest), facts.class_counts, 0)
         return replace(_earlier(facts), class_counts=counts)
 
@@ -195,11 +217,13 @@ class ClassCensus(Method):
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
         """Publish the holders, later what the method does; LocalError for impossible holders."""
+        # Round r of the job is the method's round r - 1.
         if round_:
             return self._inner.combine(state, round_ - 1, cohort, results)
         if not results[HOLDERS]:
             return Combined(state)  # silos alone read it
         holders = results[HOLDERS]["holders"]
+        # Each silo uploads 0 or 1, so honest answers add up to 0 … the number of silos.
         if bool(((holders < 0) | (holders > len(cohort))).any()):
             raise LocalError(
                 f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class;"
@@ -225,6 +249,7 @@ class ClassCensus(Method):
 
 def by_class(method: Method, round_: int) -> tuple[str, ...]:
     """Parts that a method uploads class by class: ratios, and those that it names."""
+    # Rows of a ratio always count as classes, so that no method can forget to name one.
     ratios = filter(_is_ratio, method.up(round_))
     return (*(part.name for part in ratios), *method.by_class(round_))
 
@@ -234,18 +259,23 @@ def _is_ratio(part: Part) -> bool:
 
 
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:
-    """Mask [C] of the rows that enough silos hold to be summed."""
+    """Mask [C] of the rows that enough silos hold to be summed.
+
+    ``fewest`` is ``Job.fewest_holders``: ``min_holders`` plus ``colluders``.
+    """
     return holders >= fewest
 
 
 def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor) -> Contribution:
     """A contribution with zeros, in values and weight, for the rows that are not shown.
 
-    Tensors without rows stay. LocalError where the contribution has a row of a class that this silo
-    does not hold: the silo was not counted among its holders.
+    Tensors without rows stay. ``held`` and ``shown`` are bool [C]. LocalError where the
+    contribution has a row of a class that this silo does not hold: the silo was not counted among
+    its holders.
     """
     weight, shown_weight = contribution.weight, None
     rows = list(contribution.tensors.values())
+    # If rows have weights, a row of weight 0 adds nothing, whatever it holds.
     if weight is not None:
         rows = [torch.as_tensor(weight)]
         shown_weight = _only(shown, rows[0])
@@ -263,6 +293,7 @@ def _has_others(rows: Tensor, held: Tensor) -> bool:
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:
+    # A tensor without an axis of classes has no rows to hide.
     if rows.shape[:1] != shown.shape:
         return rows
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
@@ -274,6 +305,7 @@ def _inside(step: CourseStep) -> CourseStep:
         return step
     inner = step.change
 
+    # The method sees only its own state; the census's tensors are put back afterwards.
     def change(state: SiloState, facts: Facts) -> SiloState:
         made = inner(_own(state), _earlier(facts))
         counted = {name: state.extra[name] for name in (SAID, COUNTED)}

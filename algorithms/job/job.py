@@ -73,6 +73,7 @@ from .security import (
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
+# Keys of a document that are computed from the others by the installed code.
 DERIVED = ("schema", "method_digest", "model_digest")
 
 
@@ -80,7 +81,10 @@ Whole = Annotated[int, Field(strict=True)]
 
 
 class MethodTable(Strict):
-    """The [method] table; its options are checked by the method's own model."""
+    """The [method] table; its options are checked by the method's own model.
+
+    ``version`` must be that of the installed method.
+    """
 
     name: str
     version: Whole | None = None  # left out: the version installed here
@@ -88,7 +92,10 @@ class MethodTable(Strict):
 
 
 class TrainingTable(Strict):
-    """The [training] table."""
+    """The [training] table.
+
+    ``batch_size`` is in records. With a schedule, ``lr`` is the rate of the first round.
+    """
 
     epochs: Annotated[Whole, Field(ge=1, le=10_000)] = 1
     batch_size: Annotated[Whole, Field(ge=1, le=1_000_000)] = 32
@@ -100,7 +107,10 @@ class TrainingTable(Strict):
 
     @property
     def optimiser(self) -> Optimiser:
-        """One step of training as a stage of a method takes it."""
+        """One step of training as a stage of a method takes it.
+
+        Methods may replace single fields, such as ``clip``.
+        """
         return Optimiser(self.lr, self.momentum, self.weight_decay)
 
 
@@ -110,7 +120,10 @@ Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
 class JobSettings(Strict):
-    """Keys of a job file that a simulation's file of several jobs has once for all of them."""
+    """Keys of a job file that a simulation's file of several jobs has once for all of them.
+
+    Times are in seconds; shares are between 0 and 1.
+    """
 
     version: Annotated[Literal[1], BeforeValidator(no_bool)]
     name: Name
@@ -133,7 +146,10 @@ class JobSettings(Strict):
 
 
 class JobFile(JobSettings):
-    """A job file."""
+    """A job file.
+
+    pydantic checks each key on its own, then ``_combinations`` checks them together.
+    """
 
     seed: Seed
     silos: Silos
@@ -143,19 +159,24 @@ class JobFile(JobSettings):
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
         # Rules that concern several keys; pydantic has checked each key on its own.
+        # Each name's count minus one: what is left was named more than once.
         twice = sorted(Counter(self.silos) - Counter(set(self.silos)))
         batch_norm = self.model.norm == "batch"
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
+        # No round could ever have that many silos.
         if self.min_cohort > len(self.silos):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it"
             )
+        # Batch norm turns a lone record into zeros where feature maps have shrunk to one pixel
+        # (record_checks.py).
         if batch_norm and self.training.batch_size == 1:
             raise ValueError(
                 'model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or'
                 " more"
             )
+        # Clipping cannot bound how one record moves the gradients of others.
         if batch_norm and self.privacy is not None:
             raise ValueError(
                 '[privacy] with model.norm = "batch", by which each record moves the gradients of'
@@ -172,7 +193,8 @@ COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "me
 class Job:
     """A checked job; the one form of it that all of Staddle uses.
 
-    Its fields are ``COPIED`` and the method's.
+    Its fields are ``COPIED`` and the method's. A job never changes, so what takes long to derive
+    from them is cached.
     """
 
     name: str
@@ -189,6 +211,7 @@ class Job:
     training: TrainingTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
+    # It is not signed, so jobs that differ only in it are equal.
     federated: bool = field(default=False, compare=False)
 
     @classmethod
@@ -199,6 +222,7 @@ class Job:
     @classmethod
     def from_file(cls, file: JobFile, origin: str) -> "Job":
         """The job of a parsed job file."""
+        # The installed code computes the rounds, so a job for another version is declined.
         installed = method_class(file.method.name, origin).version
         if file.method.version not in (None, installed):
             raise LocalError(
@@ -211,6 +235,7 @@ class Job:
             method_name=file.method.name,
             method_options=method_options(file.method.name, file.method.options, origin),
         )
+        # Checked once here, so that users of a job need not check its silos again.
         if fault := cohort_fault(job._draw):
             raise LocalError(f"{origin}: {fault}")
         return job
@@ -226,9 +251,11 @@ class Job:
             raise LocalError(
                 f"{origin}: a job document is a JSON object, not {type(document).__name__}"
             )
+        # Derived keys are computed again and compared below, never trusted.
         written = {key: value for key, value in document.items() if key not in DERIVED}
         file = validate(written, JobFile, origin)
         job = replace(cls.from_file(file, origin), federated=federated)
+        # Without the planned noise a silo cannot know what a round costs.
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(
                 f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
@@ -243,7 +270,10 @@ class Job:
         return job
 
     def document(self) -> dict[str, Any]:
-        """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        """The document that is signed, hashed and sent: canonical JSON can hold it.
+
+        Decimals are strings. LocalError if the method cannot work with this job.
+        """
         schema = self._schema  # first: it says what a method cannot do with this job
         # Digests of code and model are in the signed document, so that silos of another release
         # decline the job instead of training another method.
@@ -280,18 +310,23 @@ class Job:
         """The root of all streams of the job: the seed, or in a federation a digest.
 
         The digest is SHA-256 of the written job in hex, without the noise multiplier, which is
-        planned for the written job.
+        planned for the written job. All silos have the same root, so they draw the same cohorts and
+        initial models.
         """
         if not self.federated:
             return self.seed
         written = self._written()
+        # Planning the noise draws cohorts from this root, so the root cannot depend on the noise.
         if written["privacy"] is not None:
             written["privacy"] = {**written["privacy"], "sigma": None}
         return hashlib.sha256(canonical_json(written)).hexdigest()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical document, in hex: the job's name in signatures and ledgers."""
+        """SHA-256 of the canonical document, in hex: the job's name in signatures and ledgers.
+
+        It covers the schema, and the versions of method and models that the two digests stand for.
+        """
         return hashlib.sha256(canonical_json(self.document())).hexdigest()
 
     @property
@@ -301,6 +336,7 @@ class Job:
     @cached_property
     def _method(self) -> Method:
         method = configure(self.method_name, self.method_options, self.setting())
+        # A job must not promise global buffers that no round uploads.
         if self.model.buffers == "global" and not self._uploads_buffers(method):
             raise LocalError(
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running"
@@ -314,10 +350,12 @@ class Job:
         return method
 
     def _sums_by_class(self, method: Method) -> bool:
+        # All rounds, since a method may sum by class in a later phase only.
         return any(by_class(method, round_) for round_ in range(self.rounds))
 
     def _counted_first(self) -> Method:
         """The method inside a census: each of its rounds is one later, with that one's cohort."""
+        # The inner method's round numbers are one lower than the job's.
         later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
         inner = configure(self.method_name, self.method_options, later)
         return ClassCensus(inner, self.setting(), self.fewest_holders)
@@ -364,17 +402,26 @@ class Job:
 
     @property
     def counted(self) -> bool:
-        """True if it is blind and sums class by class: round 0 counts the holders of each."""
+        """True if it is blind and sums class by class: round 0 counts the holders of each.
+
+        That round counts in ``length``.
+        """
         return isinstance(self._method, ClassCensus)
 
     @property
     def min_holders(self) -> int:
-        """Fewest holders of a class whose rows are summed, besides colluders."""
+        """Fewest holders of a class whose rows are summed, besides colluders.
+
+        It is ``min_cohort`` unless the job sets it (SECURITY.md rule 7).
+        """
         return self.security.min_holders or self.min_cohort
 
     @property
     def fewest_holders(self) -> int:
-        """Fewest holders of a class for a counted job to show sums of it."""
+        """Fewest holders of a class for a counted job to show sums of it.
+
+        Even if all colluders hold the class, ``min_holders`` honest silos hold it too.
+        """
         return self.min_holders + self.security.colluders
 
     @cached_property
@@ -389,6 +436,7 @@ class Job:
         short = replace(self, rounds=min(self.rounds, ENOUGH_ROUNDS), security=SecurityTable())
         for name in METHODS:
             other = replace(short, method_name=name, method_options=method_options(name, {}))
+            # A method that cannot work with this model is not suggested.
             with suppress(LocalError):
                 schema = phases(other.length, other.up, other.down)
                 if not any(unblind(schema)):
@@ -402,6 +450,7 @@ class Job:
         The final delivery is not among them.
         """
         starts = [phase["from_round"] for phase in self._schema]
+        # The final delivery begins a phase too, since nothing goes up in it.
         return tuple(starts[: bisect_left(starts, self.length)])
 
     @property
@@ -422,6 +471,7 @@ class Job:
             self.training.epochs,
             self.training.optimiser,
             self.root,
+            # Functions, so that a model is built only where its values are needed.
             lambda: build(self.model, self.root),
             lambda: sketch(self.model),
             self.cohort,
@@ -436,12 +486,14 @@ class Job:
 
         LocalError where it cannot work.
         """
+        # Computed for its checks: a faulty schema must stop every use of the method.
         _ = self._schema
         return self._method
 
     @property
     def length(self) -> int:
         """Number of rounds: those that train, a census before them, one that tunes after them."""
+        # ``census`` and ``tunes`` are bool, and add one round each.
         return self.rounds + self._method.census + self._method.tunes
 
     @property
@@ -453,21 +505,31 @@ class Job:
         """
         if self.batched:
             return smallest_round(len(self.silos), *self._batching)
+        # Half up: ``round`` would make 2.5 silos 2.
         return max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
 
     @property
     def least_batch(self) -> int:
-        """Fewest silos of a batch: ``min_cohort``, and at least two that do not collude."""
+        """Fewest silos of a batch: ``min_cohort``, and at least two that do not collude.
+
+        If only one silo of a batch were honest, the others could subtract their parts from the sum.
+        """
         return max(self.min_cohort, self.security.colluders + 2)
 
     @property
     def fewest(self) -> int:
-        """Fewest silos of a sum of a blind job (SECURITY.md rule 6)."""
+        """Fewest silos of a sum of a blind job (SECURITY.md rule 6).
+
+        With c colluders it has more than 3c silos, so fewer than a third of them collude.
+        """
         return max(self.min_cohort, 3 * self.security.colluders + 1)
 
     @property
     def batched(self) -> bool:
-        """True if it is blind, and its rounds draw some of its batches."""
+        """True if it is blind, and its rounds draw some of its batches.
+
+        Such a job never sums any other sets of silos.
+        """
         return (
             self.security.required
             and self.security.dropouts == "batches"
@@ -477,6 +539,7 @@ class Job:
     @cached_property
     def _batching(self) -> tuple[int, int]:
         """Number of batches of a blind job, and how many of them a round draws."""
+        # All silos take part in every round, so no batches are drawn.
         if self.participation == 1:
             return 1, 1
         return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
@@ -488,6 +551,7 @@ class Job:
         Empty where any may be missing. Rounds that draw some of the silos draw among these
         batches.
         """
+        # With dropouts = "any" a job accepts that sums over changing sets may reveal a silo.
         if not self.security.required or self.security.dropouts == "any":
             return ()
         if self.batched:
@@ -511,13 +575,17 @@ class Job:
     def _even(self, batches: Batches) -> bool:
         """True if no silo declared too many records for its batch."""
         counts = self.weighing
+        # Without declared weights no silo weighs more than another.
         if not counts:
             return True
         declared = ([counts[silo] for silo in batch] for batch in batches)
         return not any(concentration_fault(numbers, self.min_cohort) for numbers in declared)
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo uploads in a round, METRICS last; none in the final delivery."""
+        """Parts that a silo uploads in a round, METRICS last; none in the final delivery.
+
+        Parts have the exchanges that the job chose.
+        """
         self._check_round(round_)
         if round_ == self.length:
             return ()
@@ -533,6 +601,7 @@ class Job:
 
     def _crossing(self, part: Part) -> Part:
         """A part of the method with the exchange that the job chooses for it."""
+        # A method says what is mixed or compared; the job says how.
         directed, shared = self.security.mix == "directed", self.security.compare == "shared"
         match part.exchange:
             case Mix() if directed:
@@ -543,7 +612,10 @@ class Job:
                 return part
 
     def away(self, round_: int) -> tuple[str, ...]:
-        """Silos that are not drawn for a round, in job order."""
+        """Silos that are not drawn for a round, in job order.
+
+        None are away if a round asks all.
+        """
         return tuple(filterfalse(self.cohort(round_).__contains__, self.silos))
 
     def row_readers(self, round_: int) -> tuple[str, ...]:
@@ -564,6 +636,7 @@ class Job:
         """
         if self.batches:
             return self.batches
+        # Batches of one silo: a lost silo takes no other with it.
         if self.security.mix == "directed" and self._method.directed_for == "members":
             return tuple((silo,) for silo in self.silos)
         return ()
@@ -572,6 +645,7 @@ class Job:
         """Silos that train in a round, in job order: the same draw for every method.
 
         ``cohort_size`` silos are drawn; in a blind job, those of some of its ``batches``.
+        LocalError for a round that the job does not have.
         """
         self._check_round(round_)
         if self.cohort_size == len(self.silos) or self._asks_all(round_):
@@ -586,6 +660,7 @@ class Job:
         else:
             numbers = _drawn(rng, len(self.silos), self.cohort_size)
             drawn = {self.silos[i] for i in numbers}
+        # Job order, not the order of the draw: folds follow it.
         return tuple(filter(drawn.__contains__, self.silos))
 
     def _asks_all(self, round_: int) -> bool:
@@ -595,11 +670,17 @@ class Job:
         return self._method.tunes and round_ == self.length - 1
 
     def rounds_before(self, round_: int) -> int:
-        """Rounds that train before this one: a census is none, nor is the one that tunes."""
+        """Rounds that train before this one: a census is none, nor is the one that tunes.
+
+        Learning rate schedules use it.
+        """
         return min(max(round_ - self._method.census, 0), self.rounds)
 
     def paced(self, course: Course, round_: int) -> Course:
-        """A silo's course of a round at the learning rates that the schedule has for it."""
+        """A silo's course of a round at the learning rates that the schedule has for it.
+
+        Surveys and changes have no rate, and stay.
+        """
         schedule = self.training.schedule
         if schedule is None:
             return course
@@ -610,10 +691,14 @@ class Job:
         return self.batches or tuple(dict.fromkeys(self.cohorts()))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
-        """The cohorts of all rounds, in turn, with repetitions."""
+        """The cohorts of all rounds, in turn, with repetitions.
+
+        There is one per round, with the census and the round that tunes.
+        """
         return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:
+        # ``length`` is the number of the final delivery.
         if not 0 <= round_ <= self.length:
             raise LocalError(
                 f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}"
@@ -623,4 +708,5 @@ class Job:
 def _drawn(rng: Generator, silos: int, number: int) -> list[int]:
     # By raw words, whose definition is fixed: NumPy may change ``choice`` between releases.
     words = raw(rng, silos).tolist()
+    # Indices break ties, so equal words draw the same silos on every machine.
     return sorted(range(silos), key=lambda i: (words[i], i))[:number]

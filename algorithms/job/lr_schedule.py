@@ -19,18 +19,27 @@ Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
 
 
 class Exponential(Strict):
-    """γ^t in round t, which t rounds of training came before."""
+    """γ^t in round t, which t rounds of training came before.
+
+    The first round that trains has the full rate.
+    """
 
     kind: Literal["exponential"]
     factor: Factor
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        """The factor of the rates after ``done`` of ``rounds`` rounds.
+
+        ``rounds`` has no effect here.
+        """
         return self.factor**done
 
 
 class StepSchedule(Strict):
-    """γ once more from each of these shares of the rounds on."""
+    """γ once more from each of these shares of the rounds on.
+
+    With ``at = [0.5]`` in ten rounds the rate is lower from the sixth round on.
+    """
 
     kind: Literal["steps"]
     factor: Factor
@@ -46,7 +55,11 @@ class StepSchedule(Strict):
         return at
 
     def at_round(self, done: int, rounds: int) -> float:
-        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        """The factor of the rates after ``done`` of ``rounds`` rounds.
+
+        Only rounds that train count, so a census moves no step.
+        """
+        # The number of shares passed: two that fall in one round both lower the rate.
         return self.factor ** sum(done >= share * rounds for share in self.at)
 
 
@@ -61,5 +74,6 @@ def paced(course: Course, factor: float) -> Course:
 def _slowed(step: CourseStep, factor: float) -> CourseStep:
     if not isinstance(step, Stage):
         return step
+    # Momentum and weight decay have no schedule.
     slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
     return replace(step, optimiser=slower)

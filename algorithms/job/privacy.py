@@ -60,7 +60,9 @@ TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
 class Spend:
     """Equal steps of the sampled Gaussian mechanism for one purpose.
 
-    ``sigma`` and ``q`` are decimals.
+    ``sigma`` is the noise multiplier: standard deviation over sensitivity. A step draws each record
+    with probability ``q``. Both are decimals as text, so that a budget holds exactly what was
+    signed.
     """
 
     purpose: str
@@ -70,7 +72,10 @@ class Spend:
 
 
 def decimal(value: float | Decimal) -> str:
-    """A number as a plain decimal without exponent, as a budget's records hold it."""
+    """A number as a plain decimal without exponent, as a budget's records hold it.
+
+    A float becomes the shortest decimal that reads back as the same float.
+    """
     if not isinstance(value, Decimal):
         value = Decimal(repr(value))
     return format(value, "f")
@@ -78,6 +83,7 @@ def decimal(value: float | Decimal) -> str:
 
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
+    # Decimal arithmetic, since a budget holds exactly this number.
     noise = Decimal(sigma) / Decimal(repr(sample_rate))
     return decimal(noise.quantize(SIGMA_STEP, ROUND_CEILING))
 
@@ -104,17 +110,22 @@ def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
 def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
     rate = table.sample_rate
     spends = [
+        # Steps per epoch follow from q: the number of records is not public.
         Spend(TRAINING, sigma, decimal(rate), effort.epochs * ceil(1 / rate)),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
+    # Test counts without noise do not leave, so they cost nothing.
     if table.metrics_sigma is not None:
         spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
     return tuple(spend for spend in spends if spend.steps)
 
 
 def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
-    """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included."""
+    """Upper bound on what a silo spends in the job, SLACK for interrupted rounds included.
+
+    It counts steps per mechanism; accountants turn them into epsilon.
+    """
     return spends_by_sigma(job)(sigma)
 
 
@@ -128,6 +139,7 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
     rate = table.sample_rate
 
     def spends(sigma: str) -> tuple[Spend, ...]:
+        # All silos have the same noise, so the largest number of steps of any silo decides.
         most: Steps = Counter()
         for rounds in schedules:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
@@ -158,18 +170,23 @@ def most_rounds(job: "Job") -> int:
 
 
 def slack(rounds: int) -> int:
-    """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``."""
+    """Number of rounds that may be lost to crashes, for a silo that is drawn for ``rounds``.
+
+    It is rounded up, so at least 1 for a silo that is ever drawn.
+    """
     return ceil(SLACK * rounds)
 
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
     """Numbers of rounds by effort, for each silo; equal schedules of several silos come once."""
+    # Rounds of the same effort cost the same, so only their number matters.
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):
         effort = method.effort(round_)
         for silo in drawn:
             by_silo[silo][effort] += 1
+    # A job may have thousands of silos, but few different schedules.
     distinct = {frozenset(rounds.items()): rounds for rounds in by_silo.values()}
     return list(distinct.values())
 

@@ -15,7 +15,10 @@ Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]
 
 
 class PrivacyTable(Strict):
-    """The [privacy] table."""
+    """The [privacy] table.
+
+    Each noise multiplier is a standard deviation over the most that one record can change.
+    """
 
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
     """The cost that a job may have for a silo's data set, all its releases together."""

@@ -15,6 +15,7 @@ from ..exchange.parts import MOST_TENSORS, Part, TensorSpec, walk_tensors
 from ..method import Method
 from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 
+# ASCII only: people read these names before they sign, and policies match them.
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"
 TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 LONGEST_NAME = 255  # of a tensor
@@ -64,6 +65,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):
         now = (up(round_), down(round_))
+        # Whole parts are compared: another bound or exchange begins a phase, too.
         if now != before:
             found.append(_phase(round_, *now))
         before = now
@@ -71,6 +73,7 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
 
 
 def _phase(round_: int, up: Sequence[Part], down: Sequence[Part]) -> dict[str, Any]:
+    # Mail comes down with ``@keep``, the only delivered tensor that Staddle names.
     _check(up, round_)
     _check(down, round_, KEEP.name)
     return {
@@ -81,7 +84,10 @@ def _phase(round_: int, up: Sequence[Part], down: Sequence[Part]) -> dict[str, A
 
 
 def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
-    """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors."""
+    """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors.
+
+    Silos compare it. It changes with the code only if the author raises ``version``.
+    """
     ordered = [
         [phase["from_round"], way, part["name"], tensor]
         for phase, way in product(schema, ("up", "down"))
@@ -101,6 +107,7 @@ def model_digest(options: ModelOptions, method: Method) -> str:
         for part, specs in method.template.items()
         for spec in specs
     ]
+    # The input shape that is used, even if the job leaves it out.
     configuration = {**plain(options), "input": list(input_shape(options))}
     return _digest(options.name, MODEL_VERSION, configuration, ordered)
 
@@ -115,6 +122,7 @@ def explain_difference(
             f"this silo's model {model} differs from the job's; install the Staddle release of the"
             " job's operator"
         )
+    # The schema says where two versions of a method differ, which a digest cannot.
     if any(received.get(key) != computed[key] for key in ("schema", "method_digest")):
         where = _first_difference(received.get("schema"), computed["schema"], "schema")
         return (
@@ -145,6 +153,7 @@ def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
         "exchange": part.exchange.schema_name,
         "tensors": list(map(_tensor, tensors)),
     }
+    # Blind, the silo's gate makes the sketches, so whole vectors are in the schema as well.
     if part.sketch:
         written["sketch_of"] = list(map(_tensor, part.tensors))
     return written
@@ -159,8 +168,10 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     """LocalError for parts that cannot cross together; ``ours`` are tensors named by Staddle."""
     names = [part.name for part in parts]
+    # Both ends find parts by name.
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
+    # A transfer's manifest has a header for each tensor.
     number = len(list(walk_tensors(parts)))
     if number > MOST_TENSORS:
         raise LocalError(
@@ -191,6 +202,7 @@ def _check_names(part: str, tensors: Sequence[str]) -> None:
     """LocalError for a name that a reader of a policy or a ledger might take for another."""
     if not re.fullmatch(PART_NAME, part):
         raise LocalError(
+            # ``!a`` escapes what could pass for another character, or control a terminal.
             f"part {part[:64]!a}: a part is named by 1 to 64 ASCII letters, digits, - and _"
         )
     for name in tensors:
@@ -205,6 +217,7 @@ def _first_difference(received: Any, computed: Any, where: str) -> str:
     """Path of the first value that differs; empty if none does."""
     if received == computed:
         return ""
+    # Down to the innermost value, so that the path leads to what a person has to change.
     for path, theirs, ours in _directly_in(received, computed, where):
         if theirs != ours:
             return _first_difference(theirs, ours, path)
@@ -215,6 +228,7 @@ def _directly_in(received: Any, computed: Any, where: str) -> Iterator[tuple[str
     """Path and both values of each entry of two objects or arrays; ABSENT where one has none."""
     match received, computed:
         case Mapping(), Mapping():
+            # A key that only one side has is a difference, too.
             for key in dict.fromkeys([*computed, *received]):
                 path = f"{where}.{key}".lstrip(".")
                 yield path, received.get(key, ABSENT), computed.get(key, ABSENT)

@@ -42,6 +42,7 @@ from ..method import METRICS
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
+# Names of exchanges, as ``schema_name`` in exchange/parts.py gives them.
 MIXED = ("mix", "mix.directed")
 COMPARED = ("gram", "gram.shared")
 KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job's silos share
@@ -63,7 +64,10 @@ ClassCounts = Annotated[
 
 
 class SecurityTable(Strict):
-    """The [security] table."""
+    """The [security] table.
+
+    Keys without effect are refused, so that no reader thinks that they protect something.
+    """
 
     secure_aggregation: Literal["off", "required"] = "off"
     """The coordinator sees each silo's upload ("off"), or only sums over a round's silos."""
@@ -121,6 +125,7 @@ class SecurityTable(Strict):
     def _fit(self) -> "SecurityTable":
         if not self.required:
             self._check_nothing_set()
+        # A job document is public, so declared counts would reveal private weights.
         if self.weights == "private":
             self._check_nothing_declared()
         if self.weight_least > self.weight_most:
@@ -128,6 +133,7 @@ class SecurityTable(Strict):
                 f"weight_least = {self.weight_least} is above weight_most = {self.weight_most};"
                 " lower it"
             )
+        # In a sum of two holders, each could subtract its own row.
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
                 f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
@@ -136,6 +142,7 @@ class SecurityTable(Strict):
 
     def _check_nothing_set(self) -> None:
         """Without blind sums no other key has any effect, and a reader could think it had."""
+        # A key written with its default value claims nothing, so it passes.
         idle = changed(self, *SecurityTable.model_fields)
         if idle:
             raise ValueError(
@@ -153,12 +160,18 @@ class SecurityTable(Strict):
 
     @property
     def required(self) -> bool:
-        """True if the sums are blind."""
+        """True if the sums are blind.
+
+        No other key has any effect without it.
+        """
         return self.secure_aggregation == "required"
 
 
 def tagged(security: SecurityTable, schema: Schema) -> bool:
-    """True if the silos of a blind job agree on a key in order to tag sums."""
+    """True if the silos of a blind job agree on a key in order to tag sums.
+
+    Parts that are mixed or compared need a key anyway (``keyed_exchanges``).
+    """
     return security.tags and bool(summed_down(schema))
 
 
@@ -168,7 +181,10 @@ def uploaded(schema: Schema) -> Iterator[SchemaPart]:
 
 
 def exchanges(schema: Schema) -> set[str]:
-    """The exchanges by which silos upload anything."""
+    """The exchanges by which silos upload anything.
+
+    They are named as by ``schema_name``; ``sum.total`` is always there, for the metrics.
+    """
     return {part["exchange"] for part in uploaded(schema)}
 
 
@@ -188,12 +204,16 @@ def keyed_exchanges(schema: Schema) -> bool:
 
 
 def for_silos(audience: str, schema: Schema) -> frozenset[str]:
-    """Parts of a job without fault whose sums silos alone read."""
+    """Parts of a job without fault whose sums silos alone read.
+
+    The coordinator reads the metrics, so these are not among them.
+    """
     return summed_down(schema) if audience == "silos" else frozenset()
 
 
 def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
+    # A part that comes down under a sum's name is that sum (``Method.down``).
     down = chain.from_iterable(map(itemgetter("down"), schema))
     return frozenset(_names(filter(is_summed, uploaded(schema))) & _names(down))
 
@@ -211,6 +231,7 @@ def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
 
 def _visible(part: SchemaPart) -> bool:
     """True if the coordinator would see a part, or inner products that disclose it."""
+    # For these kinds, inner products disclose the values as well (SECURITY.md rule 2).
     disclosed = Kind[part["kind"].upper()] in DISCLOSED
     return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 

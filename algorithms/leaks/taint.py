@@ -80,7 +80,7 @@ SIZED = (
 class Taint:
     """``private``: records show in it unprotected.
 
-    ``ids``: reservations of the data set's budget that paid for it.
+    ``ids``: reservations of the data set's budget that paid for it. With neither it is public.
     """
 
     private: bool = False
@@ -88,7 +88,10 @@ class Taint:
 
     @property
     def name(self) -> Literal["public", "dp", "private"]:
-        """The taint's name in ledger and policy."""
+        """The taint's name in ledger and policy.
+
+        Private comes first: reservations do not pay for unprotected records.
+        """
         if self.private:
             return "private"
         if self.ids:
@@ -101,12 +104,18 @@ PRIVATE = Taint(private=True)
 
 
 def paid(*ids: int) -> Taint:
-    """The taint of values that these reservations paid for."""
+    """The taint of values that these reservations paid for.
+
+    Such values are noised.
+    """
     return Taint(ids=frozenset(ids))
 
 
 def worst(taints: Iterable[Taint]) -> Taint:
-    """The taint of values that are computed from all of these."""
+    """The taint of values that are computed from all of these.
+
+    Without any it is PUBLIC.
+    """
     private = False
     ids: frozenset[int] = frozenset()
     for taint in taints:
@@ -131,11 +140,15 @@ class Tracker(TorchFunctionMode):
     def __exit__(self, *raised: object) -> None:
         """Raise what was refused inside, in case the method caught that error and went on."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        # An exception that is being raised already is not replaced.
         if self._refused is not None and raised[0] is None:
             raise self._refused
 
     def enter(self, tensor: Tensor, taint: Taint) -> Tensor:
-        """The tensor, or a clone of it, to hand to a method; its taint is known from now on."""
+        """The tensor, or a clone of it, to hand to a method; its taint is known from now on.
+
+        Hand out the result, not the argument.
+        """
         # Two tensors in the same memory would share one taint.
         if self._key(tensor) in self._taints:
             tensor = tensor.clone()
@@ -143,7 +156,10 @@ class Tracker(TorchFunctionMode):
         return tensor
 
     def of(self, tensor: Tensor) -> Taint:
-        """The taint of a tensor that the tracked code made."""
+        """The taint of a tensor that the tracked code made.
+
+        It includes the taints of values that left torch as Python numbers.
+        """
         return worst((self._own(tensor), self._known_outside))
 
     def __torch_function__(
@@ -157,6 +173,7 @@ class Tracker(TorchFunctionMode):
         kwargs = kwargs or {}
         inputs = list(_tensors((args, kwargs)))
         versions = [tensor._version for tensor in inputs]  # noqa: SLF001 - torch has no other name
+        # Read before the call, which may write into its inputs.
         taint = worst(map(self._own, inputs))
         name = getattr(func, "__name__", "")
 
@@ -174,12 +191,14 @@ class Tracker(TorchFunctionMode):
         for tensor, before in zip(inputs, versions, strict=True):
             if tensor._version != before:  # noqa: SLF001
                 outputs.append(tensor)
+        # An output may share memory with an input; ``_add`` keeps the worst taint.
         for tensor in outputs:
             self._add(tensor, taint)
 
         # A number, a list or a length that depends on values is followed no further.
         if _returns_value(name, result) or _reveals(name, args, kwargs):
             self._note_outside(taint, name)
+            # Raised at once, before the method can use the value.
             if self._refused is not None:
                 raise self._refused
         return result
@@ -200,12 +219,14 @@ class Tracker(TorchFunctionMode):
         return taint
 
     def _add(self, tensor: Tensor, taint: Taint) -> None:
+        # A taint never gets better: other parts of the same memory may still hold old values.
         key, own = self._key(tensor), self._own(tensor)
         held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._taints[key] = held, worst((own, taint))
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
+        # By storage, so that views share the taint of their tensor.
         try:
             return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what StorageWeakRef holds, too
         except NotImplementedError as error:
@@ -246,6 +267,7 @@ def _reveals(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> boo
 
 def _selects_by_value(index: Tensor) -> bool:
     """A mask selects as many elements as it has ones; a number is read to select one."""
+    # torch accepts uint8 as a mask, too.
     is_mask = index.dtype in (torch.bool, torch.uint8)
     return is_mask or not index.ndim
 
@@ -288,7 +310,10 @@ def taints_to_text(taints: Mapping[str, Taint]) -> str:
 
 
 def taints_from_text(text: str) -> dict[str, Taint]:
-    """Read what ``taints_to_text`` wrote; ValueError for anything else."""
+    """Read what ``taints_to_text`` wrote; ValueError for anything else.
+
+    The text comes from a state file, which another program may have changed.
+    """
     entries = json.loads(text)
     if not isinstance(entries, list):
         raise ValueError(f"no taints: {entries!r}")  # noqa: TRY004 - as of text that is no JSON

@@ -38,13 +38,19 @@ class TrapError(LocalError):
 
 @dataclass(frozen=True)
 class LongestSteps:
-    """The longest step of each part in a silo's training up to ``round``, Euclidean."""
+    """The longest step of each part in a silo's training up to ``round``, Euclidean.
+
+    ``round`` is the silo's last round that trained. A part that never moved has 0, or is missing.
+    """
 
     round: int
     longest: Mapping[str, float] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """JSON, for the metadata of a state file."""
+        """JSON, for the metadata of a state file.
+
+        Keys are sorted, so that equal steps have equal texts.
+        """
         return json.dumps({"round": self.round, "longest": dict(self.longest)}, sort_keys=True)
 
     @classmethod
@@ -85,12 +91,14 @@ class Caution:
         if steps is not None:
             rounds = max(round_ - steps.round, 1)
             longest = steps.longest
+        # Only parts that came down can have been replaced.
         for part in sorted(parts & held.keys() & fresh.keys()):
             self._check_rows(part, held[part], fresh[part])
             moved = _distance(held[part], fresh[part])
             self._check_step(part, moved, longest.get(part, 0.0), rounds)
 
     def _check_step(self, part: str, moved: float, step: float, rounds: int) -> None:
+        # Without a step of its own the silo has no unit to measure by.
         if not step > 0:
             return
         # A distance that is NaN passes no comparison, and so is too far as well.
@@ -109,6 +117,7 @@ class Caution:
     def _check_rows(
         self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
     ) -> None:
+        # Comparing all rows is costly, and without a bound it is of no use.
         if self.max_parallel == inf:
             return
         for name, weights in fresh.items():
@@ -126,7 +135,10 @@ class Caution:
 
 
 def replaced(delivered: Parts) -> frozenset[str]:
-    """Parts that a delivery replaces: their tensors come down under their own names."""
+    """Parts that a delivery replaces: their tensors come down under their own names.
+
+    A name without a dot, such as that of a count, names no part.
+    """
     parts: set[str] = set()
     for name in chain.from_iterable(delivered.values()):
         part, dot, _ = name.partition(".")
@@ -138,7 +150,10 @@ def replaced(delivered: Parts) -> frozenset[str]:
 def lengthened(
     steps: LongestSteps | None, round_: int, began: Parts, trained: Parts
 ) -> LongestSteps:
-    """The longest steps, with the step of a round that was trained from ``began``."""
+    """The longest steps, with the step of a round that was trained from ``began``.
+
+    Steps are Euclidean distances, in float64. A part that diverged adds nothing.
+    """
     longest = {} if steps is None else dict(steps.longest)
     for part in sorted(began.keys() & trained.keys()):
         step = _distance(began[part], trained[part])
@@ -154,6 +169,7 @@ def parallel_rows(weights: Tensor) -> int:
 
     0 for what has no such rows.
     """
+    # Vectors, such as biases, have no rows.
     if weights.ndim < 2 or not weights.is_floating_point():
         return 0
     # In float64 even the smallest float32 row has a length above 0.
@@ -161,12 +177,14 @@ def parallel_rows(weights: Tensor) -> int:
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     lengths = rows.norm(dim=1)
+    # A row of zeros is a multiple of every row, and is no sign of a trap.
     nonzero = lengths > 0
     directions = rows[nonzero] / lengths[nonzero, None]
     return sum(_twins(directions.float()))
 
 
 def _twins(rows: Tensor) -> Iterator[int]:
+    # In pieces, since the whole product would have rows² numbers.
     for start in range(0, len(rows), CHUNK):
         piece = rows[start : start + CHUNK]
         near = (piece @ rows.T).abs() > ALIKE  # [piece, rows]; each row is near itself
@@ -179,6 +197,7 @@ def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> floa
     for name, value in before.items():
         other = after.get(name)
         if other is None or other.shape != value.shape or not value.is_floating_point():
+            # Integers, such as batch norm's count of batches, are not weights.
             continue
         difference = other.double() - value.double()
         squares.append(float(difference.square().sum()))

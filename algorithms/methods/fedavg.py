@@ -45,11 +45,15 @@ class FedAvg(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
+        # The weight is 1 for each silo, whatever bounds a blind job has for weights by records.
         if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The whole model."""
+        """The whole model.
+
+        Its tensors are named ``part.parameter``.
+        """
         return (self.model,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -57,7 +61,10 @@ class FedAvg(Method):
         return (self.model,)
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Train the whole model."""
+        """Train the whole model.
+
+        It takes the job's epochs and optimiser.
+        """
         return (self.stage("extractor", "classifier"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:

@@ -53,6 +53,7 @@ class Local(Method):
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own architecture."""
+        # Nothing crosses, so architectures need have nothing in common.
         return dealt(self.options.extractors, self.setting, silo)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:

@@ -105,7 +105,9 @@ from ..delivery import (
 from ..exchange.parts import MIX_BITS, Contribution, Gram, Kind, Mix, Part, TensorSpec, own_weight
 from ..method import Method, Setting
 
+# A floor for each norm, not for the product of two (see the top of this file).
 EPSILON = 1e-8  # ε of Eq. 3
+# Φ of Eq. 3 grows without bound as cos → 1.
 LARGEST_COSINE = 1 - 1e-4
 CODE_SELF_WEIGHT = -log(1 - 0.9999)  # 9.2103
 PAPER_SELF_WEIGHT = 1.0
@@ -155,6 +157,7 @@ class PFedSim(Method):
         rows = (1, classes * width) if self.options.similarity == "mean" else (classes, width)
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
         self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
+        # A directed row comes down as mail, with the share k that the silo keeps of its own.
         self.mail = replace(self.extractor, tensors=(*self.extractor.tensors, KEEP))
         self.rows = Part(
             "rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),)
@@ -179,6 +182,7 @@ class PFedSim(Method):
     def down(self, round_: int) -> tuple[Part, ...]:
         """The model until the phase changes; then the mixed extractor, or a newcomer's model."""
         model = (self.model,) if self.warmup else ()
+        # A mixture needs a round before it in which extractors went up.
         if round_ <= self.warmup + self.setting.directed:
             return model
         return (self.mail if self.setting.directed else self.extractor, *model)
@@ -221,7 +225,10 @@ class PFedSim(Method):
     # have trained in the personalisation phase.
 
     def begin(self) -> CoordinatorState:
-        """No pair seen; the diagonal is not stored, it is ``self_weight``."""
+        """No pair seen; the diagonal is not stored, it is ``self_weight``.
+
+        ``phi`` is [N, N] in float64, ``gave`` [N] int64.
+        """
         n = len(self.setting.silos)
         return {
             "phi": torch.zeros(n, n, dtype=torch.float64),
@@ -234,12 +241,15 @@ class PFedSim(Method):
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
+        # ``index`` are the rows and columns of this cohort.
         index = torch.tensor(self.numbers(cohort))
         phi, gave = state["phi"].clone(), state["gave"].clone()
         phi[index[:, None], index] = self.similarities(results["rows"]["gram"])
+        # ``weights`` puts ``self_weight`` on the diagonal; no cosine belongs there.
         phi.fill_diagonal_(0)
         gave[index] = 1
         combined = Combined({"phi": phi, "gave": gave})
+        # Directed sums take weights that were known before the round: those of the old state.
         if self.setting.directed and self.extractor in self.up(round_):
             return replace(combined, posts=self._posts(state, cohort))
         return combined
@@ -249,6 +259,7 @@ class PFedSim(Method):
         posts = []
         for silo in cohort:
             weights = self.member_weights(state, silo)
+            # The row has only the others: the silo adds its own extractor by ``keep``.
             others = {other: weights.get(other, 0.0) for other in cohort if other != silo}
             if not any(others.values()):
                 continue  # no neighbour: Eq. 4 gives ω_i, which the silo has
@@ -258,7 +269,10 @@ class PFedSim(Method):
         return tuple(posts)
 
     def similarities(self, gram: Tensor) -> Tensor:
-        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n]."""
+        """The entries of ``phi`` for a cohort of n silos, from inner products [groups, n, n].
+
+        They are [n, n]. There is one group for "mean", and one per class for "per_class".
+        """
         # Norms are 1 from an honest silo; a longer vector must not make it likelier to be mixed.
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
         # Cut before the log: Eq. 3 has no bound as cos → 1, where classifiers still are equal.
@@ -268,7 +282,10 @@ class PFedSim(Method):
         return -torch.log(1 - cosines).mean(0)  # Eq. 3
 
     def weights(self, state: CoordinatorState, silo: str) -> dict[str, float]:
-        """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order."""
+        """Φ_ij of one silo i for the silos j of positive weight, itself included, in job order.
+
+        The silo's own weight is ``self_weight``.
+        """
         here = self.number(silo)
         row = state["phi"][here]
         if self.options.similarity == "mean":
@@ -288,6 +305,7 @@ class PFedSim(Method):
         elsewhere.
         """
         own = self.self_weight
+        # No Φ_ij is above 9.2103, so the others add up to at most 9.2103 / (the largest share).
         least = own / (own + LARGEST_WEIGHT / max(shares.values()))
         most = 1.0 if own else 0.0
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
@@ -299,6 +317,7 @@ class PFedSim(Method):
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """Eq. 4 for a silo that has trained in this phase, else the last generalisation model."""
+        # Its extractor is not in Eq. 4 before it has trained in this phase.
         if not state["gave"][self.number(silo)]:
             return (Latest("model"),) if self.warmup else ()
         if self.setting.directed:

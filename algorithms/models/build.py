@@ -32,7 +32,11 @@ Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 
 
 class ModelOptions(Strict):
-    """The [model] table of a job file."""
+    """The [model] table of a job file.
+
+    The model's digest is made of these fields and the tensors. ValueError if the network does not
+    take the input or norm, or has too many parameters.
+    """
 
     name: str
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
@@ -53,6 +57,7 @@ class ModelOptions(Strict):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "ModelOptions":
+        # Size comes last: a network can be sketched only with an input and a norm that fit.
         network = NETWORKS[self.name]
         if fault := network.fault(input_shape(self)):
             raise ValueError(f"{self.name} {fault}; choose another model or model.input")
@@ -61,6 +66,7 @@ class ModelOptions(Strict):
                 f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
             )
         # A job names the size, and a silo must not run out of memory by building the model.
+        # A sketch has all shapes, and takes no memory.
         modules = sketch(self).values()
         size = sum(tensor.numel() for module in modules for tensor in module.parameters())
         if size > LARGEST_MODEL:
@@ -88,12 +94,18 @@ class ModelOptions(Strict):
 
 
 def input_shape(options: ModelOptions) -> Shape:
-    """Channels, height and width of one record."""
+    """Channels, height and width of one record.
+
+    It is the job's, or else the architecture's default.
+    """
     return options.input or NETWORKS[options.name].default_input
 
 
 def sketch(options: ModelOptions) -> dict[str, nn.Module]:
-    """The model's modules by part, without values."""
+    """The model's modules by part, without values.
+
+    They are on torch's device "meta", and have only names, shapes and dtypes.
+    """
     with torch.device("meta"):  # construction draws nothing from torch's generator
         return NETWORKS[options.name].build(input_shape(options), options.classes, options.norm)
 
@@ -101,7 +113,7 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
     """A freshly initialised model by part.
 
-    The same options and seed give the same bits everywhere.
+    The same options and seed give the same bits everywhere. Values are float32.
     """
     parts = sketch(options)
     for part, module in parts.items():
@@ -110,7 +122,10 @@ def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
 
 
 def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
-    """Give a new module its initial values, unless torch's device is "meta"."""
+    """Give a new module its initial values, unless torch's device is "meta".
+
+    Each tensor has its own stream, named by ``prefix`` and its path in the module.
+    """
     # On "meta" the caller has other values, and drawing initial ones would take time for nothing.
     if torch.get_default_device().type != "meta":
         # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
@@ -128,6 +143,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
 
     Norms start as identities.
     """
+    # The order does not matter, since each tensor has its own stream.
     for name, leaf in module.named_modules():
         own = (*leaf.parameters(recurse=False), *leaf.buffers(recurse=False))
         if not own:
@@ -137,6 +153,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
             raise LocalError(
                 f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
             )
+        # ``_draw`` takes an embedding's width as its fan_in.
         if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
             path = ".".join(filter(None, (prefix, name)))
             _draw(leaf, seed, path)
@@ -152,6 +169,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
 
 def _draw(layer: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, path: str) -> None:
     """Draw each parameter uniformly in ±fan_in^(-1/2), from the stream of its own name."""
+    # All weights of one unit, so a convolution's fan_in includes its kernel.
     bound = layer.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
     for name, tensor in layer.named_parameters():
         full_name = ".".join(filter(None, (path, name)))

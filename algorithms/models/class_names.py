@@ -11,7 +11,10 @@ LONGEST = 200
 
 
 def names_fault(names: Sequence[str], classes: int) -> str:
-    """Why these cannot name the classes 0 … classes - 1; empty if they can."""
+    """Why these cannot name the classes 0 … classes - 1; empty if they can.
+
+    A name has 1 to ``LONGEST`` printable characters. No two may be equal in composed Unicode.
+    """
     if len(names) != classes:
         return (
             f"{len(names)} class_names for {classes} classes; give one a class, in the order of the"
@@ -24,6 +27,7 @@ def names_fault(names: Sequence[str], classes: int) -> str:
                 f"class {number} is named {name[:LONGEST]!r}; give 1 to {LONGEST} printable"
                 " characters, trimmed"
             )
+        # Composed, so that names that look the same are equal.
         before = first.setdefault(_composed(name), number)
         if before != number:
             return f"classes {before} and {number} are both named {name!r}; name them apart"
@@ -34,11 +38,14 @@ def names_differ(job: Sequence[str], data: Sequence[str]) -> str:
     """The first class that a job and a data file, both of sound names, name differently.
 
     Empty if none.
+
+    Both have one name per class of the job.
     """
     in_job, in_data = list(map(_composed, job)), list(map(_composed, data))
     for number, (wanted, found) in enumerate(zip(in_job, in_data, strict=True)):
         if wanted != found:
             fix = "rename it, or have the job changed"
+            # The same names in another order: only the labels are numbered differently.
             if set(in_job) == set(in_data):
                 fix = "reorder y and class_names as the job has them"
             return f"class {number} is {wanted!r} in the job and {found!r} here; {fix}"

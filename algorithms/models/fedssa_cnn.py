@@ -32,12 +32,18 @@ DIGITS_WIDTH = 64
 
 
 def fedssa_cnn(filters: int, units: int) -> Builder:
-    """A CNN of Table 3 by the filters of its second convolution and the units of FC1."""
+    """A CNN of Table 3 by the filters of its second convolution and the units of FC1.
+
+    It needs 16 pixels a side, since its 5x5 convolutions do not pad.
+    """
     return _cnn((16, filters), 5, 0, (units, WIDTH))
 
 
 def digits_cnn(filters: tuple[int, ...], units: tuple[int, ...]) -> Builder:
-    """A small CNN by its 3x3 convolutions' filters and the units of the layers before the last."""
+    """A small CNN by its 3x3 convolutions' filters and the units of the layers before the last.
+
+    Convolutions pad, so 4 pixels a side are enough for two of them.
+    """
     return _cnn(filters, 3, 1, (*units, DIGITS_WIDTH))
 
 
@@ -54,6 +60,7 @@ def _cnn(filters: tuple[int, ...], kernel: int, padding: int, units: tuple[int, 
             layers[f"conv{number}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
             layers[f"relu{number}"] = nn.ReLU()
             layers[f"pool{number}"] = nn.MaxPool2d(2)
+            # A convolution leaves side + 2·padding − kernel + 1, and pooling halves it.
             inputs, sides = outputs, [(side + 2 * padding - kernel + 1) // 2 for side in sides]
         layers["flatten"] = nn.Flatten()
         inputs *= sides[0] * sides[1]

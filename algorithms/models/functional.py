@@ -17,13 +17,17 @@ from ..exchange.parts import Tensors
 
 @dataclass(frozen=True, eq=False)
 class BoundModule:
-    """A module with values that replace its own parameters and buffers of these names."""
+    """A module with values that replace its own parameters and buffers of these names.
+
+    All others keep the module's values.
+    """
 
     module: nn.Module
     values: Mapping[str, Tensor]
 
     def __call__(self, *args: object) -> Tensor:
         """The module's output; changes of buffers go into ``values``."""
+        # ``functional_call`` takes a dict. Layers write buffers in place, so ``values`` sees them.
         output: Tensor = functional_call(self.module, dict(self.values), args)
         # Layers may compute in bfloat16, which is too coarse for losses.
         return output.float() if output.dtype == torch.bfloat16 else output
@@ -32,7 +36,10 @@ class BoundModule:
 def mapped(
     values: Mapping[str, Tensors], change: Callable[[Tensor], Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """The same values by part and name, each tensor changed."""
+    """The same values by part and name, each tensor changed.
+
+    ``values`` itself is not changed.
+    """
     changed: dict[str, dict[str, Tensor]] = {}
     for part, named in values.items():
         changed[part] = {name: change(tensor) for name, tensor in named.items()}
@@ -40,7 +47,10 @@ def mapped(
 
 
 def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """The parameters of a part by name, as the loss is to be differentiated by them."""
+    """The parameters of a part by name, as the loss is to be differentiated by them.
+
+    TypeError if the part is neither a module nor a ``BoundModule``.
+    """
     match part:
         case BoundModule(module, values):
             return {name: values.get(name, own) for name, own in module.named_parameters()}
@@ -50,7 +60,10 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
 
 
 def on_trial(part: Callable[..., Tensor]) -> BoundModule:
-    """The part with copies of its buffers, so that a call changes only the copies."""
+    """The part with copies of its buffers, so that a call changes only the copies.
+
+    TypeError if it is neither a module nor a ``BoundModule``.
+    """
     # Inside ``torch.func.grad`` a buffer from outside cannot change, as batch norm's running
     # statistics do in training.
     module, values = (part.module, part.values) if isinstance(part, BoundModule) else (part, {})

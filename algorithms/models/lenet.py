@@ -14,12 +14,18 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 
 def lenet(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
-    """The LeNet of two convolutional and two linear layers."""
+    """The LeNet of two convolutional and two linear layers.
+
+    It has 120 features, and no norm.
+    """
     return two_and_two(shape, classes, 6, 16, 120)
 
 
 def lenet_wide(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
-    """The LeNet with many more channels and units."""
+    """The LeNet with many more channels and units.
+
+    It has 512 features, and no norm.
+    """
     return two_and_two(shape, classes, 32, 64, 512)
 
 
@@ -31,7 +37,9 @@ def two_and_two(
     Below 16 pixels, which supervisors alone take, the convolutions pad.
     """
     channels, height, width = shape
+    # Without padding, inputs of less than 16 pixels would shrink to nothing.
     padding = 0 if min(height, width) >= 16 else 2
+    # A 5x5 convolution takes 4 pixels off a side, less the padding; pooling halves the rest.
     kept = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in (height, width)]
     layers: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv2d(channels, first, 5, padding=padding)),

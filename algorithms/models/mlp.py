@@ -14,13 +14,19 @@ HIDDEN = 128
 
 
 def glm(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
-    """Multinomial logistic regression on the flattened record."""
+    """Multinomial logistic regression on the flattened record.
+
+    The extractor has no parameters.
+    """
     channels, height, width = shape
     return {"extractor": nn.Flatten(), "classifier": nn.Linear(channels * height * width, classes)}
 
 
 def mlp(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
-    """A hidden layer with ReLU on the flattened record, and a linear classifier."""
+    """A hidden layer with ReLU on the flattened record, and a linear classifier.
+
+    It has 128 features.
+    """
     channels, height, width = shape
     hidden = OrderedDict(
         flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, HIDDEN), relu=nn.ReLU()

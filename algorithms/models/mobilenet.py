@@ -33,9 +33,11 @@ def mobilenet_v2(shape: tuple[int, int, int], classes: int, norm: str) -> dict[s
 
     Its first convolution takes as many channels as the records have.
     """
+    # torchvision calls ``norm_layer`` with the number of channels.
     norm_layer = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, GROUPS)
     models = torchvision("models", "model 'mobilenet-v2'")
     features = models.mobilenet_v2(weights=None, norm_layer=norm_layer).features
+    # torchvision's first convolution takes three channels.
     first = features[0][0]
     if shape[0] != first.in_channels:
         features[0][0] = nn.Conv2d(shape[0], first.out_channels, 3, 2, 1, bias=False)

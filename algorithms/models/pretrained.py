@@ -47,6 +47,7 @@ def load_weights(
     module = method.modules(silo)[part]
     needed = sum(tensor.nbytes for tensor in module.state_dict().values())
     data = read_bytes(path, needed + HEADER_BYTES)
+    # The digest covers the whole file, and is checked before anything is parsed.
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise LocalError(
@@ -55,6 +56,7 @@ def load_weights(
         )
 
     # safetensors, never pickle: a file from the internet must not run code.
+    # Files that Staddle wrote contain a digest, which ``from_bytes`` checks.
     try:
         if tensor_file.is_ours(data):
             tensors, _ = tensor_file.from_bytes(data, str(path))
@@ -67,11 +69,13 @@ def load_weights(
 
 
 def _check(path: Path, part: str, tensors: Tensors, module: nn.Module) -> None:
+    # Buffers are needed as well, such as running statistics.
     wanted = module.state_dict()
     if set(tensors) != set(wanted):
         missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
         raise LocalError(f"{path}: is for another {part}: lacks {missing}, has {extra} too many")
     for name, tensor in tensors.items():
+        # The dtype must match exactly, since ``load_values`` converts none.
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
             raise LocalError(
                 f"{path}: {name!r} is {tensor.dtype} {list(tensor.shape)}, "

@@ -32,7 +32,10 @@ GROUPS = {6: 2, 16: 4, 32: 8}
 
 @dataclass(frozen=True)
 class Network:
-    """One architecture: its default input, the inputs that it can take, and its parts."""
+    """One architecture: its default input, the inputs that it can take, and its parts.
+
+    Initial values come from ``fill`` of build.py, not from ``build``.
+    """
 
     default_input: Shape
     fault: Callable[[Shape], str]  # why it cannot take an input; empty if it can
@@ -42,7 +45,10 @@ class Network:
 
 
 def at_least(side: int) -> Callable[[Shape], str]:
-    """A check for the smallest height and width."""
+    """A check for the smallest height and width.
+
+    Its text follows the network's name in an error.
+    """
 
     def fault(shape: Shape) -> str:
         if min(shape[1:]) >= side:
@@ -53,13 +59,20 @@ def at_least(side: int) -> Callable[[Shape], str]:
 
 
 def exactly(wanted: Shape) -> Callable[[Shape], str]:
-    """A check for the one input that an architecture takes."""
+    """A check for the one input that an architecture takes.
+
+    Like ``at_least``, for networks of a fixed input.
+    """
     return lambda shape: "" if shape == wanted else f"takes input {list(wanted)}, not {list(shape)}"
 
 
 def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
-    """LeNet-5 as pFedSim has it, norms included."""
+    """LeNet-5 as pFedSim has it, norms included.
+
+    It has 84 features, and needs 16 pixels a side.
+    """
     channels, height, width = shape
+    # Each 5x5 convolution takes 4 pixels off a side, and pooling halves the rest.
     pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     layers = [
         *block(1, nn.Conv2d(channels, 6, 5), norm),
@@ -74,11 +87,15 @@ def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
 
 
 def cnn_digits(_: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
-    """Two small convolutions for 8x8 digits."""
+    """Two small convolutions for 8x8 digits.
+
+    It has 64 features, and takes only [B, 1, 8, 8].
+    """
     layers = [
         *block(1, nn.Conv2d(1, 16, 3, padding=1), norm),
         *block(2, nn.Conv2d(16, 32, 3, padding=1), norm),
         ("flatten", nn.Flatten()),
+        # 8 pixels a side, pooled twice, are 2.
         ("fc1", nn.Linear(32 * 2 * 2, 64)),
         ("relu3", nn.ReLU()),
     ]

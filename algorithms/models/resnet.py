@@ -61,6 +61,7 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = normalisation(outputs, norm)
         self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()  # one each: hooks count a module's calls
+        # The sum needs equal shapes, so a 1x1 convolution adapts the input if they differ.
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -95,6 +96,7 @@ def convnet(inputs: int, widths: Sequence[int], classes: int, norm: str) -> dict
                 pool=nn.MaxPool2d(2),
             )
         )
+        # A block's inputs are the outputs of the one before.
         for before, width in zip((inputs, *widths), widths, strict=False)
     ]
     return {"extractor": Blocks(blocks, widths), "classifier": nn.Linear(widths[-1], classes)}
@@ -119,6 +121,7 @@ def resnet18(shape: tuple[int, int, int], classes: int, norm: str) -> dict[str, 
     """The paper's network for CIFAR-100 and Tiny ImageNet."""
     widths = (64, 128, 256, 512)
     blocks: list[nn.Module] = []
+    # The first block keeps channels and size; each later one halves the size.
     for before, width in zip((64, *widths), widths, strict=False):
         stride = 1 if width == before else 2
         steps = [

@@ -23,6 +23,7 @@ def torchvision(name: str, user: str) -> ModuleType:
         try:
             try:
                 return importlib.import_module(f"torchvision.{name}")
+            # Declaring operators helps only if the error names one of them.
             except RuntimeError as error:
                 if not any(f"torchvision::{operator} " in str(error) for operator in OPERATORS):
                     raise

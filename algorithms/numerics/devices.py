@@ -29,7 +29,10 @@ FLOAT32_MULTIPLIERS: tuple[Any, ...] = (
 
 
 def find(name: str) -> torch.device:
-    """The device "cpu", "cuda" or "cuda:N"; LocalError where this machine has none such."""
+    """The device "cpu", "cuda" or "cuda:N"; LocalError where this machine has none such.
+
+    "cuda" means "cuda:0".
+    """
     if name == "cpu":
         return CPU
     matched = re.fullmatch(r"cuda(:(\d+))?", name)
@@ -46,7 +49,10 @@ def find(name: str) -> torch.device:
 
 
 def room(device: torch.device) -> int:
-    """Bytes that a simulation plans with at a time."""
+    """Bytes that a simulation plans with at a time.
+
+    On a GPU it is a share of all memory, free or not.
+    """
     # A share of all of a GPU's memory, not of what is free now: the same job must give the same
     # bits again.
     return CPU_ROOM if device.type != "cuda" else gibibytes(device) * 2**30 // GPU_SHARE
@@ -59,7 +65,7 @@ def gibibytes(gpu: torch.device) -> int:
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
-    """LocalError where the device does not multiply so."""
+    """LocalError if the device cannot multiply at this precision; float32 always works."""
     if precision == "float32":
         return
     if device == CPU:
@@ -76,10 +82,14 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """Sums as exact as the tensors, and the same again in the next run."""
+    """Sums as exact as the tensors, and the same again in the next run.
+
+    A GPU then multiplies float32 at full precision, and cuDNN uses deterministic algorithms.
+    """
     # Without ``benchmark`` cuDNN chooses the same algorithm in each run.
     cudnn = torch.backends.cudnn
     before = cudnn.enabled, cudnn.deterministic, cudnn.benchmark
+    # These settings belong to the whole process, so they are restored even after an error.
     try:
         cudnn.enabled, cudnn.deterministic, cudnn.benchmark = True, True, False
         with _float32_in("ieee"):
@@ -103,7 +113,10 @@ def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """Raise LocalError where a GPU runs out of memory."""
+    """Raise LocalError where a GPU runs out of memory.
+
+    Other errors pass through.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -112,7 +125,10 @@ def in_memory() -> Iterator[None]:
 
 @contextmanager
 def multiplying(precision: Precision) -> Iterator[None]:
-    """Within ``exact``: a GPU multiplies float32 in TF32 (10 bits of mantissa) for "tf32"."""
+    """Within ``exact``: a GPU multiplies float32 in TF32 (10 bits of mantissa) for "tf32".
+
+    Other precisions change nothing.
+    """
     if precision != "tf32":
         yield
         return
@@ -121,14 +137,21 @@ def multiplying(precision: Precision) -> Iterator[None]:
 
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:
-    """Within ``casting``: products in the type of the tensors."""
+    """Within ``casting``: products in the type of the tensors.
+
+    Not every layer has a second derivative in another type (``inner_steps.curvature_at``).
+    """
     if device.type not in ("cpu", "cuda"):
+        # Device "meta" has no autocast.
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """For a forward pass: layers compute in bfloat16 for "bf16"; parameters and losses do not."""
+    """For a forward pass: layers compute in bfloat16 for "bf16"; parameters and losses do not.
+
+    Callers add losses up in float32 (``at_least_float32``).
+    """
     if precision != "bf16":
         return nullcontext()
     # No cache of cast weights: a recorded step would find them at another address.

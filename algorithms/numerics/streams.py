@@ -21,7 +21,11 @@ Seed = int | str
 
 
 def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Generator:
-    """The generator of one purpose."""
+    """The generator of one purpose.
+
+    The same four arguments give the same numbers on every machine. Whoever knows the seed can
+    compute them, so nothing secret may come from here.
+    """
     # Canonical JSON of a list is injective, so no two purposes share a stream. Philox takes a key
     # of 128 bits.
     digest = hashlib.sha256(canonical_json([DOMAIN, seed, client, round_, purpose])).digest()
@@ -29,7 +33,10 @@ def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Gene
 
 
 def raw(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
-    """The next ``count`` 64-bit words of a stream."""
+    """The next ``count`` 64-bit words of a stream.
+
+    They follow from the definition of Philox, so no release of NumPy changes them.
+    """
     return np.asarray(rng.bit_generator.random_raw(count), dtype=np.uint64)
 
 
@@ -37,11 +44,12 @@ def uniform(
     rng: np.random.Generator, shape: Sequence[int], low: float, high: float
 ) -> NDArray[np.float64]:
     """Uniform values in [low, high): the upper 53 bits of a word each."""
+    # float64 has 53 bits of precision, so every multiple of 2^-53 is exact.
     unit = (raw(rng, prod(shape)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return (low + (high - low) * unit).reshape(tuple(shape))
 
 
 def permutation(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-    """A permutation of 0..n-1: the order of n random words."""
+    """A permutation [n] of 0..n-1, int64: the order of n random words."""
     # Stable: equal words, about once in 2^64/n^2 draws, keep their order on every machine.
     return np.argsort(raw(rng, n), kind="stable").astype(np.int64)

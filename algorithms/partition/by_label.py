@@ -33,7 +33,11 @@ Indices = NDArray[np.int64]
 
 
 def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10) -> list[Indices]:
-    """``each`` shards per silo, of sizes that differ by one at most; each record exactly once."""
+    """``each`` shards per silo, of sizes that differ by one at most; each record exactly once.
+
+    ``labels`` is [N] int64; the result has each silo's indices, ascending. LocalError if a silo
+    would have fewer records than ``minimum``.
+    """
     if each < 1:
         raise LocalError(f"partition: each = {each}; give each silo one shard or more")
     check_enough(len(labels), silos, max(minimum, each))
@@ -41,6 +45,7 @@ def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10)
     rng = stream(seed, "", 0, "partition/shards")
     mixed = permutation(rng, len(labels))
     pieces = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], silos * each)
+    # Shards are dealt at random, so a silo may get two of one label.
     dealt = permutation(rng, len(pieces)).reshape(silos, each)
     parts = [np.sort(np.concatenate([pieces[i] for i in own])) for own in dealt]
     _check_smallest(parts, minimum, "raise each, take fewer silos or lower the minimum")
@@ -62,7 +67,9 @@ def classes_each(
         )
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/classes")
+    # Holders are drawn once; only the shares are drawn again.
     held = _holders(rng, len(classes), silos, each)
+    # Bounded, since some minimums can never be met.
     for _ in range(REDRAWS):
         parts = _spread(rng, labels, classes, held)
         if min(map(len, parts)) >= minimum:
@@ -87,11 +94,14 @@ def label_groups(
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/groups")
     parts: list[list[Indices]] = [[] for _ in range(silos)]
+    # If the silos do not divide evenly, the first groups have one more.
     members = np.array_split(np.arange(silos), len(groups))
     for label in np.unique(labels):
+        # A label may be in several groups; their silos share its records.
         inside = [number for number, group in enumerate(groups) if int(label) in group]
         holders = list(chain.from_iterable(members[number].tolist() for number in inside))
         records = np.flatnonzero(labels == label)
+        # Records of a label that is in no group are left over.
         if holders:
             # In a random order, or the first silos would have each label's odd records.
             order = permutation(rng, len(holders))
@@ -115,6 +125,7 @@ def group_mixtures(
     """Each group's records over all silos, in shares drawn from a symmetric Dirichlet(alpha)."""
     _check_groups(labels, groups)
     check_alpha(alpha)
+    # −1 means that the record is in no group, and so in no part.
     numbers = np.full(len(labels), -1, dtype=np.int64)  # of the group of each record
     for number, group in enumerate(groups):
         inside = np.isin(labels, group)
@@ -124,6 +135,7 @@ def group_mixtures(
             )
         numbers[inside] = number
     grouped = np.flatnonzero(numbers >= 0)
+    # ``dirichlet`` gets groups in place of labels, so each group has one draw of shares.
     return [grouped[part] for part in dirichlet(numbers[grouped], silos, alpha, seed, minimum)]
 
 
@@ -134,6 +146,7 @@ def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> N
     """
     held = np.zeros((silos, classes), dtype=bool)
     for number in range(silos):
+        # Ties go by this random order, so that low class numbers are not preferred.
         order = permutation(rng, classes)
         fewest = order[np.argsort(held.sum(0)[order], kind="stable")[:each]]
         held[number, fewest] = True
@@ -149,6 +162,7 @@ def _spread(
         if len(holders):
             records = np.flatnonzero(labels == label)
             shares = uniform(rng, (len(holders),), LOW, HIGH)
+            # ``cut`` takes shares with the sum 1.
             pieces = cut(records[permutation(rng, len(records))], shares / shares.sum())
             hand_out(parts, holders, pieces)
     return joined(parts)

@@ -65,6 +65,7 @@ def by_column(values: Sequence[str | int], minimum: int = 10) -> dict[str, Indic
             "partition: the column is empty, or not of texts or of whole numbers alone; give one a"
             " record"
         )
+    # ``unique`` sorts, so the order of silos does not depend on the order of records.
     parts = {str(value): np.flatnonzero(column == value) for value in np.unique(column)}
     small = {value: len(part) for value, part in parts.items() if len(part) < minimum}
     if small:

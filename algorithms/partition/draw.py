@@ -49,6 +49,7 @@ def dirichlet(
         if min(map(len, shards)) >= minimum:
             break
     _level(shards, minimum)
+    # Ascending, like the parts of all other kinds.
     return [np.array(sorted(shard), dtype=np.int64) for shard in shards]
 
 
@@ -60,8 +61,10 @@ def _draw(
     for label in np.unique(labels):
         records = np.flatnonzero(labels == label)
         records = records[permutation(rng, len(records))]
+        # NumPy may change this draw between releases; a partition file keeps its result.
         shares = rng.dirichlet(np.full(silos, alpha))
         takers = [i for i, shard in enumerate(shards) if len(shard) < full]
+        # Until a silo is full, balanced and unbalanced draws are the same.
         theirs = shares if len(takers) == silos else _scaled(shares[takers])
         for taker, own in zip(takers, cut(records, theirs), strict=True):
             shards[taker].extend(own.tolist())
@@ -78,13 +81,17 @@ def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Consecutive pieces of ``records``, one per share; the shares sum to 1."""
+    """Consecutive pieces of ``records``, one per share; the shares sum to 1.
+
+    Every record is in exactly one piece, however the shares are rounded.
+    """
+    # Cuts are rounded, not lengths, so that no record is lost or taken twice.
     cuts = [0, *(np.cumsum(shares)[:-1] * len(records)).astype(int).tolist(), len(records)]
     return [records[start:stop] for start, stop in pairwise(cuts)]
 
 
 def check_alpha(alpha: float) -> None:
-    """LocalError unless a Dirichlet distribution of this alpha can be drawn."""
+    """LocalError unless a symmetric Dirichlet distribution of this concentration can be drawn."""
     if not SMALLEST_ALPHA <= alpha < inf:
         raise LocalError(
             f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such"
@@ -93,7 +100,10 @@ def check_alpha(alpha: float) -> None:
 
 
 def check_enough(records: int, silos: int, minimum: int) -> None:
-    """LocalError where so many records cannot give every silo the minimum."""
+    """LocalError where so many records cannot give every silo the minimum.
+
+    A draw may still leave a silo below the minimum.
+    """
     if silos < 1 or minimum < 0:
         raise LocalError(
             f"partition: silos = {silos}, minimum = {minimum}; give 1 silo or more, a minimum of 0"
@@ -122,7 +132,7 @@ def joined(parts: Sequence[Sequence[NDArray[np.int64]]]) -> list[NDArray[np.int6
 
 
 def leftover(parts: Sequence[NDArray[np.int64]], records: int) -> NDArray[np.int64]:
-    """The records of 0 … records - 1 that no part holds."""
+    """The records of 0 … records - 1 that no part holds, ascending."""
     free = np.ones(records, dtype=bool)
     for part in parts:
         free[part] = False

@@ -49,7 +49,10 @@ Index = Annotated[int, Field(strict=True, ge=0)]
 
 
 class SiloIndices(Strict):
-    """One silo's records."""
+    """One silo's records.
+
+    Indices start at 0, and count the official training records before the official test records.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     train: tuple[Index, ...]
@@ -57,13 +60,16 @@ class SiloIndices(Strict):
     test: tuple[Index, ...]
 
     def sides(self) -> Sides:
-        """The silo's indices as sorted arrays."""
+        """The silo's indices as ascending int64 arrays."""
         sides = (self.train, self.validation, self.test)
         return Sides(*(np.array(sorted(side), np.int64) for side in sides))
 
 
 class PartitionFile(Strict):
-    """The file; a record that no client names is left over."""
+    """The file; a record that no client names is left over.
+
+    ValueError names the first record that is on two sides or at two silos.
+    """
 
     format: Literal["staddle-partition/1"]
     data: Annotated[str, Field(min_length=1)]
@@ -76,10 +82,12 @@ class PartitionFile(Strict):
 
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":
+        # Clients become the silos of a simulation, so their names must differ.
         named = Counter(client.name for client in self.clients)
         twice = sorted(named - Counter(set(named)))
         if twice:
             raise ValueError(f"clients: the names {twice} appear twice; name each once")
+        # The first owner of each index is kept, so that the error can name both.
         owner: dict[int, str] = {}
         for client in self.clients:
             for index in (*client.train, *client.validation, *client.test):
@@ -100,7 +108,10 @@ class PartitionFile(Strict):
         return {client.name: client.sides() for client in self.clients}
 
     def check_labels(self, labels: Indices) -> None:
-        """LocalError unless the partition was made for records with these labels, in this order."""
+        """LocalError unless the partition was made for records with these labels, in this order.
+
+        ``labels`` [records] are those of all records, training before test.
+        """
         if len(labels) != self.records:
             raise LocalError(
                 f"partition of {self.data}: made for {self.records} records, there are"
@@ -115,14 +126,20 @@ class PartitionFile(Strict):
 
 
 def labels_sha256(labels: Indices) -> str:
-    """SHA-256 of a data set's labels, which ties a partition to it."""
+    """SHA-256 of a data set's labels, which ties a partition to it.
+
+    Labels are hashed as 8 bytes each, little-endian, whatever their dtype.
+    """
     return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 
 def partition_file(
     sides: Mapping[str, Sides], labels: Indices, data: str, seed: int | None, how: Mapping[str, Any]
 ) -> PartitionFile:
-    """The content of a file; ``how`` is for people and for making it again, nothing reads it."""
+    """The content of a file; ``how`` is for people and for making it again, nothing reads it.
+
+    LocalError if a record is on two sides or at two silos, or a name appears twice.
+    """
     clients = [
         {
             "name": name,
@@ -145,7 +162,9 @@ def partition_file(
 
 def save(path: Path, partition: PartitionFile) -> None:
     """Write the file so that ``read`` reads it back."""
+    # The digest covers the document without itself, so it is added last.
     sealed = partition.model_copy(update={"file_sha256": _digest(partition)})
+    # One line per silo, for people who look at the file.
     head = json.dumps(sealed.model_dump(exclude={"clients"}), allow_nan=False)
     rows = ",\n".join(json.dumps(client.model_dump()) for client in partition.clients)
     content = f'{head[:-1]}, "clients": [\n{rows}\n]}}\n'.encode()
@@ -168,6 +187,7 @@ def read(path: Path) -> PartitionFile:
             f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or"
             " restore it. Whoever edited it on purpose takes file_sha256 out of it"
         )
+    # Without the digest, so that a file that was read equals what was saved.
     return found.model_copy(update={"file_sha256": None})
 
 
@@ -208,6 +228,7 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
         "records": len(labels),
         "labels_sha256": labels_sha256(labels),
     }
+    # A published partition cannot be drawn again, so it has no seed.
     how = {"kind": "published", "by": "PPFL", "file": path.name}
     return validate(
         {**header, "seed": None, "how": how, "clients": clients}, PartitionFile, str(path)
@@ -229,6 +250,7 @@ def _by_client(
     path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]
 ) -> list[list[int]]:
     starts = pointers.astype(np.int64)
+    # Client k has indices[pointers[k]:pointers[k + 1]].
     whole = len(starts) > 1 and (starts[0], starts[-1]) == (0, len(indices))
     if not whole or bool((np.diff(starts) < 0).any()):
         raise LocalError(

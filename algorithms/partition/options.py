@@ -33,7 +33,7 @@ class PartitionTable(Strict):
 
 
 class Dirichlet(PartitionTable):
-    """``partition.dirichlet``."""
+    """``draw.dirichlet``."""
 
     kind: Literal["dirichlet"]
     silos: Count
@@ -42,7 +42,7 @@ class Dirichlet(PartitionTable):
 
 
 class Shards(PartitionTable):
-    """``partition_labels.shards``."""
+    """``by_label.shards``."""
 
     kind: Literal["shards"]
     silos: Count
@@ -50,7 +50,7 @@ class Shards(PartitionTable):
 
 
 class Classes(PartitionTable):
-    """``partition_labels.classes_each``."""
+    """``by_label.classes_each``."""
 
     kind: Literal["classes"]
     silos: Count
@@ -58,7 +58,7 @@ class Classes(PartitionTable):
 
 
 class LabelGroups(PartitionTable):
-    """``partition_labels.label_groups``."""
+    """``by_label.label_groups``."""
 
     kind: Literal["label-groups"]
     silos: Count
@@ -66,7 +66,7 @@ class LabelGroups(PartitionTable):
 
 
 class GroupMixtures(PartitionTable):
-    """``partition_labels.group_mixtures``."""
+    """``by_label.group_mixtures``."""
 
     kind: Literal["group-mixtures"]
     silos: Count
@@ -75,14 +75,14 @@ class GroupMixtures(PartitionTable):
 
 
 class BySource(PartitionTable):
-    """``partition_natural.by_source``: how many silos each source has."""
+    """``by_source.by_source``: how many silos each source has."""
 
     kind: Literal["sources"]
     silos: Annotated[dict[str, Count], Field(min_length=1)]
 
 
 class ByColumn(PartitionTable):
-    """``partition_natural.by_column``."""
+    """``by_source.by_column``."""
 
     kind: Literal["column"]
 
@@ -139,8 +139,10 @@ def alike(
 ) -> Indices:
     """Keys for ``split.apart``, one per record: numbers of the column's values, or else labels."""
     if not isinstance(table, BySource | ByColumn):
+        # By label, so that a silo has the same shares of classes in training and test.
         return labels
     values = np.array(_column(table, labels, column))
+    # Numbered over all records at once, so both official parts have the same numbers.
     _, numbers = np.unique(values, return_inverse=True)
     return numbers.astype(np.int64)
 

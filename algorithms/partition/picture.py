@@ -24,7 +24,10 @@ Counts = NDArray[np.int64]
 
 
 def held(parts: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], classes: int) -> Counts:
-    """Counts [N, C] of the silos' records by class."""
+    """Counts [N, C] of the silos' records by class.
+
+    Rows are in the order of ``parts``. LocalError for labels outside 0 … classes − 1.
+    """
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise LocalError(
             f"picture: labels from {labels.min()} to {labels.max()} for {classes} classes; number"
@@ -35,14 +38,21 @@ def held(parts: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], clas
 
 
 def cell_of(counts: Counts) -> int:
-    """Pixels of a cell."""
+    """Pixels of a cell.
+
+    It is ``WIDE`` for few silos and classes, else ``NARROW``.
+    """
     return WIDE if max(counts.shape) <= FEW else NARROW
 
 
 def radii(counts: Counts) -> NDArray[np.float64]:
-    """Radii of the discs in pixels; areas are in proportion to the counts."""
+    """Radii of the discs in pixels; areas are in proportion to the counts.
+
+    They are float64 [N, C], and 0 if a silo has no record of a class.
+    """
     # A disc below the smallest radius would not be seen, and its silo seem to lack the class.
     largest = cell_of(counts) / 2 - 1
+    # Areas follow the counts, so radii follow their square roots.
     proportional = largest * np.sqrt(counts / max(int(counts.max()), 1))
     return np.where(counts > 0, np.maximum(proportional, SMALLEST), 0.0)
 
@@ -50,13 +60,15 @@ def radii(counts: Counts) -> NDArray[np.float64]:
 def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = ()) -> bytes:
     """PNG of counts [N, C]; the silos' names stand below and the classes' on the left.
 
-    Numbers stand for names that are left out.
+    Numbers stand for names that are left out. LocalError for negative counts, too many discs, or
+    another number of names.
     """
     _check_counts(counts)
     columns = _named("silos", silos, counts.shape[0])
     rows = _named("classes", classes, counts.shape[1])
     cell, discs = cell_of(counts), _discs(counts)
     left = [_text(name, cell) for name in rows]
+    # Turned upright, since a name is wider than a cell.
     below = [_text(name, cell).rotate(90, expand=True) for name in columns]
     scale = _text(f"largest: {counts.max():,} records", cell)
 
@@ -97,11 +109,13 @@ def _named(what: str, names: Sequence[str], wanted: int) -> Sequence[str]:
 
 def _discs(counts: Counts) -> Image.Image:
     cell = cell_of(counts)
+    # Distances along one axis, from the middle of a cell to the middle of its pixels.
     away = np.arange(cell) - (cell - 1) / 2
     # [cell, 1, cell] of a pixel from the middle of its cell
     distance = np.hypot(away[:, None], away)[:, None, :]
     rows = []
     for radius in radii(counts).T:  # class by class, for memory
+        # Pixels within half a pixel of the edge are shaded, so that discs look round.
         covered = np.clip(radius[:, None] - distance + 0.5, 0, 1)  # [cell, N, cell]
         rows.append(np.rint(255 * covered).astype(np.uint8).reshape(cell, -1))
     return ImageOps.colorize(Image.fromarray(np.concatenate(rows)), "white", INK)

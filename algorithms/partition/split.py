@@ -29,14 +29,18 @@ RATIOS: dict[Ratio, tuple[int, int, int]] = {  # training, validation, test
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Ascending record indices of one silo, no record on two sides."""
+    """Ascending record indices of one silo, no record on two sides.
+
+    Indices are int64, and count the official training records before the official test records.
+    ``validation`` is empty if the ratio has no such side.
+    """
 
     train: Indices
     validation: Indices
     test: Indices
 
     def all(self) -> Indices:
-        """The silo's records, whatever their side."""
+        """The silo's records of all sides, ascending."""
         return np.sort(np.concatenate([self.train, self.validation, self.test]))
 
 
@@ -51,6 +55,7 @@ def merged(
     """
     numbers = None
     if groups is not None:
+        # Numbers in place of texts, since groups are only compared.
         _, inverse = np.unique(np.array(groups, np.str_), return_inverse=True)
         numbers = inverse.astype(np.int64)
     return {silo: _split(part, RATIOS[ratio], silo, seed, numbers) for silo, part in parts.items()}
@@ -88,7 +93,9 @@ def apart(
     tests = _alike([key[part] for part in parts.values()], key[train_total:], seed)
     sides = {}
     for (silo, part), test in zip(parts.items(), tests, strict=True):
+        # 8:1 of FedSSA's 8:1:1; the official test records are the third share.
         trained = _split(part, (8, int(validation), 0), silo, seed)
+        # ``test`` counts from 0 within the official test records.
         sides[silo] = Sides(trained.train, trained.validation, test + train_total)
 
     without = [silo for silo, side in sides.items() if not len(side.test)]
@@ -104,9 +111,11 @@ def _split(
     part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None
 ) -> Sides:
     own, what = np.arange(len(part)), "records"
+    # Renumbered from 0 within this silo.
     if groups is not None:
         own, what = np.unique(groups[part], return_inverse=True)[1], "groups of records"
     sizes = np.bincount(own)  # [groups] without groups every record is one
+    # Each side with a weight needs at least one group.
     wanted = sum(weight > 0 for weight in ratio)
     if len(sizes) < wanted:
         raise LocalError(
@@ -116,16 +125,19 @@ def _split(
 
     # A stream per silo: its sides are the same whatever other silos there are.
     mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
+    # Number of records up to and including each group, in the drawn order.
     ends = np.cumsum(sizes[mixed])
 
     # the training records come first, then validation from ``first``, test from ``second``
     validation, test = (_side(len(part), weight, sum(ratio)) for weight in ratio[1:])
+    # Without a test side, training and validation share all groups.
     second = len(sizes)
     if test:
         second = _nearest(ends, len(part) - test, wanted - 1, len(sizes) - 1)
     first = second
     if validation:
         first = _nearest(ends, len(part) - validation - test, 1, second - 1)
+    # places[g] is the position of group g in the drawn order.
     places = np.empty(len(sizes), np.int64)
     places[mixed] = np.arange(len(sizes))
     of_record = places[own]
@@ -146,6 +158,7 @@ def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
 def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
     """Per silo, positions in ``test``: of each key in ``train``'s proportion, within one record."""
     rng = stream(seed, "", 0, "partition/alike")
+    # An empty piece first, since ``concatenate`` rejects an empty list.
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
     for key in np.unique(test):
         # In a random order, or the same silos would lose by rounding in every key.

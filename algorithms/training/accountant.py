@@ -21,19 +21,33 @@ if TYPE_CHECKING:
 
 
 class Random(Protocol):
-    """The random numbers of one step."""
+    """The random numbers of one step.
+
+    Each step takes a fresh object, so that no release repeats the noise of another.
+    """
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """Independent standard normal numbers [count]."""
+        """Independent standard normal numbers [count].
+
+        They are float64. In a federation they come from a cryptographic generator
+        (security/dp/noise.py): whoever could make the noise again could subtract it.
+        """
         ...
 
     def drawn(self, records: int, q: float) -> NDArray[np.int64]:
-        """Indices of the records of a step, each drawn with probability q."""
+        """Indices of the records of a step, each drawn with probability q.
+
+        They are int64, each at most once; a step may draw no record at all.
+        """
         ...
 
 
 class ReservedSteps(Protocol):
-    """Steps that were set aside before the first of them is taken."""
+    """Steps that were set aside before the first of them is taken.
+
+    A round that crashes has spent all of them, since nobody can know which it used (SECURITY.md
+    rule 25).
+    """
 
     @property
     def id(self) -> int:
@@ -41,7 +55,10 @@ class ReservedSteps(Protocol):
         ...
 
     def take(self, purpose: str) -> None:
-        """Use one step for this purpose; ExhaustedError where none is left."""
+        """Use one step for this purpose; ExhaustedError where none is left.
+
+        Call it before any record is read.
+        """
         ...
 
 
@@ -60,7 +77,10 @@ class PrivacyAccount(Protocol):
     """The account of one silo in one job."""
 
     def counts(self) -> Counts | None:
-        """The counts released before; None before the first release."""
+        """The counts released before; None before the first release.
+
+        A job releases counts once, and later rounds use them again.
+        """
         ...
 
     def keep_counts(self, counts: Counts) -> None:
@@ -70,7 +90,8 @@ class PrivacyAccount(Protocol):
     def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
         """Set steps aside.
 
-        ExhaustedError where the job's target or the budget does not cover them; then none are.
+        Call it before any record is read. ExhaustedError if the job's target or the budget does not
+        cover all of them; then none are set aside.
         """
         ...
 
@@ -81,7 +102,10 @@ class PrivacyAccount(Protocol):
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What only a private round needs: an account, and randomness that no seed reproduces."""
+    """The needs of a private round: an account, and randomness that no seed reproduces.
+
+    ``fresh`` makes a new generator for every step and every other release.
+    """
 
     account: PrivacyAccount
     fresh: Callable[[], Random]
@@ -107,10 +131,14 @@ class MemorySpending:
 
 
 class MemoryAccount:
-    """An account without a budget, for simulations: it allows the steps that the job plans."""
+    """An account without a budget, for simulations: it allows the steps that the job plans.
+
+    It is in memory only.
+    """
 
     def __init__(self, job: "Job") -> None:
         self._free: Counter[str] = Counter()
+        # ``job_spends`` covers the silo that is drawn most often, and interrupted rounds.
         for spend in job_spends(job, signed_sigma(job)):
             self._free[spend.purpose] += spend.steps
         self._job = job.name
@@ -118,7 +146,10 @@ class MemoryAccount:
         self.spendings: list[MemorySpending] = []
 
     def counts(self) -> Counts | None:
-        """The counts released before; None before the first release."""
+        """The counts released before; None before the first release.
+
+        They are lost with this object.
+        """
         return self._counts
 
     def keep_counts(self, counts: Counts) -> None:
@@ -135,12 +166,17 @@ class MemoryAccount:
                     f" {spend.purpose!r}, of those planned {self._free[spend.purpose]} are left"
                 )
         reserved = Counter({spend.purpose: spend.steps for spend in spends})
+        # ``commit`` returns what is not taken.
         self._free -= reserved
         self.spendings.append(MemorySpending(len(self.spendings), reserved))
         return self.spendings[-1]
 
     def commit(self, spending: ReservedSteps) -> None:
-        """Release the steps that were not taken."""
+        """Release the steps that were not taken.
+
+        Later rounds may take them.
+        """
         kept = self.spendings[spending.id]
+        # ``left`` is emptied, so a second commit releases nothing.
         self._free += kept.left
         kept.left.clear()

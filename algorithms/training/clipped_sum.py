@@ -54,14 +54,18 @@ class ClippedSum:
     """A noisy sum of tensors of these shapes.
 
     Each record's tensors are clipped to the norm ``clip``, all of them together. The noise has a
-    standard deviation of ``sigma`` clips.
+    standard deviation of ``sigma`` clips. Call ``noisy`` once: a second call would be a second
+    release of the same sum.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], clip: float, sigma: float) -> None:
         self._shapes, self._clip, self._sigma = shapes, clip, sigma
+        # σ u is at most 2^BITS: float64 then has a thousand steps per unit at any size that σ u z
+        # reaches, so the noise takes every integer.
         self._units = 2.0**BITS / max(sigma, 1.0)
         # Rounding lengthens a share by at most √P / 2, which is set aside.
         self._room = self._units - sqrt(sum(shape.numel() for shape in shapes)) / 2
+        # int64 holds the sum of 2^24 records, even if all point in one direction.
         self._totals = [torch.zeros(shape.numel(), dtype=torch.int64) for shape in shapes]
 
     @torch.no_grad()
@@ -70,6 +74,7 @@ class ClippedSum:
 
         A record whose share is not finite adds nothing.
         """
+        # Per tensor one row per record; norms are over a record's rows of all tensors.
         rows = [share.reshape(len(share), -1) for share in shares]
         if not 0 < len(rows[0]) <= MOST_ROWS:
             raise LocalError(
@@ -77,23 +82,31 @@ class ClippedSum:
                 " Staddle"
             )
         norms = self._norms(rows)
+        # A record with NaN or infinity must not spoil the sum of the others.
         known = norms.isfinite()
         whole = bool(known.all())
+        # Shares longer than the clip are scaled down to it; all are converted to units.
         scale = self._room / (norms * _MARGIN).clamp(min=self._clip)
         factors = torch.where(known, scale, 0.0)[:, None]
         for total, row in zip(self._totals, rows, strict=True):
             for place, piece in _pieces(row):
+                # In place, since ``_pieces`` gives copies.
                 scaled = piece.mul_(factors)
                 # 0 times NaN or infinity is NaN.
                 if not whole:
                     scaled.nan_to_num_(0.0, 0.0, 0.0)
+                # Exact in float64: MOST_ROWS integers of BITS bits add up to 2^53 at most.
                 total[place] += scaled.round_().sum(0).long()
 
     def noisy(self, random: Random) -> list[Tensor]:
-        """The sums with noise, in float64."""
+        """The sums with noise, in float64.
+
+        ``random`` must be fresh, and used for nothing else.
+        """
         made = []
         for shape, total in zip(self._shapes, self._totals, strict=True):
             normal = torch.from_numpy(random.normal(shape.numel()))
+            # Rounded before it is added: integers add exactly, so this is the Gaussian mechanism.
             noise = normal.mul_(self._sigma * self._units).round_().long()
             made.append(noise.add_(total).double().mul_(self._clip / self._units).reshape(shape))
         return made
@@ -104,12 +117,14 @@ class ClippedSum:
         squares = torch.zeros(len(rows[0]), dtype=torch.float64)
         for row in rows:
             for _, piece in _pieces(row):
+                # In place, since ``_pieces`` gives copies.
                 squares += piece.square_().sum(1)
         return squares.sqrt_()
 
 
 def _pieces(row: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Copies of a matrix's columns in float64, piece by piece; each overwrites the one before."""
+    # As many columns as fit the processor's cache, but at least one.
     width = max(_PIECE // len(row), 1)
     scratch = torch.empty(len(row), min(width, row.shape[1]), dtype=torch.float64)
     for start in range(0, row.shape[1], width):

@@ -45,12 +45,16 @@ from .loop import Modules, Step, apply, parameters_of
 # losses [B]; by parameter [B, …]
 Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
+# Losses are cut to this: an infinite sum would end training, which would reveal a record.
 LARGEST_LOSS = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The numbers of DP-SGD, the same for all steps of a job; none of them depends on a record."""
+    """The numbers of DP-SGD, the same for all steps of a job; none of them depends on a record.
+
+    ``clip`` is a Euclidean norm; ``sigma`` and ``whole_sigma`` are multiples of it.
+    """
 
     clip: float  # C
     sigma: float
@@ -61,14 +65,17 @@ class Mechanism:
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch, ⌈1 / q⌉."""
+        """Steps of an epoch, ⌈1 / q⌉.
+
+        An epoch then draws each record once on average, if 1 / q is whole.
+        """
         return ceil(1 / self.q)
 
 
 class Private:
     """DP-SGD. A stage over all records has one step per epoch, which takes all of them.
 
-    In that step q is 1, and the divisor is D / q.
+    In that step q is 1, and the divisor is D / q. It is a ``Stepper`` of one silo, for one round.
     """
 
     def __init__(
@@ -95,20 +102,26 @@ class Private:
         for _ in range(self.steps(stage, records, batch_size)):
             # The charge comes first: where nothing is left to spend, no record is drawn.
             self._charge(stage.full_batch)
+            # A fresh generator for the draw and the noise of this step.
             self._random = self._fresh()
             if stage.full_batch:
+                # q is 1 here, so the noise is ``whole_sigma``.
                 yield np.arange(records)
             else:
                 yield self._random.drawn(records, self._mechanism.q)
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
-        """Steps of an epoch."""
+        """Steps of an epoch.
+
+        It depends on q, not on the number of records, which is not public.
+        """
         return 1 if stage.full_batch else self._mechanism.steps
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The private step on the records of a batch.
 
-        LocalError for a model that cannot be trained with differential privacy.
+        It returns the sum of the drawn records' losses over D, which stays at the silo. LocalError
+        for a model that cannot be trained with differential privacy.
         """
         for part in stage.trains:
             check(part, modules[part])
@@ -141,6 +154,7 @@ class Private:
             for xs, ys, records in in_calls(x, y, how.physical_batch):
                 losses, found = gradients(xs, ys)
                 moved.add([gradient[:records] for gradient in found])
+                # Their losses must not count either.
                 total += _total(losses[:records])
 
             # Penalty and optimiser come after the noise: they are computed from a release alone,
@@ -152,11 +166,13 @@ class Private:
                     for each, p in zip(noisy, parameters, strict=True)
                 ]
             )
+            # By D, like the update: the number of drawn records is not public.
             return torch.tensor(total / how.divisor, dtype=torch.float64)
 
         return step
 
     def _by_hooks(self, modules: Modules, stage: Stage) -> Gradients:
+        # "sum", since a mean would divide each record's gradient by the size of the call.
         hooked = [GradSampleHooks(modules[part], loss_reduction="sum") for part in stage.trains]
 
         def release() -> None:
@@ -188,8 +204,10 @@ class _Rule:
         self._velocity: list[Tensor] = []
 
     def __call__(self, gradients: list[Tensor]) -> None:
+        # The penalty depends on parameters alone, so its gradient needs neither clip nor noise.
         if self._stage.penalty is not None:
             penalty = self._stage.penalty(parameters_of(self._modules), self._stage.context)
+            # Parameters that the penalty does not reach get gradient 0.
             added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
             gradients = [one + other for one, other in zip(gradients, added, strict=True)]
         apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
@@ -216,6 +234,7 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
     The check uses two made-up records of the form of ``like`` [B, …], never a silo's own. It finds
     what couples all records, such as their mean, in well-meant code.
     """
+    # All values differ, so that a mean over records would show.
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
     pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
     # The first record is the same in both pairs, and so must be its loss.
@@ -223,6 +242,7 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
     for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
         # Both times dropout draws the same, and training goes on as if nothing had been drawn.
         with torch.random.fork_rng(devices=[]):
+            # NaN does not equal itself, so it is replaced.
             alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
     if not torch.equal(*alone):
         raise LocalError(
@@ -238,6 +258,7 @@ def _hookable(modules: Modules, stage: Stage) -> bool:
         # Such a layer's parameters are used without a call of it, so no hook runs.
         if getattr(layer, "functional", False):
             return False
+        # Opacus has no per-sample gradients for the parameters of other types of layers.
         owns = any(True for _ in layer.parameters(recurse=False))
         if owns and type(layer) not in GradSampleHooks.GRAD_SAMPLERS:
             return False
@@ -256,6 +277,7 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         parts = {part: BoundModule(module, of.get(part, {})) for part, module in modules.items()}
+        # The method's loss takes batches, so the record becomes a batch of one.
         value = stage.loss(parts, x[None], y[None], stage.context)[0]
         return value, value
 

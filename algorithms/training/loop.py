@@ -34,30 +34,46 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stepper(Protocol):
-    """A way to train a stage."""
+    """A way to train a stage.
+
+    ``begin`` is called once per stage, ``batches`` once per epoch, and the step for each batch.
+    """
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
-        """Indices of the records of each step of one epoch, in turn."""
+        """Indices of the records of each step of one epoch, in turn.
+
+        Each is [B] int64. ``wrap`` asks for a last batch that is as long as the others.
+        """
         ...
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
-        """Steps of one epoch."""
+        """Steps of one epoch.
+
+        It is known without drawing a batch.
+        """
         ...
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
-        """Begin the stage with fresh optimiser state."""
+        """Begin the stage with fresh optimiser state.
+
+        The step trains the modules in place. In plain training it returns the batch's mean loss [],
+        penalty included.
+        """
         ...
 
 
 def never() -> bool:
-    """No request to stop."""
+    """The default of ``cancelled``: no request to stop."""
     return False
 
 
 def silent(done: int, total: int) -> None:
-    """No progress shown."""
+    """No progress shown.
+
+    It is the default of ``progress``, and takes the number of batches done and their total.
+    """
 
 
 def batches(
@@ -68,6 +84,7 @@ def batches(
     The last batch is smaller, or with ``wrap`` filled up with records from the start of the same
     shuffle: batch-coupled normalisation gives another result on batches of another size.
     """
+    # Not NumPy's shuffle, which may change between releases (``numerics.streams``).
     order = permutation(rng, n)
     if wrap:
         # np.resize repeats the order from its start; ndarray.resize would fill up with zeros
@@ -76,17 +93,26 @@ def batches(
 
 
 def at_least_float32(losses: Tensor) -> Tensor:
-    """Losses of records in a type in which many of them can be added up."""
+    """Losses of records in a type in which many of them can be added up.
+
+    bfloat16 becomes float32; float32 and float64 stay.
+    """
     return losses.to(torch.promote_types(losses.dtype, torch.float32))
 
 
 def batch_coupled(modules: Modules) -> bool:
-    """True if a record's output depends on the other records of its batch."""
+    """True if a record's output depends on the other records of its batch.
+
+    That is so with batch norm: in training it uses the statistics of the batch.
+    """
     return any(True for _ in batch_norms(modules))
 
 
 def batch_norms(modules: Modules) -> Iterator[_BatchNorm]:
-    """All layers of batch norm."""
+    """All layers of batch norm.
+
+    Layers inside other layers are included.
+    """
     for leaf in chain.from_iterable(module.modules() for module in modules.values()):
         if isinstance(leaf, _BatchNorm):
             yield leaf
@@ -123,13 +149,17 @@ def sgd_step(
         torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
 
     if optimiser.within is not None:
+        # For weights that must stay in a range, such as FedALA's in 0 … 1.
         least, most = optimiser.within
         torch._foreach_clamp_min_(moved, least)
         torch._foreach_clamp_max_(moved, most)
 
 
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
-    """The gradients, scaled down together where their common Euclidean norm is above ``limit``."""
+    """The gradients, scaled down together where their common Euclidean norm is above ``limit``.
+
+    The norm is computed in float64. Without a ``limit`` they stay as they are.
+    """
     if limit is None:
         return gradients
     norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
@@ -157,6 +187,7 @@ def mirror_step(
         # The authors' code of PPFL exponentiates twice: c·exp(exp(−lr·g)).
         if optimiser.rule == "mirror-double-exponential":
             descent = descent.exp()
+        # ``softmax`` of logarithms divides by the sum without overflow.
         point = torch.softmax(parameter.double().log() + descent, dim=-1)
         above = (point - optimiser.floor).clamp(min=0)
         free = 1 - optimiser.floor * point.shape[-1]
@@ -180,7 +211,8 @@ class PlainStepper:
     """Training without differential privacy, on all records in shuffled batches.
 
     It moves by SGD or mirror descent on the mean of the losses plus the stage's penalty. A
-    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last.
+    ``precision`` other than float32 is for GPUs, and keeps convolutions channels last. It has no
+    state, so one object can serve all silos.
     """
 
     def __init__(self, precision: Precision = "float32") -> None:
@@ -190,6 +222,7 @@ class PlainStepper:
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
         """Indices of one epoch's batches; one batch of all records where the stage wants that."""
+        # One batch of all records needs no shuffle.
         if stage.full_batch:
             return [np.arange(records)]
         return batches(records, batch_size, rng, wrap)
@@ -204,6 +237,7 @@ class PlainStepper:
         if precision != "float32":
             for module in modules.values():
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Only the parts that the stage trains.
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
         velocity: list[Tensor] = []
 
@@ -211,9 +245,11 @@ class PlainStepper:
             with multiplying(precision):
                 with casting(device, precision):
                     losses = stage.loss(modules, x, y, stage.context)  # [B]
+                # bfloat16 is too coarse for a sum of many losses.
                 loss = at_least_float32(losses).mean()
                 if stage.penalty is not None:
                     loss = loss + stage.penalty(parameters_of(modules), stage.context)
+                # Parameters that the loss does not reach, such as an unused head's, get gradient 0.
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 apply(parameters, gradients, velocity, stage.optimiser)
             return loss.detach()
@@ -225,19 +261,25 @@ PLAIN = PlainStepper()
 
 
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
-    """Parameters by part, for a stage's penalty."""
+    """The modules' own parameters by part, for a stage's penalty."""
     return {part: dict(module.named_parameters()) for part, module in modules.items()}
 
 
 def placed(stage: Stage, device: torch.device) -> Stage:
-    """The stage with its context on a device."""
+    """The stage with its context on a device.
+
+    The stage itself is not changed.
+    """
     return replace(
         stage, context={name: tensor.to(device) for name, tensor in stage.context.items()}
     )
 
 
 def check_trains(modules: Modules, stage: Stage) -> None:
-    """LocalError unless the stage trains parts of the model."""
+    """LocalError unless the stage trains parts of the model.
+
+    It must name at least one part, and none that the model lacks.
+    """
     if set(stage.trains) - set(modules) or not stage.trains:
         raise LocalError(
             f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}"
@@ -245,7 +287,10 @@ def check_trains(modules: Modules, stage: Stage) -> None:
 
 
 def check_loss(loss: float, optimiser: Optimiser) -> None:
-    """LocalError where a batch's loss is not finite."""
+    """LocalError where a batch's loss is not finite.
+
+    The text says which options to lower.
+    """
     if not isfinite(loss):
         raise LocalError(
             f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum"
@@ -273,11 +318,13 @@ def train(
     # records' statistics, and its dropout would drop.
     for part, module in modules.items():
         module.train(part in stage.trains)
+        # Parts that are only read need no gradients.
         module.requires_grad_(part in stage.trains)
     wrap = batch_coupled(modules)
     device, mean = device_of(modules.values()), 0.0
     step = way.begin(modules, placed(stage, device))
     for _ in range(stage.epochs):
+        # Each epoch has its own shuffle, from the same generator.
         step_losses: list[Tensor] = []
         for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
             if cancelled():
@@ -298,7 +345,8 @@ def train(
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
     """The indices of an epoch's batches, on the device that holds the records.
 
-    They go to a GPU all at once, since each transfer waits.
+    They go to a GPU all at once, since each transfer waits. On a CPU they stay lazy, so a private
+    step draws its records only when it is taken.
     """
     if device == CPU:
         return map(torch.from_numpy, batches)
@@ -316,6 +364,7 @@ def measure(
 
     The modules are put in evaluation mode.
     """
+    # In training mode batch norm would take these records into its statistics.
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
@@ -350,6 +399,7 @@ def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None =
     device = device_of(modules.values())
     # The count stays on the device until the end: reading it waits for the GPU.
     correct = torch.zeros((), dtype=torch.int64, device=device)
+    # Calls of one size: rows that fill up the last one are not counted.
     if rows is not None:
         for x, y, records in in_calls(data.x, data.y, rows):
             correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()

@@ -26,32 +26,53 @@ class Side(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What the method knows about the records so far."""
+        """The facts about the records that the method knows so far.
+
+        ``measure`` adds its sums, and each survey its results.
+        """
         ...
 
     @property
     def spending(self) -> ReservedSteps | None:
-        """The round's reservation in the privacy account; None in a plain job."""
+        """The round's reservation in the privacy account; None in a plain job.
+
+        The caller commits it when the round's outcome is durable.
+        """
         ...
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
-        """The state after the method's ``deliver`` of a checked delivery."""
+        """The state after the method's ``deliver`` of a checked delivery.
+
+        The caller has checked it against the job's schema.
+        """
         ...
 
     def evaluated(self, modules: Modules) -> None:
-        """The model was evaluated on the test records as it is now."""
+        """The model was evaluated on the test records as it is now.
+
+        A private round then knows that test counts depend on these modules.
+        """
         ...
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """Add the sums of the method's ``measure`` to the facts."""
+        """Add the sums of the method's ``measure`` to the facts.
+
+        It is called once, with the model as delivered, before ``stages``.
+        """
         ...
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
-        """Add the results of a survey to the facts."""
+        """Add the results of a survey to the facts.
+
+        LocalError in a private job.
+        """
         ...
 
     def stages(self, state: SiloState) -> Course:
-        """The method's course for this round."""
+        """The method's course for this round.
+
+        It is called once, after ``measure``.
+        """
         ...
 
     def way(self, stage: Stage) -> Stepper:
@@ -59,24 +80,39 @@ class Side(Protocol):
         ...
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """A stage was trained that was handed these modules; ``before`` are their old buffers."""
+        """A stage was trained that was handed these modules; ``before`` are their old buffers.
+
+        A private round sets the taints of the tensors that the stage changed.
+        """
         ...
 
     def keep(self, state: SiloState) -> SiloState:
-        """The state after training, as it is kept."""
+        """The state after training, as it is kept.
+
+        In a private job it has taints.
+        """
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each of their tensors and ``@weight``."""
+        """The method's contributions, and the taint of each of their tensors and ``@weight``.
+
+        They are for all parts of ``Job.up`` except the metrics.
+        """
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """The test counts in the form that leaves the silo."""
+        """The test counts in the form that leaves the silo.
+
+        In a private job they have noise, or are zeros.
+        """
         ...
 
 
 class ClearRound:
-    """The plain form: records are used as they are."""
+    """The plain form: records are used as they are.
+
+    It reserves no budget and sets no taints.
+    """
 
     def __init__(self, method: Method, facts: Facts, way: Stepper) -> None:
         self._method, self.facts, self._way = method, facts, way

@@ -63,16 +63,22 @@ METRICS_SENSITIVITY = sqrt(3)
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
     """Facts of a silo from its noisy counts.
 
-    A silo that has released none looks to its method like one without records.
+    A silo that has released none looks to its method like one without records. ``samples`` is at
+    least 1, since a step divides by it.
     """
     known = torch.zeros(job.model.classes, dtype=torch.int64)
     if counts is not None:
         known = counts.counts
+    # Records are counted by the noisy counts too, never exactly (SECURITY.md rule 21).
     return Facts(silo, round_, max(int(known.sum()), 1), known)
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
-    """Noisy counts of training records by class: those released before, or new ones."""
+    """Noisy counts of training records by class: those released before, or new ones.
+
+    They are [classes] int64, and 0 if noise alone could have made a count. The release is paid for
+    and stored before this returns. ExhaustedError if the budget does not cover it.
+    """
     account, sigma = private.account, job.private.histogram_sigma
 
     # A second draw for the same counts would be a second release, and the mean of many is exact.
@@ -86,6 +92,7 @@ def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -
     exact = torch.bincount(data.y, minlength=job.model.classes)  # [C], of sensitivity 1
     noise = torch.from_numpy(private.fresh().normal(len(exact)))
     noisy = (exact + sigma * noise).round()
+    # Noise alone must not make a class seem present.
     counts = Counts(torch.where(noisy >= max(PRESENT * sigma, 1), noisy, 0).long(), spending.id)
     account.keep_counts(counts)
     account.commit(spending)
@@ -107,7 +114,10 @@ def check_counts(job: Job, silo: str, counts: Counts) -> None:
 def deliver(
     method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint
 ) -> SiloState:
-    """The state after a delivery, with its taints; ``known`` is the taint of the facts."""
+    """The state after a delivery, with its taints; ``known`` is the taint of the facts.
+
+    Nothing is spent. Each new tensor gets the worst taint of what the method computed it from.
+    """
     # A delivery is public: whatever it was computed from has left its silo and was paid for there.
     tracker = Tracker()
     came = mapped(delivered, lambda tensor: tracker.enter(tensor, PUBLIC))
@@ -127,13 +137,18 @@ def take_private_delivery(
     account: PrivacyAccount,
 ) -> SiloState:
     """The state after a delivery that no training follows; nothing is spent for it."""
+    # No release is made here: without released counts the method gets none.
     counts = account.counts()
     known = PUBLIC if counts is None else paid(counts.id)
     return deliver(method, state, delivered, noisy_facts(job, silo, round_, counts), known)
 
 
 class PrivateRound:
-    """One round at one silo, from the reservation to the contributions."""
+    """One round at one silo, from the reservation to the contributions.
+
+    It is a ``plain_round.Side``. ExhaustedError if the budget does not cover the counts, or not the
+    whole round.
+    """
 
     def __init__(
         self, method: Method, job: Job, silo: str, round_: int, data: Dataset, private: PrivateSilo
@@ -150,6 +165,7 @@ class PrivateRound:
         # The round is reserved as a whole: it must not end halfway for want of budget, after some
         # of its steps were spent.
         spends = round_spends(job, round_, sigma)
+        # A round without steps, such as a census without test counts, reserves nothing.
         self.spending = private.account.reserve(round_, spends) if spends else None
         self._paid = PUBLIC if self.spending is None else paid(self.spending.id)
         self._effort, self._measured = method.effort(round_), PUBLIC
@@ -167,6 +183,7 @@ class PrivateRound:
         )
         self._way = Private(mechanism, private.fresh, self._charge)
         self._taints: dict[str, Taint] = {}
+        # ``evaluated`` raises this taint to that of the evaluated models.
         self._metrics = PUBLIC
 
     def _charge(self, whole: bool) -> None:
@@ -187,16 +204,25 @@ class PrivateRound:
         return fresh
 
     def evaluated(self, modules: Modules) -> None:
-        """The model was evaluated as it is now: the test counts take over all its taints."""
+        """The model was evaluated as it is now: the test counts take over all its taints.
+
+        Test counts reveal something of the records that trained the model.
+        """
         self._metrics = worst((self._metrics, self._of(modules)))
 
     def measure(self, modules: Modules, data: Dataset) -> None:
-        """Add the noisy sums of the method's ``measure`` to the facts."""
+        """Add the noisy sums of the method's ``measure`` to the facts.
+
+        This takes one step of purpose STATISTICS. Nothing is measured unless the method's
+        ``effort`` says ``measures``.
+        """
         if not self._effort.measures:
             return
+        # Taken before the records are read, so that a crash cannot leave an unpaid release.
         self._take(STATISTICS)
         noisy = noisy_measure(self._method, modules, data, self._table, self._fresh())
         self.facts = replace(self.facts, measured=noisy)
+        # The sums depend on the delivered model as well as on the records.
         self._measured = worst((self._of(modules), self._paid))
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
@@ -225,6 +251,7 @@ class PrivateRound:
                 " the gradients of others, which no clip bounds; its private_fault should say so:"
                 " this is a bug in the method"
             )
+        # Noiseless stages cost nothing: taints keep what they train at the silo.
         self._check_effort([stage for stage in stages if not stage.noiseless])
         return stages
 
@@ -248,7 +275,10 @@ class PrivateRound:
             )
 
     def way(self, stage: Stage) -> Stepper:
-        """DP-SGD; plain training for a ``noiseless`` stage."""
+        """DP-SGD; plain training for a ``noiseless`` stage.
+
+        Parts that a ``noiseless`` stage trains must stay at the silo.
+        """
         return NOISELESS if stage.noiseless else self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
@@ -273,11 +303,18 @@ class PrivateRound:
                     self._taints[f"part/{part}/{name}"] = PRIVATE
 
     def keep(self, state: SiloState) -> SiloState:
-        """The state after training, with its taints."""
+        """The state after training, with its taints.
+
+        A tensor without a known taint counts as private.
+        """
         return replace(state, taints={name: self._taints.get(name, PRIVATE) for name in state.flat})
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each tensor of them."""
+        """The method's contributions, and the taint of each tensor of them.
+
+        The egress gate rejects private tensors. The taints of the others name the reservations that
+        paid for them.
+        """
         tracker = Tracker()
         held = _entered(tracker, state)
         facts = _facts_entered(tracker, self.facts, self._known, self._measured)
@@ -304,6 +341,7 @@ class PrivateRound:
         """Noisy test counts, whole and none above ``tested``; zeros where the job has no noise."""
         sigma = self._table.metrics_sigma
         if sigma is None:
+            # Zeros, since the wire list has these counts in every round.
             zeros = {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
             return Contribution(zeros), _seen(exact, PUBLIC)
         self._take(METRICS)
@@ -370,6 +408,7 @@ def _prefixed_entered(
 
 def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint) -> Facts:
     sums = {name: tracker.enter(tensor, measured) for name, tensor in facts.measured.items()}
+    # Class counts have the taint of their release, sums that of their measurement.
     return replace(facts, class_counts=tracker.enter(facts.class_counts, known), measured=sums)
 
 
@@ -390,6 +429,7 @@ def noisy_measure(
     for module in modules.values():
         module.eval()
 
+    # Record by record, since each record's share is clipped on its own.
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         own = method.measure(modules, x[None], y[None])
         return {name: value.double() for name, value in own.items()}
@@ -407,12 +447,16 @@ def noisy_measure(
         if not names:
             names, shapes = tuple(shares), [value.shape[1:] for value in shares.values()]
             sums = ClippedSum(shapes, table.statistics_clip, table.statistics_sigma)
+        # Rows that fill up a call are not records, and must not be added.
         sums.add([shares[name][:records] for name in names])
     return dict(zip(names, sums.noisy(random), strict=True))
 
 
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:
-    """Tensors in float64 plus normal noise of this standard deviation."""
+    """Tensors in float64 plus normal noise of this standard deviation.
+
+    ``scale`` is the standard deviation. ``random`` must be fresh.
+    """
     noisy: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         noise = torch.from_numpy(random.normal(tensor.numel())).reshape(tensor.shape)

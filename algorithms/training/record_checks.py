@@ -26,7 +26,10 @@ LARGEST_MISS = 0.05
 
 
 def check_records(job: Job, records: Dataset, where: str) -> None:
-    """LocalError, with ``where`` and the first fault, unless the job can work with the records."""
+    """LocalError, with ``where`` and the first fault, unless the job can work with the records.
+
+    The checks run in the order of their numbers, since later ones rely on earlier ones.
+    """
     x, y, classes, shape = records.x, records.y, job.model.classes, input_shape(job.model)
     # (1) There are some.
     if not len(records):
@@ -71,7 +74,10 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
 
 
 def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
-    """The first two records of one id; None where each has its own, or none has one."""
+    """The first two records of one id; None where each has its own, or none has one.
+
+    They are given as indices, the earlier one first.
+    """
     first: dict[str, int] = {}
     for record, own in enumerate(ids or ()):
         before = first.setdefault(own, record)
@@ -81,7 +87,11 @@ def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
-    """LocalError unless these records, which fit the job one by one, are enough to train on."""
+    """LocalError unless these records, which fit the job one by one, are enough to train on.
+
+    In a plain job that declares class counts, the shares of classes may differ from these by at
+    most ``LARGEST_MISS``.
+    """
     if len(train) < 2 and batch_coupled(job.method().modules(silo)):
         raise LocalError(
             f"{where}: {len(train)} record to train on, which batch norm cannot tell from its"
@@ -97,7 +107,10 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:
-    """Counts for the silo's own log: records by class, and classes that are not trained on."""
+    """Counts for the silo's own log: records by class, and classes that are not trained on.
+
+    They stay at the silo. Lists are cut to ``MOST_LISTED`` classes.
+    """
     trained, tested = (
         torch.bincount(side.y, minlength=job.model.classes) for side in (train, test)
     )
@@ -129,6 +142,7 @@ def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
         return ""
     found = torch.bincount(train.y, minlength=len(declared)).double()
     said = torch.tensor(declared, dtype=torch.float64)
+    # Total variation distance: half the sum of absolute differences of shares.
     missed = float((found / found.sum() - said / said.sum()).abs().sum()) / 2
     if missed <= LARGEST_MISS:
         return ""

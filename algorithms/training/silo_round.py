@@ -37,7 +37,8 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 class RoundReport:
     """Counts and loss of one silo in one round.
 
-    It stays at the silo but for the counts that METRICS adds up.
+    It stays at the silo but for the counts that METRICS adds up. ``correct_*`` count test records
+    that the model classifies correctly.
     """
 
     round: int
@@ -102,9 +103,11 @@ def local_round(
     records (algorithms/leaks/traps.py) raises TrapError before anything is trained.
     """
     check_private(job, private, device)
+    # Checked first, since methods rely on the wire list.
     check_delivered(job, round_, delivered)
     side = _side(method, job, client, round_, train_data, way, private)
     held, state = state, side.deliver(state, delivered)
+    # This round's step is measured from the delivered model (``lengthened``).
     began = state.parts
 
     # A model that is made to leak copies records into the first step, so it is checked before that
@@ -114,6 +117,7 @@ def local_round(
 
     # Training changes the modules in place, so the delivered model is tested first.
     modules = to_modules(method, client, state, device)
+    # In a private job all calls have one size: else the number of records could change a result.
     rows = None if private is None else job.private.physical_batch
     correct_delivered = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
@@ -132,16 +136,20 @@ def local_round(
                 side.survey(stage, modules, train_data)
                 continue
             case Change(change):
+                # The modules take the values that the change has made.
                 state = change(to_state(modules, state), side.facts)
                 load_values(modules, state, device)
                 continue
+        # Each stage has its own stream, so two stages do not draw the same batches.
         rng = stage_stream(method, job, client, round_, number)
         reachable = handed(modules, stage)
+        # DP-SGD adds no noise to running statistics, so a private round must see which moved.
         before = _buffers(reachable)
         try:
             loss = train(
                 reachable, stage, train_data, size, rng, side.way(stage), cancelled, counter
             )
+        # The caller tells these two apart by their class, so they pass unchanged.
         except (CancelledError, ExhaustedError):
             raise
         except LocalError as error:
@@ -167,7 +175,11 @@ def local_round(
 def stage_stream(
     method: Method, job: Job, client: str, round_: int, number: int
 ) -> np.random.Generator:
-    """The generator that shuffles the batches of one stage of a round."""
+    """The generator that shuffles the batches of one stage of a round.
+
+    It depends on the job's root, the silo, the round and the stage, so a retry draws the same
+    batches.
+    """
     return stream(job.root, client, method.stream_round(round_), f"train/{number}")
 
 
@@ -189,7 +201,10 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """Correctly classified records by a silo's delivered model and by its last trained one."""
+    """Correctly classified records by a silo's delivered model and by its last trained one.
+
+    ``records`` is the number of records that were classified.
+    """
 
     records: int
     delivered: int
@@ -198,7 +213,10 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state after a delivery, and the accuracy of the new and the old state."""
+    """A silo's state after a delivery, and the accuracy of the new and the old state.
+
+    ``validation`` is None if the split has no such side.
+    """
 
     delivered: SiloState
     test: Seen
@@ -222,7 +240,8 @@ def look(
 ) -> Evaluation:
     """Evaluate the model with which round ``round_`` would begin at this silo.
 
-    Nothing is trained, contributed or spent.
+    Nothing is trained, contributed or spent. PeerError if the job's schema does not allow the
+    delivery.
     """
     check_private(job, private, device)
     # An evaluation must not cost budget: a private job uses the counts that it has released.
@@ -268,7 +287,8 @@ def final_round(
 ) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is what the silo keeps (``kept``).
 
-    The report holds the accuracy of both models. Nothing is contributed or spent.
+    The report holds the accuracy of both models. Nothing is contributed or spent. ``trained`` is
+    True if the silo has ever taken part in a round.
     """
     # The results of the last round come down at the start of the round that would follow.
     last = look(
@@ -299,7 +319,10 @@ def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> S
 
 
 def final_report(job: Job, last: Evaluation) -> RoundReport:
-    """The report of the round after the last, which trains nothing."""
+    """The report of the round after the last, which trains nothing.
+
+    Its round is ``Job.length``, its loss None.
+    """
     return RoundReport(
         job.length, 0, last.test.records, last.test.delivered, last.test.trained, None
     )
@@ -322,13 +345,19 @@ def check_private(job: Job, private: PrivateSilo | None, device: torch.device = 
 def take_delivery(
     method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results
 ) -> SiloState:
-    """The state after a delivery; PeerError where the job's schema does not allow the delivery."""
+    """The state after a delivery; PeerError where the job's schema does not allow the delivery.
+
+    Private jobs use ``private_round.take_private_delivery``, which sets taints.
+    """
     check_delivered(job, facts.round, delivered)
     return method.deliver(state, delivered, facts)
 
 
 def check_delivered(job: Job, round_: int, delivered: Results) -> None:
-    """PeerError where the job's schema does not allow this delivery in the round."""
+    """PeerError where the job's schema does not allow this delivery in the round.
+
+    The delivery may lack parts of the schema, but have no others.
+    """
     allowed = {part.name: part for part in job.down(round_)}
     for name, tensors in delivered.items():
         if name not in allowed:
@@ -340,12 +369,17 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly the part's, all finite and within bounds."""
+    """PeerError unless the tensors are exactly the part's, all finite and within bounds.
+
+    A silo does not trust the coordinator: one delivered NaN would spoil its model.
+    """
     wrong: list[str] = []
+    # Names, shapes and dtypes first, then values.
     for spec in part.tensors:
         tensor = tensors.get(spec.name)
         if tensor is None or not fits(spec, tensor):
             wrong.append(spec.name)
+    # With tensors beyond the schema, a method could use one that nobody has checked.
     if not wrong and len(tensors) != len(part.tensors):
         wrong = sorted(tensors)
     if wrong:
@@ -362,14 +396,21 @@ def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
-    """The facts that a method may know about the silo and its training records."""
+    """The facts that a method may know about the silo and its training records.
+
+    They are exact; a private job uses ``noisy_facts``.
+    """
+    # On the host, where ``deliver`` and ``give`` compute.
     return Facts(
         client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
     )
 
 
 def metrics(report: RoundReport) -> Contribution:
-    """The METRICS contribution of a report."""
+    """The METRICS contribution of a report.
+
+    It has int64 counts of test records, and neither the loss nor the number of training records.
+    """
     counts = {
         "correct.delivered": report.correct_delivered,
         "correct.trained": report.correct_trained,
@@ -381,7 +422,11 @@ def metrics(report: RoundReport) -> Contribution:
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:
-    """The modules that a stage's loss and penalty may reach."""
+    """The modules that a stage's loss and penalty may reach.
+
+    They are all modules, or with ``reads`` those that the stage trains or reads. So a private round
+    can tell what could reach a trained parameter.
+    """
     if stage.reads is None:
         return modules
     return {
@@ -394,7 +439,7 @@ def to_modules(
 ) -> dict[str, nn.Module]:
     """The silo's modules with copies of the state's values.
 
-    LocalError where state and model do not fit.
+    They are on the ``device``. LocalError if state and model do not fit.
     """
     # without values: drawing initial ones takes longer than the rest of this function
     with torch.device("meta"):
@@ -413,7 +458,11 @@ def _buffers(modules: Modules) -> dict[str, Tensor]:
 
 
 def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
-    """Replace the modules' values by copies of the state's; LocalError where they do not fit."""
+    """Replace the modules' values by copies of the state's; LocalError where they do not fit.
+
+    Each part must have the model's names, shapes and dtypes.
+    """
+    # Parts without tensors, such as a ``Flatten``, need not be in the state.
     wanted = {part for part, module in modules.items() if module.state_dict()}
     saved = {part for part, held in state.parts.items() if held}
     if wanted != saved:
@@ -429,6 +478,7 @@ def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) 
 def _load_part(
     part: str, module: nn.Module, values: Mapping[str, Tensor], device: torch.device
 ) -> None:
+    # With ``assign``, another dtype would silently replace the model's.
     dtypes = {name: own.dtype for name, own in module.state_dict().items()}
     other = [name for name, own in dtypes.items() if name in values and values[name].dtype != own]
     if other:
@@ -436,6 +486,7 @@ def _load_part(
             f"the saved state of part {part!r} has {other} in another dtype than the job's model"
         )
     copies = {
+        # Copies, since training writes in place and must not change the state.
         name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
         for name, value in values.items()
     }
@@ -450,7 +501,8 @@ def _load_part(
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
     """The modules' parameters and buffers as a state on the host.
 
-    On a CPU state and modules share memory, so the modules must not train any further.
+    On a CPU state and modules share memory, so the modules must not train any further. ``extra`` is
+    that of ``before``; the caller adds taints and steps.
     """
     values = {part: module.state_dict() for part, module in modules.items()}
     parts = mapped(values, lambda tensor: tensor.detach().cpu().contiguous())
@@ -472,7 +524,10 @@ def state_to_bytes(state: SiloState) -> bytes:
 
 
 def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
-    """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors."""
+    """Read what ``state_to_bytes`` wrote; ``origin`` names it in errors.
+
+    LocalError for a file of another form. Only ``load_values`` checks that it fits a model.
+    """
     # The file lies on the silo's disk, where another program may have changed it.
     flat, metadata = tensor_file.from_bytes(data, origin)
     try:
@@ -482,6 +537,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
         raise LocalError(
             f"{origin}: not a state file: {error}; restore it from a backup"
         ) from error
+    # The inverse of ``SiloState.flat``: only the first two slashes separate.
     parts: dict[str, dict[str, Tensor]] = {}
     extra: dict[str, Tensor] = {}
     for full_name, tensor in flat.items():

@@ -72,6 +72,7 @@ class Csv(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
+        # A label that is also a feature would give the model its answer.
         used = (*self.features, self.label, *self._named_columns())
         _check_distinct("features, label, id and source", used)
         _check_distinct("columns", self.columns or ())
@@ -127,10 +128,12 @@ class Csv(DataTable):
         x, y, checked = array("d"), array("q"), 0
         texts: dict[str, list[str]] = {name: [] for name in self._named_columns()}
         with _reading(self) as rows:
+            # By name, not position: one more column in the file must not shift the others.
             header = [name.strip() for name in self.columns or next(rows)[1]]
             used = (*self.features, self.label, *texts)
             places = {name: _place(self, header, name) for name in used}
             for line, row in rows:
+                # A row with a cell too few would put values under wrong names.
                 if len(row) != len(header):
                     raise LocalError(
                         f"{self.file}, line {line}: {len(row)} columns, not {len(header)};"
@@ -149,6 +152,7 @@ class Csv(DataTable):
                         self.file, checked * VALUE_BYTES, f"the values of its first {line:,} lines"
                     )
 
+        # One-hot columns take one number per category, other columns one.
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         # What float32 cannot hold becomes infinity, which record_checks finds.
         with np.errstate(over="ignore"):
@@ -175,9 +179,11 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
             io.TextIOWrapper(opened, "utf-8-sig", newline="") as file,
         ):
             check_fits(table.file, table.file.stat().st_size, "its text")
+            # ``strict`` makes a misplaced quote an error; without it, csv would guess.
             reader = csv.reader(file, delimiter=table.delimiter, strict=True)
             try:
                 yield ((reader.line_num, row) for row in reader if row)
+            # Raised by the caller's ``next`` for the header if the file is empty.
             except StopIteration:
                 raise LocalError(
                     f"{table.file}: is empty; give a line with the columns' names and records"
@@ -194,6 +200,7 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
 
 
 def _place(table: Csv, header: list[str], name: str) -> int:
+    # A name that is there twice would leave open which column is meant.
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
@@ -227,6 +234,7 @@ def _column_fix(table: Csv, header: list[str], name: str) -> str:
 def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     """The numbers of one cell."""
     value: float | str = text
+    # First, since ``missing`` may declare a category for the missing cells of a column.
     if text in table.missing_marks:
         if name not in table.missing:
             raise _fault(
@@ -239,6 +247,7 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     known = table.categories.get(name)
     if known is None:
         number = _number(table, line, name, value)
+        # Declared constants, never the records' own mean (see the top of this file).
         return ((number - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
         raise _fault(
@@ -286,6 +295,7 @@ def _class(table: Csv, line: int, text: str) -> int:
     return table.classes.index(text)
 
 
+# Never the value itself: errors reach the silo's log and its ledger.
 def _fault(table: Csv, line: int, column: str, why: str) -> LocalError:
     return LocalError(f"{table.file}, line {line}, column {column!r}: {why}")
 

@@ -41,7 +41,10 @@ Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # x, y from 0, subject
 
 
 def read_har(folder: Path) -> Dataset:
-    """All windows; an id is the subject and the window's place among the subject's."""
+    """All windows; an id is the subject and the window's place among the subject's.
+
+    x is [N, 9, 1, 128] in g and rad/s. Sources are subjects, groups are unbroken recordings.
+    """
     if (folder / FILE).is_file():
         arrays = read_arrays(folder / FILE, ("x", "y", "subject"))
         x, y, subject = arrays["x"], arrays["y"], arrays["subject"]
@@ -71,6 +74,7 @@ def read_har(folder: Path) -> Dataset:
         places[own] = np.arange(len(own))
         chains[own] = _chains(x[own])
     return Dataset(
+        # [N, 9, 1, 128]: signals are channels of an image that is one pixel high.
         torch.from_numpy(np.ascontiguousarray(x, np.float32))[:, :, None],
         torch.from_numpy(y.astype(np.int64)),
         CLASSES,
@@ -90,6 +94,7 @@ def _chains(x: NDArray[Any]) -> NDArray[np.int64]:
 
     A window belongs to the recording of the one before if its first half is that one's last half.
     """
+    # Consecutive windows of a recording overlap by half.
     half = LENGTH // 2
     joined = (x[1:, RAW, :half] == x[:-1, RAW, half:]).all((1, 2))
     return np.concatenate([[0], np.cumsum(~joined)]).astype(np.int64)
@@ -110,6 +115,7 @@ def _part(folder: Path, part: str) -> Arrays:
         raise LocalError(
             f"{folder}: its files differ in their numbers of lines; unpack UCI's HAR data set again"
         )
+    # Official labels start at 1.
     return np.stack(x, 1), y - 1, subject
 
 
@@ -117,6 +123,7 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
     try:
         with open_regular(file) as opened:
             check_fits(file, file.stat().st_size * TEXT_GROWS, "its numbers")
+            # Without ``ndmin`` a file of one line would become a vector.
             return np.loadtxt(opened, dtype, ndmin=2)
     except OSError as error:
         raise LocalError(

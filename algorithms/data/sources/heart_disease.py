@@ -42,7 +42,10 @@ DEGREES = 4  # degrees of narrowing; each of them is class 1
 
 
 def read_heart(folder: Path, hospitals: Sequence[str]) -> Dataset:
-    """The records of these hospitals; an id is the hospital and the record's place in its file."""
+    """The records of these hospitals; an id is the hospital and the record's place in its file.
+
+    They are in the order of ``hospitals``, and within one of its file.
+    """
     xs, ys = [], []
     ids: list[str] = []
     sources: list[str] = []
@@ -60,6 +63,7 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
     file = folder / f"processed.{hospital}.data"
     if not file.is_file():
         raise LocalError(f"{file}: no such file; put {file.name} of UCI's heart+disease.zip there")
+    # Age and sex may not be missing, so no value stands in for them.
     centres = {name: centre for name, (centre, _) in NUMBERS.items() if name not in ("age", "sex")}
     raw = Csv(
         kind="csv",
@@ -76,6 +80,7 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
             " again"
         )
     columns = [_column(file, name, raw.x[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
+    # Degrees 1 to 4 are all class 1.
     return torch.cat(columns, dim=1), (raw.y > 0).to(torch.int64)
 
 
@@ -83,6 +88,7 @@ def _column(file: Path, name: str, values: Tensor) -> Tensor:
     """A number as [N, 1], a code one-hot as [N, codes]."""
     # By constants, the same at all hospitals: a hospital's own means would tell of its records.
     if name in CODES:
+        # [N, codes], one column per code; all False if the value is none of them.
         hot = values[:, None] == torch.tensor(CODES[name])
         if not hot.any(1).all():
             raise LocalError(

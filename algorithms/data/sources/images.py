@@ -47,6 +47,7 @@ MOST_PIXELS = 64 * 2**20  # a small file can claim any size: checked before a pi
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "I;16": "I;16", "I;16B": "I;16"}
 COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by the channels that a model takes
 OPENING = Lock()  # what warnings do is the process's, and silos of a simulation read in threads
+# Pillow's decoders raise any of these for a damaged file.
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
@@ -73,6 +74,7 @@ class Images(ImageFiles):
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
+        # A folder named twice would give each of its images twice, under two labels or domains.
         for key in ("classes", "domains"):
             folders = getattr(self, key) or ()
             if len(set(folders)) < len(folders):
@@ -100,10 +102,12 @@ class Images(ImageFiles):
 
         A record's id is its path in the folder.
         """
+        # Checked before any file is opened, since no image can have another number of channels.
         if shape[0] not in (1, 3):
             raise LocalError(
                 f"{self.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}"
             )
+        # A folder may be unreadable, or vanish while it is listed.
         try:
             classes, found = self._find()
         except OSError as error:
@@ -116,6 +120,7 @@ class Images(ImageFiles):
             torch.tensor(found.labels, dtype=torch.int64),
             self.class_names or classes,
             relative_ids(self.folder, found.paths),
+            # Domains are the records' sources, by which a partition can deal them.
             None if self.domains is None else tuple(found.domains),
         )
 
@@ -125,6 +130,7 @@ class Images(ImageFiles):
         present: set[str] = set()
         for root in roots:
             present.update(_class_folders(self, root))
+        # Sorted, so that undeclared classes get the same labels on every machine.
         classes = self.classes or tuple(sorted(present))
 
         found = _Found([], [], [])
@@ -156,6 +162,7 @@ def _class_folders(table: Images, root: Path) -> list[str]:
             )
         declared = table.classes or (path.name,)
         if path.name not in declared and not table.subset:
+            # Otherwise a misspelt class would silently lose its images.
             raise LocalError(
                 f"{path}: is not in data.classes ({', '.join(declared)}); add it, or move it away"
             )
@@ -169,6 +176,7 @@ def _images(folder: Path) -> list[Path]:
     One that is no image is an error, unless hidden.
     """
     files = []
+    # Images in sub-folders of a class belong to it, too.
     for path in folder.rglob("*"):
         if path.is_dir() or path.name.startswith("."):
             continue
@@ -177,23 +185,29 @@ def _images(folder: Path) -> list[Path]:
                 f"{path}: is not a {' or '.join(FORMATS)} by its name; convert it, or move it away"
             )
         files.append(path)
+    # As text with slashes, which sorts the same on every system.
     return sorted(files, key=lambda path: path.as_posix())
 
 
 def relative_ids(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Ids of images: their paths in the folder."""
+    """Ids of images: their paths in the folder.
+
+    They have slashes on every system, so ids do not depend on it.
+    """
     return tuple(path.relative_to(folder).as_posix() for path in paths)
 
 
 def read_all(folder: Path, paths: Sequence[Path], shape: Shape, resize: bool) -> Tensor:
     """All images as [records, channels, height, width] in 0 … 1.
 
-    LocalError if the memory is too small for them.
+    They are float32. LocalError if they do not fit the memory, or one image cannot be read; it
+    names the file.
     """
     records = len(paths)
     size = records * math.prod(shape) * np.dtype(np.float32).itemsize
     # Twice: the split copies every record.
     check_fits(folder, 2 * size, f"{records:,} images of {' x '.join(map(str, shape))}")
+    # Filled in place: stacking a list would need the memory twice.
     x = np.empty((records, *shape), np.float32)
     for record, path in enumerate(paths):
         x[record] = read_pixels(path, shape, resize)
@@ -201,7 +215,11 @@ def read_all(folder: Path, paths: Sequence[Path], shape: Shape, resize: bool) ->
 
 
 def read_pixels(path: Path, shape: Shape, resize: bool) -> NDArray[np.float32]:
-    """One image as [channels, height, width] in 0 … 1."""
+    """One image as [channels, height, width] in 0 … 1.
+
+    It is float32. LocalError for a file that is not a PNG or JPEG, has too many pixels, or without
+    ``resize`` has another size.
+    """
     try:
         with open_regular(path) as file:
             # Pillow warns of an image above half its limit; ours is lower.
@@ -242,6 +260,7 @@ def _converted(path: Path, image: Image.Image, shape: Shape, resize: bool) -> ND
             )
         flat = flat.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(flat, dtype=np.float32).reshape(height, width, -1).transpose(2, 0, 1)
+    # A 16-bit grey image has one channel; it is repeated for a model that takes three.
     return np.broadcast_to(pixels / highest, shape)
 
 

@@ -41,6 +41,7 @@ class Natural(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Natural":
+        # A misspelt source would silently have no records.
         known, wanted = SOURCES[self.name], self.sources or ()
         for source in wanted:
             if source not in known:
@@ -54,7 +55,10 @@ class Natural(DataTable):
         return self
 
     def read(self) -> Dataset:
-        """The records of the table's sources, each with its source and an id."""
+        """The records of the table's sources, each with its source and an id.
+
+        LocalError if the folder has no record of them.
+        """
         wanted = self.sources or SOURCES[self.name]
         match self.name:
             case "heart-disease":
@@ -63,6 +67,7 @@ class Natural(DataTable):
                 data = read_har(self.folder)
             case "tcga-brca":
                 data = read_brca(self.folder, self.years or YEARS)
+        # Both sets are read as a whole; heart disease has one file per source.
         own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
         if not len(own):
             raise LocalError(

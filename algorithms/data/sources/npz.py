@@ -14,5 +14,8 @@ class Npz(DataTable):
     file: Path
 
     def read(self) -> Dataset:
-        """The arrays as they are; a record's id is what the file declares."""
+        """The arrays as they are; a record's id is what the file declares.
+
+        Nothing is unpickled. LocalError for a file that would not fit the memory.
+        """
         return load_npz(self.file)

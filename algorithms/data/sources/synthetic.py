@@ -29,7 +29,10 @@ PUBLISHED_SILOS = 300
 
 @dataclass(frozen=True)
 class SyntheticDraw:
-    """Data for the simulator, and the mixtures and coefficients that they were drawn from."""
+    """Data for the simulator, and the mixtures and coefficients that they were drawn from.
+
+    Both tensors are float64.
+    """
 
     shards: dict[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
     mixtures: Tensor  # [N, K] w_i, in the order of the silos
@@ -46,7 +49,11 @@ def population(
     tests: int = 100,
     largest: int = LARGEST,
 ) -> SyntheticDraw:
-    """Draw a population; records have shape [1, 1, d], as the network "glm" takes them."""
+    """Draw a population; records have shape [1, 1, d], as the network "glm" takes them.
+
+    A silo has at most ``largest`` training records, and ``tests`` test records. ``noise`` is σ,
+    which may be 0. LocalError for a number that is out of range.
+    """
     if (
         components < 1
         or dimension < 1
@@ -64,8 +71,10 @@ def population(
     shards, mixtures = {}, []
     for silo in silos:
         rng = stream(seed, silo, 0, "synthetic/silo")
+        # As published: min(⌊LogNormal(4, 2)⌋ + 50, 1000) records.
         size = min(int(rng.lognormal(4, 2)) + SMALLEST, largest)
         mixture = rng.dirichlet(np.full(components, alpha))
+        # Training records are drawn first, so they do not depend on the number of test records.
         shards[silo] = (
             _draw(rng, theta, mixture, size, noise),
             _draw(rng, theta, mixture, tests, noise),
@@ -84,6 +93,7 @@ def _draw(
     # Records come component by component; training shuffles them.
     component = np.repeat(np.arange(len(theta)), rng.multinomial(size, mixture))  # [n]
     x = rng.uniform(-1, 1, (size, theta.shape[1]))
+    # [n]: each record's score by the coefficients of its component.
     score = (x * theta[component]).sum(1) + rng.normal(0, noise, size)
     y = np.round(1 / (1 + np.exp(-score))).astype(np.int64)
     return Dataset(torch.from_numpy(x.astype(np.float32)[:, None, None]), torch.from_numpy(y))

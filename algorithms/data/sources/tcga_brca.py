@@ -75,7 +75,10 @@ FEATURES = (
 
 
 def read_brca(folder: Path, years: int) -> Dataset:
-    """Patients of the six regions whose class is known; an id is the pid."""
+    """Patients of the six regions whose class is known; an id is the pid.
+
+    x is [N, 1, 1, 39], without T and E. Sources are the regions.
+    """
     for name in ("brca.csv", "centers.csv"):
         if not (folder / name).is_file():
             raise LocalError(
@@ -99,6 +102,7 @@ def read_brca(folder: Path, years: int) -> Dataset:
     ).read()
 
     # The second field of a pid is the site that collected the tissue.
+    # A pid with one field only has no site, which is the same error.
     found = [regions.get(pid.split("-")[1]) if pid.count("-") else None for pid in raw.ids or ()]
     if None in found:
         raise LocalError(
@@ -107,10 +111,12 @@ def read_brca(folder: Path, years: int) -> Dataset:
         )
 
     # Who was alive when last seen, before the years were over, has no known class and is left out.
+    # The last feature is T in days; E is 1 if the patient has died.
     days, died = raw.x[:, 0, 0, -1], raw.y == 1
     dead, alive = died & (days <= years * DAYS), days > years * DAYS
     sources = tuple(region or "" for region in found)
     kept = (dead | alive).numpy() & np.isin(np.array(sources), REGIONS)
+    # T must not be a feature: it tells the class.
     x = raw.x[..., :-1].contiguous()
     return Dataset(x, dead.to(torch.int64), CLASSES, raw.ids, sources).take(np.flatnonzero(kept))
 

@@ -50,7 +50,7 @@ class TinyImageNet(ImageFiles, Shared):
     def read_at(self, shape: Shape) -> Dataset:
         """The set, or a share of it, of which alone images are decoded.
 
-        A record's id is its path in the folder.
+        A record's id is its path in the folder. Training images come first.
         """
         classes = _lines(self, "wnids.txt")
         # wnids.txt has the order of the labels, not the names of the folders.
@@ -86,6 +86,7 @@ def _train(table: TinyImageNet, classes: list[str]) -> Found:
     found: Found = []
     for name in classes:
         images = table.folder / "train" / name / "images"
+        # Sorted, since file systems list a folder in any order.
         found.extend((path, name) for path in sorted(images.glob("*.JPEG")))
     if not found:
         raise LocalError(
@@ -97,6 +98,7 @@ def _train(table: TinyImageNet, classes: list[str]) -> Found:
 def _val(table: TinyImageNet) -> Found:
     images = table.folder / "val" / "images"
     found: Found = []
+    # Lines have tabs between the image's file name, its class and a box.
     for line in _lines(table, "val/val_annotations.txt"):
         file, *rest = line.split("\t")
         if not rest:
@@ -114,6 +116,7 @@ def _lines(table: TinyImageNet, name: str) -> list[str]:
         with open_regular(file) as opened:
             check_fits(file, file.stat().st_size, "its text")
             lines = opened.read().decode().splitlines()
+            # Empty lines are not names.
             return list(filter(None, lines))
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(

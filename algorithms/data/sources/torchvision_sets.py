@@ -134,6 +134,7 @@ class Torchvision(Pixels, Shared):
 
     def lacking(self) -> str | None:
         """The set's official files."""
+        # Any one of these layouts is enough.
         layout, split = SETS[self.name], self.split or ""
         for sign in layout.signs:
             path = self.folder / sign.replace("SPLIT", split)
@@ -145,11 +146,13 @@ class Torchvision(Pixels, Shared):
         """The set, or a share of it; a record's id is its official part and its index there."""
         xs, ys = [], []
         ids: list[str] = []
+        # ``PARTS`` has training before test, on which ``has_official_parts`` relies.
         for part in PARTS[self.part]:
             x, y = _read(self, part)
             xs.append(x)
             ys.append(y)
             ids.extend(f"{part}/{index}" for index in range(len(y)))
+        # Only the share becomes float32, which takes four times the memory of bytes.
         own = self.indices(len(ids))
         pixels = self.from_bytes(np.concatenate(xs)[own], str(self.folder))
         labels = torch.from_numpy(np.concatenate(ys)[own])
@@ -195,6 +198,7 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
             raise LocalError(
                 f"{file}: cannot read it: {error.strerror or error}; fetch it again"
             ) from error
+        # All records have one length: a remainder means a file cut short, or of another set.
         if not len(read) or len(read) % row:
             raise LocalError(
                 f"{file}: {len(read)} bytes are not a whole number of records; fetch the official"
@@ -208,6 +212,7 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
 
 def _usps(file: Path, part: Part) -> Arrays:
     """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
+    # All four must be there, whatever part is read.
     arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
     form = (x.dtype.kind, x.ndim, y.dtype.kind)
@@ -217,6 +222,7 @@ def _usps(file: Path, part: Part) -> Arrays:
             f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)};"
             " give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
         )
+    # 8 bits, as torchvision makes them, so that both files give the same records.
     return ((x[:, None] + 1) / 2 * 255).astype(np.uint8), y.astype(np.int64)
 
 
@@ -296,8 +302,11 @@ def _official(table: Torchvision, part: Part) -> Arrays:
             f"{table.folder}: no {table.name}, part {part!r}, that torchvision can read there; "
             f"put the official files there, unpacked: {layout.files}"
         ) from error
+    # Grey sets lack the axis of channels.
     if x.ndim == 3:
         x = x[:, None]
+    # Some sets have colours last; models take them first.
     if x.shape[-1] == 3:
         x = x.transpose(0, 3, 1, 2)
+    # EMNIST's "letters" numbers its classes from 1.
     return x, y - (table.split == "letters")

@@ -9,7 +9,11 @@ SMALLEST_WEIGHT = 1e-3
 
 
 def points_of(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Points [m, m] with these inner products."""
+    """Points [m, m] with these inner products.
+
+    Row i is the point of silo i. A rotation of all points would do as well: only distances between
+    them count.
+    """
     # Rounding may have left eigenvalues below 0, which have no root.
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
     points: NDArray[np.float64] = vectors * np.sqrt(values.clip(min=0))
@@ -36,6 +40,7 @@ def best_weights(
             f"fedpac: no weights for a silo whose features are such as were given: {error}"
         ) from error
     alpha: NDArray[np.float64] = found / found.sum()
+    # As in the authors' code: small weights are dropped, so that unlike silos are not mixed.
     alpha[alpha <= SMALLEST_WEIGHT] = 0
     alpha /= alpha.sum()
     return alpha

@@ -21,13 +21,19 @@ Gaussians: TypeAlias = tuple[Tensor, Tensor]  # means [C, d], covariance [d, d]
 
 
 def priors_of(counts: Tensor) -> Tensor:
-    """π [C] of class counts."""
+    """π [C] of class counts.
+
+    They are float64, positive, and add up to 1; a class without records keeps a small share.
+    """
     shares = counts.double() / counts.sum().clamp(min=1) + EPSILON
     return shares / shares.sum()
 
 
 def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [C, d] and biases [C] of Eq. 1; LocalError for a covariance that has no inverse."""
+    """Weights [C, d] and biases [C] of Eq. 1; LocalError for a covariance that has no inverse.
+
+    ``means`` [C, d] and ``priors`` [C] are float64. Scores of features z [n, d] are z Wᵀ + b.
+    """
     # Shrunk towards a multiple of the identity: few records leave a covariance without inverse.
     d = covariance.shape[0]
     shrunk = (1 - EPSILON) * covariance + EPSILON * covariance.trace() / d * torch.eye(
@@ -41,11 +47,15 @@ def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, T
 
 
 def estimates(z: Tensor, y: Tensor, means: Tensor, ridge: float) -> Gaussians:
-    """Eq. 3; classes without records have the given means."""
+    """Eq. 3; classes without records have the given means.
+
+    The result is float64, from features z [n, d] and labels y [n]. ``ridge`` is ρ.
+    """
     counts = torch.bincount(y, minlength=len(means))[:, None]  # [C, 1]
     sums = torch.zeros_like(means).index_add_(0, y, z)
     own = torch.where(counts > 0, sums / counts.clamp(min=1), means)
     apart = z - own[y]
+    # At n = 1 the scatter is 0, and n − 1 must not divide it.
     scatter = apart.T @ apart / max(len(y) - 1, 1)
     return own, scatter + ridge * torch.eye(z.shape[1], dtype=z.dtype)  # (3)
 
@@ -57,6 +67,8 @@ def best_beta(
 
     Ties go to the smallest β_Σ, and then to the smallest β_μ.
     """
+    # Estimates come from one half, and their cross-entropy from the other: no record judges an
+    # estimate that it is part of.
     halves = halves_of(y)
     if not bool((halves == 1).any()):
         return torch.zeros(2, dtype=torch.float64)
@@ -68,6 +80,7 @@ def best_beta(
         for row, (beta, others) in enumerate(tried):
             between = beta * covariance + (1 - beta) * common[1]  # (4)
             total[row] += losses(z[own], y[own], means, common[0], between, priors, others)
+    # ``argmax`` of a mask gives its first True. Rows are in the order of β_Σ, so ties go as said.
     best = int((total <= total.min() + ALIKE).flatten().double().argmax())
     beta, others = tried[best // total.shape[1]]
     return torch.tensor([others[best % total.shape[1]], beta], dtype=torch.float64)  # (5)
@@ -83,6 +96,8 @@ def losses(
     betas: tuple[float, ...],
 ) -> Tensor:
     """The cross-entropy of Eq. 1 by β_μ; its weights are interpolated as its means are."""
+    # At one covariance, weights are linear in the means. So logits for each β are interpolated, and
+    # need no further product with z.
     (weight, _), (other, _) = linear(own, covariance, priors), linear(common, covariance, priors)
     scores, others = z @ weight.T, z @ other.T  # [n, C]
     found, at_once = [], max(1, NUMBERS_AT_ONCE // scores.numel())
@@ -97,7 +112,10 @@ def losses(
 
 
 def halves_of(y: Tensor) -> Tensor:
-    """The half [n] of each record, 0 and 1 in turn within a class; -1 if alone in its class."""
+    """The half [n] of each record, 0 and 1 in turn within a class; -1 if alone in its class.
+
+    Eq. 5 estimates on one half and evaluates on the other.
+    """
     member = one_hot(y)  # [n, C]
     place = (member.cumsum(0) * member).sum(1) - 1  # [n]: how many of its class came before
     return torch.where(member.sum(0)[y] > 1, place % 2, -1)

@@ -31,7 +31,10 @@ def norm_of(name: str) -> Norm:
 
 
 def sketched(name: str, setting: Setting) -> dict[str, nn.Module]:
-    """A model of this architecture, without values."""
+    """A model of this architecture, without values.
+
+    Its modules are on torch's device "meta", so nothing is drawn or allocated.
+    """
     with torch.device("meta"):
         return NETWORKS[name].build(setting.input, setting.classes, norm_of(name))
 
@@ -44,6 +47,7 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
                 f"{method}: extractor {name!r} {fault}; choose one for the job's model.input"
             )
         classifier = sketched(name, setting)["classifier"]
+        # Any other classifier has no number of input features to compare.
         found = None
         if isinstance(classifier, nn.Linear):
             found = classifier.in_features
@@ -56,9 +60,13 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
 
 
 def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.Module]:
-    """A silo's model: architectures in turn by job order, or the job's own if none is named."""
+    """A silo's model: architectures in turn by job order, or the job's own if none is named.
+
+    Values follow from the job's seed, so silos of one architecture start with equal ones.
+    """
     if not names:
         return setting.build()
+    # By job order, so that every machine knows each silo's architecture.
     name = names[setting.silos.index(silo) % len(names)]
     options = ModelOptions(
         name=name, classes=setting.classes, norm=norm_of(name), input=setting.input

@@ -22,29 +22,39 @@ Point: TypeAlias = Mapping[str, Tensors]
 
 
 def point_of(parts: Parts) -> dict[str, dict[str, Tensor]]:
-    """The model's own parameters, by which a loss can be differentiated."""
+    """The model's own parameters, by which a loss can be differentiated.
+
+    They are not copies, so gradients reach the model through them.
+    """
     return {part: parameters_of(parts[part]) for part in MODEL}
 
 
 def logits_at(parts: Parts, at: Point, x: Tensor) -> Tensor:
-    """Logits [B, classes] of the model at these parameters; buffers are the parts' own."""
+    """Logits [B, classes] of the model at these parameters; buffers are the parts' own.
+
+    ``x`` is a batch [B, …]; ``at`` has parameters of both parts.
+    """
     extractor, classifier = MODEL
     features = called_with(parts[extractor], at[extractor], x)
     return called_with(parts[classifier], at[classifier], features)
 
 
 def losses_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy [B] of the model at these parameters."""
+    """Cross-entropy [B] of the model at these parameters.
+
+    It is not reduced over the batch.
+    """
     return cross_entropy(logits_at(parts, at, x), y, reduction="none")
 
 
 def gradient_at(parts: Parts, at: Point, x: Tensor, y: Tensor) -> Point:
     """The gradient of the mean cross-entropy over a batch, by these parameters.
 
-    No buffer changes.
+    No buffer changes. The result has the structure of ``at``.
     """
 
     def mean(at: Point) -> Tensor:
+        # ``on_trial`` copies buffers: batch norm would change them, which ``grad`` does not allow.
         return losses_at({part: on_trial(parts[part]) for part in MODEL}, at, x, y).mean()
 
     gradient: Point = grad(mean)(at)
@@ -72,7 +82,10 @@ def _laid_out(at: Point) -> Point:
 
 
 def sloped(at: Point, direction: Point) -> Tensor:
-    """A scalar, 0, whose gradient by these parameters is the direction."""
+    """A scalar, 0, whose gradient by these parameters is the direction.
+
+    Added to a loss, it leaves the value and adds the direction to the gradient.
+    """
     slopes = []
     for part, named in at.items():
         for name, value in named.items():
@@ -81,7 +94,10 @@ def sloped(at: Point, direction: Point) -> Tensor:
 
 
 def stepped(at: Point, gradient: Point, lr: float) -> dict[str, dict[str, Tensor]]:
-    """The parameters after a step of gradient descent."""
+    """The parameters after a step of gradient descent.
+
+    ``at`` is not changed, and the result can be differentiated by it.
+    """
     after: dict[str, dict[str, Tensor]] = {}
     for part, named in at.items():
         slope = gradient[part]

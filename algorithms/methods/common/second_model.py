@@ -26,7 +26,11 @@ def names(second: str) -> tuple[str, ...]:
 
 
 def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
-    """The job's model and further ones like it, all with the same initial values."""
+    """The job's model and further ones like it, all with the same initial values.
+
+    Each is built from the same streams of the job.
+    """
+    # The job's own parts keep their names, by which the wire list has them.
     modules = dict(setting.build())
     for second in seconds:
         modules |= dict(zip(names(second), setting.build().values(), strict=True))
@@ -44,6 +48,7 @@ def beside_other(
     modules = setting.sketch()
     if architecture:
         modules = sketched(architecture, setting)
+    # Under names of their own, which no wire list has.
     own = dict(zip(names(second), modules.values(), strict=True))
     for name, module in own.items():
         fill(module, setting.seed, f"{prefix}/{name}")
@@ -51,7 +56,10 @@ def beside_other(
 
 
 def check_other(option: str, architecture: str | None, setting: Setting) -> None:
-    """LocalError unless an option names an architecture that takes the job's input."""
+    """LocalError unless an option names an architecture that takes the job's input.
+
+    ``option`` is the option's name, for the error. None means the job's own model, and passes.
+    """
     if architecture is None:
         return
     if architecture not in NETWORKS:
@@ -65,13 +73,19 @@ def check_other(option: str, architecture: str | None, setting: Setting) -> None
 
 
 def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
-    """Logits [B, classes] of the job's model, or of the second one of this name."""
+    """Logits [B, classes] of the job's model, or of the second one of this name.
+
+    ``x`` is [B, channels, height, width].
+    """
     extractor, classifier = names(second) if second else MODEL
     return parts[classifier](parts[extractor](x))
 
 
 def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
-    """The parts of the second model with copies of the job's model's values, buffers included."""
+    """The parts of the second model with copies of the job's model's values, buffers included.
+
+    A later change of either model does not reach the other.
+    """
     return {
         name: {key: value.clone() for key, value in parts[part].items()}
         for name, part in zip(names(second), MODEL, strict=True)
@@ -79,7 +93,10 @@ def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
 
 
 def not_begun() -> dict[str, Tensor]:
-    """``extra`` of a silo before its first round."""
+    """``extra`` of a silo before its first round.
+
+    The mark is a tensor, since states hold only tensors.
+    """
     return {BEGUN: torch.tensor(0)}
 
 

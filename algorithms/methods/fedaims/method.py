@@ -103,8 +103,12 @@ from ...numerics.streams import Seed, permutation, stream
 
 
 def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dict[str, int]:
-    """A block 1 … ``middle`` per silo, dealt from the deepest on to silos in random order."""
+    """A block 1 … ``middle`` per silo, dealt from the deepest on to silos in random order.
+
+    Everybody can repeat the draw, so no block needs to be delivered.
+    """
     order = permutation(stream(seed, "", round_, "fedaims/blocks"), len(cohort)).tolist()
+    # From the deepest block on: if silos do not divide evenly, deeper blocks have one more.
     return {cohort[i]: middle - place % middle for place, i in enumerate(order)}
 
 
@@ -128,7 +132,9 @@ def supervision_sampling(similarity: Tensor, middle: int) -> list[int]:
     return [block_of[i] for i in range(len(cosines))]
 
 
+# The text names no width; 64 gives the adapter sizes of Table 8.
 ADAPTER_WIDTH = 64
+# A backbone that did not move has no direction; its norm is raised to this, and divides.
 SMALLEST_NORM = 1e-12
 
 
@@ -164,6 +170,7 @@ class FedAIMS(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # Only ``Blocks`` can return the features of each block.
         extractor = setting.sketch()["extractor"]
         if not isinstance(extractor, Blocks):
             raise LocalError(
@@ -178,6 +185,7 @@ class FedAIMS(Method):
         self.main_weight = 1 / len(self.widths)
         if self.options.main_weight is not None:
             self.main_weight = self.options.main_weight
+        # D = d_m: prototypes are of the last block's features.
         rows = (setting.classes, self.widths[-1])
         # Running statistics are not compared, whatever else the backbone holds.
         self.compared = specs_of_parameters(extractor)
@@ -186,6 +194,7 @@ class FedAIMS(Method):
         mean = TensorSpec("mean", self.compared[0].dtype, rows)
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))
         kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
+        # A sketch as long as the vector would save nothing.
         if 0 < self.options.sketch < length:
             kind, gram = Kind.SKETCH, Gram(self.options.sketch, setting.seed)
             unit = TensorSpec("sketch", "float64", (1, length))
@@ -193,7 +202,10 @@ class FedAIMS(Method):
         self.block = Part("block", Kind.COUNTS, Sum("total"), (TensorSpec("block", "int64", ()),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Backbone and prototypes; for Algorithm 2 also the compared direction."""
+        """Backbone and prototypes; for Algorithm 2 also the compared direction.
+
+        The direction is [1, |φ|], which the exchange may sketch.
+        """
         shared = (self.backbone, self.prototypes)
         return (*shared, self.direction) if self.clusters else shared
 
@@ -209,6 +221,7 @@ class FedAIMS(Method):
         """The model, and the private ``adapter<j>`` and any ``head<j>`` of each middle block j."""
         parts = self.setting.build()
         for j, width in enumerate(self.widths[:-1], start=1):
+            # An adapter takes prototypes from the last block's width D to block j's width.
             layers = OrderedDict(
                 inner=nn.Linear(self.widths[-1], ADAPTER_WIDTH),
                 relu=nn.ReLU(),
@@ -217,6 +230,7 @@ class FedAIMS(Method):
             parts[f"adapter{j}"] = nn.Sequential(layers)
             if self.options.aux_ce == "head":
                 parts[f"head{j}"] = nn.Linear(width, self.setting.classes)
+        # The job's own parts have their values already.
         for name, module in parts.items():
             if name not in self.template:
                 fill(module, self.setting.seed, f"fedaims/{name}")
@@ -224,6 +238,7 @@ class FedAIMS(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No prototype, no block."""
+        # A row of zeros means that the class has no prototype (``objective``).
         extra = {"prototypes": torch.zeros(self.prototypes.tensors[0].shape)}
         if self.clusters:
             extra["block"] = torch.tensor(0)
@@ -234,14 +249,17 @@ class FedAIMS(Method):
         taken = self.replaced(state, delivered, "backbone")
         extra = dict(state.extra)
         if "prototypes" in delivered:
+            # Classes that nobody held in the last round have zeros here, so they are unknown.
             extra["prototypes"] = delivered["prototypes"]["mean"]
         if not self.clusters:
             return SiloState(taken.parts, extra)
 
+        # Reset in each round, so that no old block passes for this round's.
         extra["block"] = torch.tensor(0)
         if "block" in delivered:
             extra["block"] = delivered["block"]["block"]
         if self.options.similarity == "update":
+            # "update" compares how far training moves φ, so its start is kept.
             extra["received"] = self.vector(taken)
         return SiloState(taken.parts, extra)
 
@@ -257,7 +275,10 @@ class FedAIMS(Method):
         return ""
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of the last block's features by class: the numerator of Eq. 3."""
+        """Sums of the last block's features by class: the numerator of Eq. 3.
+
+        They are {"sums": [C, D]} in float64; ``give`` divides them by the class counts.
+        """
         # Line 9 of Algorithm 1: by the received backbone, before training.
         member = one_hot(y, self.setting.classes).double()  # [B, C]
         return {"sums": member.T @ parts["extractor"](x).double()}
@@ -268,12 +289,14 @@ class FedAIMS(Method):
             case "full":
                 return tuple(range(1, self.middle + 1))
             case "balanced":
+                # The same draw as at every other machine, so no delivery is needed.
                 cohort = self.setting.drawn(facts.round)
                 if facts.silo not in cohort:
                     raise LocalError(
                         f"round {facts.round}: silo {facts.silo!r} was not drawn, it has no block"
                     )
                 return (balanced(cohort, self.middle, self.setting.seed, facts.round)[facts.silo],)
+            # Algorithm 2 runs at the coordinator, so the delivered block is checked.
             case _:
                 block = int(state.extra["block"])
                 if not 1 <= block <= self.middle:
@@ -297,7 +320,9 @@ class FedAIMS(Method):
             self.setting.epochs,
             partial(self.objective, blocks),
             self.setting.optimiser,
+            # In the context, so that silos that train at once each have their own.
             context={"prototypes": state.extra["prototypes"]},
+            # With "sum" a record's loss depends on the size of its batch (``distance``).
             coupled=self.options.reduction == "sum",
         )
         return (stage,)
@@ -305,13 +330,18 @@ class FedAIMS(Method):
     def objective(
         self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors
     ) -> Tensor:
-        """Φ_i by sample [B]."""
+        """Φ_i by sample [B].
+
+        ``context["prototypes"]`` is C_g [C, D], with zeros for unknown classes.
+        """
         # m times [B, d_j]
+        # One pass returns all blocks' features side by side.
         features = torch.split(parts["extractor"](x, True), list(self.widths), dim=1)
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
         main = cross_entropy(parts["classifier"](features[-1]), y, reduction="none")
+        # Records of a class without a prototype have R = 0.
         main = main + self.options.mu * self.distance(target, features[-1]) * has  # (5), (6)
         auxiliary = torch.zeros_like(main)
         for j in blocks:
@@ -324,11 +354,15 @@ class FedAIMS(Method):
             elif self.options.aux_ce == "prototype":
                 own = prototype_cross_entropy(adapter, prototypes, known, feature, y)
                 auxiliary = auxiliary + own  # (7)
+        # The supervised blocks share 1 − λ, so this is (12) for one block and (2) for all.
         # (12), (2)
         return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        """Squared distances [B] of rows [B, d], whose mean over the batch is R of Eqs. 5 and 8."""
+        """Squared distances [B] of rows [B, d], whose mean over the batch is R of Eqs. 5 and 8.
+
+        With "mean" they are means over the d features, with "sum" sums times B.
+        """
         squares = (one - other).square()
         if self.options.reduction == "mean":
             return squares.mean(1)
@@ -337,6 +371,7 @@ class FedAIMS(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
+        # In a private job both are noisy.
         sums, counts = facts.measured["sums"], facts.class_counts.double()
         # (3); sums may have noise
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)
@@ -382,8 +417,10 @@ class FedAIMS(Method):
         combined = super().combine(state, round_, cohort, results)
         if not self.clusters:
             return combined
+        # Rows and columns are silos in job order.
         index = torch.tensor(self.numbers(cohort))
         similarity = state["similarity"].clone()
+        # Other pairs keep the cosine of the last round that they shared.
         similarity[index[:, None], index] = results["direction"]["gram"][0].clamp(-1, 1)
         return replace(combined, state={"similarity": similarity})
 
@@ -392,6 +429,7 @@ class FedAIMS(Method):
         last = (Latest("backbone"), Latest("prototypes"))
         if not self.clusters or round_ >= self.setting.rounds:
             return last
+        # Algorithm 2 deals to all drawn silos, since it is not yet known which of them come.
         cohort = self.setting.drawn(round_)
         if silo not in cohort:
             return last

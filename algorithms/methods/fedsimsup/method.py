@@ -107,6 +107,7 @@ from ...exchange.parts import Contribution, Each, Kind, Mix, Part, Tensors, Tens
 from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
+# The paper's best pair (C, γ) and its number of rounds T; ``scaled_c`` fits C to other T.
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
 # Shares may differ by so much: rows have integer weights of 32 bits, and two machines two float64.
@@ -169,19 +170,24 @@ class FedSimSup(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # With all silos in each round only Eq. 6 applies, and nothing is exchanged.
         if fault := participation_fault(setting.cohort_size, len(setting.silos)):
             raise LocalError(f"method fedsimsup: {fault}")
         for name in self.options.supervisor:
             if fault := supervisor_fault(name, setting.input):
                 raise LocalError(f"method fedsimsup: supervisor {name!r} {fault}")
         self.labels = self.options.similarity == "labels"
+        # A job that declares counts needs no census of them.
         self.declared = bool(setting.counts)
         census = [TensorSpec("samples", "int64", ())]
         if self.labels:
             census.insert(0, TensorSpec("proportions", "float64", (setting.classes,)))
+        # ``Each``, since Eqs. 7 to 9 need every silo's own numbers.
         self.facts = Part("census", Kind.COUNTS, Each(), tuple(census))
+        # θ is the job's whole model, without the supervisor.
         specs = self.flat_specs("extractor", "classifier")
         self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), specs)
+        # Mail comes down with the factor k of θ ← k·θ + m.
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -191,24 +197,34 @@ class FedSimSup(Method):
         return () if self.declared else (self.facts,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained."""
+        """The mail of Eq. 7 for rounds in which the silo was away, once a round has trained.
+
+        Round 1 is the first that trains, so mail can come down from round 2 on.
+        """
         return (self.mail,) if round_ > 1 else ()
 
     @property
     def compares_labels(self) -> bool:
-        """s_ij is a cosine of label proportions."""
+        """s_ij is a cosine of label proportions.
+
+        With ``similarity = "samples"`` no labels are compared.
+        """
         return self.labels
 
     # The silo half.
 
     def supervisor(self, silo: str) -> str:
-        """The architecture of a silo's supervisor."""
+        """The architecture of a silo's supervisor.
+
+        Architectures are dealt in turn, in job order.
+        """
         names = self.options.supervisor
         return names[self.setting.silos.index(silo) % len(names)]
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """θ in its two parts, equal at all silos, and the silo's own supervisor."""
         s = self.setting
+        # The silo's name is in the stream, so supervisors start with different values.
         supervisor = build_supervisor(self.supervisor(silo), s.input, s.classes, s.seed, silo)
         return {**s.build(), "supervisor": supervisor}
 
@@ -217,7 +233,10 @@ class FedSimSup(Method):
         return parts["classifier"](parts["extractor"](x)) + parts["supervisor"](x)  # Eq. 3
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Apply Eq. 7 for all rounds since this silo last contributed: θ ← k·θ + m, in float64."""
+        """Apply Eq. 7 for all rounds since this silo last contributed: θ ← k·θ + m, in float64.
+
+        The supervisor stays as it is.
+        """
         if "theta" not in delivered:
             return state  # Eq. 6, or nobody alike
         return self.mailed(state, delivered["theta"], "extractor", "classifier")  # Eq. 7
@@ -226,6 +245,7 @@ class FedSimSup(Method):
         """The supervisor under a frozen θ, then θ under a frozen supervisor; none in the census."""
         if facts.round == 0:
             return ()
+        # One loss for both stages: Eq. 3 adds the logits, and the frozen model's are constant.
         loss, optimiser = self.cross_entropy, self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, loss, optimiser),  # Eq. 4, 11
@@ -235,13 +255,19 @@ class FedSimSup(Method):
         )
 
     def effort(self, round_: int) -> Effort:
-        """Both passes count; nothing in the census."""
+        """Both passes count; nothing in the census.
+
+        A private job pays for τ_s + τ_θ epochs per round (SECURITY.md rule 23).
+        """
         if round_ == 0:
             return Effort()
         return Effort(epochs=self.options.tau_s + self.options.tau_theta)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The census, or θ; the supervisor is in no contribution."""
+        """The census, or θ; the supervisor is in no contribution.
+
+        The census has ``samples`` [] int64 and with "labels" ``proportions`` [C] float64.
+        """
         if facts.round:
             return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
         if self.declared:
@@ -264,6 +290,7 @@ class FedSimSup(Method):
             samples = torch.tensor([self.setting.counts[silo] for silo in silos])
         if self.declared and self.labels:
             by_class = torch.tensor([self.setting.class_counts[silo] for silo in silos])
+            # Declared class counts add up to the declared records, so shares add up to 1.
             shares = by_class.double() / samples[:, None]
         state = {"samples": samples, "unmatched": unmatched}
         if self.labels:
@@ -273,19 +300,25 @@ class FedSimSup(Method):
     def combine(
         self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
     ) -> Combined:
-        """Keep the census; afterwards post Eq. 7 to every silo that was away."""
+        """Keep the census; afterwards post Eq. 7 to every silo that was away.
+
+        Round 0 is the census. An absent silo gets no post if fewer than ``FEWEST`` silos took part
+        or none is similar to it; ``unmatched`` counts these rounds.
+        """
         if round_ == 0:
             if self.declared:
                 return Combined(state)
             return Combined(self._censused(state, cohort, results["census"]))
 
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
+        # A silo that missed the census has no m_j, and takes no part.
         contributors = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in contributors)  # M
         posts, unmatched = [], []
         for silo in self.setting.silos:
             if silo in cohort:
                 continue  # Eq. 6
+            # Stays empty if the silo has nobody to learn from; it then counts as unmatched.
             weights: dict[str, float] = {}
             # A row over fewer would be next to a copy of one silo's model.
             if samples[silo] > 0 and len(contributors) >= FEWEST:
@@ -299,13 +332,19 @@ class FedSimSup(Method):
         return Combined(self.unposted(state, tuple(unmatched)), posts=tuple(posts))
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """Count a silo for which no row was made as one that is similar to nobody."""
+        """Count a silo for which no row was made as one that is similar to nobody.
+
+        In a blind job no row is made that would show too much of one silo.
+        """
         unmatched = state["unmatched"].clone()
         unmatched[self.numbers(silos)] += 1
         return {**state, "unmatched": unmatched}
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The mail that was posted to this silo."""
+        """The mail that was posted to this silo.
+
+        A silo without mail gets nothing.
+        """
         return (Mail("theta"),) if self.down(round_) else ()
 
     def similarities(
@@ -314,9 +353,11 @@ class FedSimSup(Method):
         """The positive s_ij of one silo i over the participants j."""
         own, others = self.number(silo), self.numbers(contributors)
         if self.labels:
+            # ``normalize`` leaves zeros as they are: a silo that missed the census gets cosine 0.
             unit = nn.functional.normalize(state["proportions"], dim=1)  # [n, C]
             row = unit[others] @ unit[own]  # cosines
         else:
+            # The ablation of Fig. 3: s_ij = m_j, plain averaging.
             row = state["samples"][others].double()
         return positive_weights(contributors, row)
 
@@ -331,12 +372,16 @@ class FedSimSup(Method):
         found: dict[str, float] = {}
         for contributor in contributors:
             other = by_class[contributor]
+            # Without a label in common the product is 0, and the silo is not in the row.
             if product := _dot(own, other):
                 found[contributor] = product / sqrt(_dot(own, own) * _dot(other, other))
         return found
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """s_ij over the silos that are drawn for the round."""
+        """s_ij over the silos that are drawn for the round.
+
+        They are empty in the census, and in a job that declares no counts.
+        """
         if not self.declared or round_ == 0:
             return {}
         return self.declared_similarities(recipient, self.setting.drawn(round_))
@@ -349,13 +394,16 @@ class FedSimSup(Method):
         return self.similarities(state, silo, contributors)
 
     def decay(self, round_: int) -> float:
-        """β^t of the job's schedule."""
+        """β^t of the job's schedule.
+
+        It is 1 for t < C T^γ, and then falls (Eq. 10).
+        """
         rounds = self.setting.rounds
         c = PAPER_C if self.options.schedule == "paper" else scaled_c(rounds)
         return beta(round_, rounds, self.options.c or c, self.options.gamma or PAPER_GAMMA)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Check mail by Eq. 7 to 10, computed anew from the counts that the job declares."""
+        """Check mail by Eq. 7 to 10, computed again from the counts that the job declares."""
         if not self.declared:
             return ""
         others = [other for other in self.setting.silos if other != silo]
@@ -371,6 +419,7 @@ class FedSimSup(Method):
         unlike = [counts[other] for other in others if other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
         # Eq. 8, 9
+        # α grows with M / K, so the smallest mean gives the largest ``keep``.
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
@@ -383,12 +432,14 @@ class FedSimSup(Method):
         self, state: CoordinatorState, cohort: tuple[str, ...], census: Tensors
     ) -> CoordinatorState:
         index = torch.tensor(self.numbers(cohort))
+        # Without records there are no proportions, and no weight.
         sane = census["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
             # A census comes from outside: only proportions have the cosines of Eq. 7.
             shares = census["proportions"]
             sane &= ((shares >= 0) & shares.isfinite()).all(1)
+            # Rounding may make the sum of proportions miss 1.
             sane &= (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
             kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, census["samples"], 0)
@@ -396,7 +447,10 @@ class FedSimSup(Method):
 
 
 def participation_fault(cohort: int, silos: int) -> str:
-    """Why a cohort of this size among so many silos cannot work; empty if it can."""
+    """Why a cohort of this size among so many silos cannot work; empty if it can.
+
+    The text says which keys of the job to change.
+    """
     if cohort >= silos:
         return (
             f"all {silos} silos train in every round, so none is ever away and nothing would be"
@@ -412,13 +466,20 @@ def participation_fault(cohort: int, silos: int) -> str:
 
 
 def scaled_c(rounds: int) -> float:
-    """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000."""
+    """C = 40 (T/1000)^(1 − γ), γ = 3/7, so that C T^γ = 0.772 T as at the paper's T = 1000.
+
+    ``rounds`` is T, the number of rounds that train.
+    """
     share: float = (rounds / PAPER_ROUNDS) ** (1 - PAPER_GAMMA)
     return PAPER_C * share
 
 
 def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
-    """β^t for t = 1..T."""
+    """β^t for t = 1..T.
+
+    ``round_`` is t; the result is above 0 and at most 1.
+    """
+    # β falls from this round on.
     threshold: float = c * rounds**gamma
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 
@@ -428,7 +489,10 @@ def _dot(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def share_of_others(total: int, contributors: int, own: int) -> float:
-    """λ_i^t from M, K and m_i."""
+    """λ_i^t from M, K and m_i.
+
+    It is 1/2 if the silo has as many records as the participants on average.
+    """
     return total / (total + contributors * own)  # Eq. 9
 
 
@@ -447,6 +511,7 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
 
 def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
     """A fault in the shares s_ij / Σ_j s_ij of a row (Eq. 7), or ""."""
+    # ``shares`` names only the silos that took part, so s_ij is normalised over them.
     whole = sum(alike[contributor] for contributor in shares)
     for contributor, share in shares.items():
         expected = alike[contributor] / whole

@@ -125,6 +125,7 @@ class FedSSA(Method):
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
+        # A row of the header is a weight row and its bias, so other layers have none.
         if header.keys() != {"weight", "bias"}:
             raise LocalError(
                 "fedssa needs a linear classifier with weight and bias, the model has"
@@ -136,8 +137,11 @@ class FedSSA(Method):
         rows, counts = (classes, self.width + 1), (classes,)
         dtype = header["weight"].dtype
         row_spec = TensorSpec("rows", dtype, rows)
+        # In float32, rounding errors would add up over the rounds.
         wide = TensorSpec("rows", "float64", rows)  # differences, added up over the whole job
+        # A silo's presence changes by −1, 0 or 1, so that it never counts as several holders.
         presence = TensorSpec("presence", "int64", counts, -1.0, 1.0)  # came, stayed or went
+        # Weights are at most 1, so that no silo counts as several holders.
         self.rows = Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (row_spec,))
         self.deltas = Part("deltas", Kind.HEADER_ROWS, Sum("total"), (wide, presence))
         status = TensorSpec("status", "int64", counts)
@@ -159,11 +163,18 @@ class FedSSA(Method):
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """The header's rows, or what changed in them."""
+        """The header's rows, or what changed in them.
+
+        They are rows [C, d+1] in the classifier's dtype, or with ``stale_inclusive`` differences in
+        float64, and presence [C] int64.
+        """
         return (self.deltas,) if self.options.stale_inclusive else (self.rows,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The global header."""
+        """The global header.
+
+        It has ``rows`` [C, d+1] and ``status`` [C], the same for all silos.
+        """
         return (self.header,)
 
     def by_class(self, round_: int) -> tuple[str, ...]:
@@ -180,13 +191,17 @@ class FedSSA(Method):
     # running totals hold: a round that failed leaves no trace in its state.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The silo's own extractor below the common classifier."""
+        """The silo's own extractor below the common classifier.
+
+        Extractors of all silos end in the job's width, so that headers have equal shapes.
+        """
         return dealt(self.options.extractors, self.setting, silo)
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """Zeros with ``stale_inclusive``: nothing was counted or uploaded yet."""
         if not self.options.stale_inclusive:
             return {}
+        # Zeros, so that the first difference is the whole first contribution.
         nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
         return {
             "last.rows": torch.zeros_like(self.initial),
@@ -200,7 +215,11 @@ class FedSSA(Method):
         return rows_of(self.setting.build()["classifier"].state_dict())
 
     def mu(self, round_: int) -> float:
-        """μ_t."""
+        """μ_t.
+
+        It falls from μ_0 to 0, and is 0 from round ``t_stable`` on.
+        """
+        # This also keeps T_stable = 0 from dividing by 0.
         horizon = self.options.t_stable
         if round_ >= horizon:
             return 0.0
@@ -211,6 +230,7 @@ class FedSSA(Method):
         header = delivered.get("header", {})
         local = rows_of(state.parts["classifier"])  # [C, d+1]
         seen = facts.class_counts > 0  # [C]
+        # The silo keeps its own row of a withheld class, as of a class that it has not seen.
         if "status" in header:
             seen = seen & (header["status"] != WITHHELD)
         # Not convex, as in the paper: a seen row grows by 1 + μ at first.
@@ -234,17 +254,25 @@ class FedSSA(Method):
         }
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Train extractor and header together."""
+        """Train extractor and header together.
+
+        The option ``clip`` bounds the norm of both gradients together.
+        """
         stage = self.stage("extractor", "classifier")  # Eq. 5, 6
         return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The rows of seen classes, zeros for the others."""
+        """The rows of seen classes, zeros for the others.
+
+        Presence [C], 0 or 1, is their weight. With ``stale_inclusive`` both are differences from
+        the silo's last contribution, and rows are float64.
+        """
         # Always all rows: an upload's size must not tell which classes the silo has.
         presence = (facts.class_counts > 0).long()  # [C]
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
         if not self.options.stale_inclusive:
             return {"rows": Contribution({"rows": rows}, presence.double())}
+        # The coordinator adds differences up, so silos that are away stay in its totals.
         change = {
             "rows": rows.double() - state.extra["last.rows"].double(),
             "presence": presence - state.extra["last.presence"],
@@ -254,7 +282,11 @@ class FedSSA(Method):
     # The coordinator half.
 
     def begin(self) -> CoordinatorState:
-        """The common initial header, no class held by anyone."""
+        """The common initial header, no class held by anyone.
+
+        ``rows`` is [C, d+1], ``status`` [C]. ``stale_inclusive`` adds running totals: ``total`` in
+        float64 and ``holders`` [C].
+        """
         status = torch.zeros(self.setting.classes, dtype=torch.int64)
         state = {"rows": self.initial, "status": status}
         if self.options.stale_inclusive:
@@ -273,8 +305,10 @@ class FedSSA(Method):
             holders = after["holders"]
             mean = after["total"] / holders.clamp(min=1)[:, None]  # Eq. 3 over all that ever gave
         else:
+            # Weights are presences, so their sum is the number of holders.
             holders = results["rows"][WEIGHT]  # [C]
             mean = results["rows"]["rows"]  # Eq. 3
+        # A row with too few holders keeps its last published value, or the initial one.
         enough = holders >= self.options.min_holders
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
         # A published row stays published: the last average holds until there is a new one.
@@ -284,7 +318,10 @@ class FedSSA(Method):
 
 
 def rows_of(classifier: Mapping[str, Tensor]) -> Tensor:
-    """Rows [C, d+1] of a linear classifier: weights and bias."""
+    """Rows [C, d+1] of a linear classifier: weights and bias.
+
+    The bias is the last column. The result is detached.
+    """
     return torch.cat([classifier["weight"], classifier["bias"][:, None]], dim=1).detach()
 
 

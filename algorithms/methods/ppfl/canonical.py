@@ -40,24 +40,33 @@ class Canonical(nn.ModuleList):
         outputs = torch.stack([model(z) for model in self])  # [K, B, C]
         if self.mixture == "logits":
             return torch.einsum("k,kbc->bc", c, outputs)
+        # log Σ_k c_k p_k, computed from logarithms, so that small p_k do not underflow.
         return torch.logsumexp(torch.log_softmax(outputs, -1) + c.log()[:, None, None], 0)
 
 
 def interpolated(models: nn.ModuleList, z: Tensor, c: Tensor) -> Tensor:
-    """Output [B, C] of the one module with parameters Σ_k c_k u_k."""
+    """Output [B, C] of the one module with parameters Σ_k c_k u_k.
+
+    It can be differentiated by c and by each u_k.
+    """
     each = [dict(model.named_parameters()) for model in models]
+    # Each parameter is stacked [K, …], and weighted over the first axis.
     mixed = {name: torch.tensordot(c, torch.stack([u[name] for u in each]), 1) for name in each[0]}
     output: Tensor = torch.func.functional_call(models[0], mixed, (z,))
     return output
 
 
 class Membership(nn.Module):
-    """A point c [K] of the simplex, at 1/K first; called without arguments it gives c."""
+    """A point c [K] of the simplex, at 1/K first; called without arguments it gives c.
+
+    The mirror rule of ``Optimiser`` keeps it there.
+    """
 
     functional = True  # no batch passes through it
 
     def __init__(self, models: int) -> None:
         super().__init__()
+        # c_i^0 = 1/K, as in section O4.3 of the paper.
         self.c = nn.Parameter(torch.full((models,), 1 / models))
 
     def forward(self) -> Tensor:
@@ -86,5 +95,6 @@ def canonical(
         )
     with torch.device("meta"):  # construction draws nothing from torch's generator
         made = Canonical([build() for _ in range(models)], mixture)
+    # One stream per parameter name: the K models differ, and are the same at every silo.
     fill(made, seed, prefix)
     return made

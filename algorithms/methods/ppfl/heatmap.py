@@ -39,7 +39,10 @@ def released(coordinator: CoordinatorState) -> Tensor:
 
 
 def simulated(states: Mapping[str, SiloState]) -> Tensor:
-    """Memberships [N, K] of a simulation's final states, in their order."""
+    """Memberships [N, K] of a simulation's final states, in their order.
+
+    LocalError if a state has none.
+    """
     without = [silo for silo, state in states.items() if "membership" not in state.parts]
     if without or not states:
         raise LocalError(
@@ -57,6 +60,7 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
             f"{len(labels)} labels for {len(memberships)} rows; give one a row, or none"
         )
     inside = ((memberships >= 0) & (memberships <= 1)).all(1)  # NaN is not
+    # A silo that released nothing has zeros, and is drawn too.
     whole = ((memberships.sum(1) - 1).abs() < TOLERANCE) | (memberships == 0).all(1)
     named = zip(labels or range(len(memberships)), (inside & whole).tolist(), strict=True)
     wrong = [name for name, fits in named if not fits]
@@ -67,7 +71,10 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
 
 
 def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:
-    """PNG of memberships [N, K] in 0…1, with any labels of the rows on the left."""
+    """PNG of memberships [N, K] in 0…1, with any labels of the rows on the left.
+
+    Cells are squares of ``CELL`` pixels. LocalError as in ``check``.
+    """
     check(memberships, labels)
     shade = memberships.double().numpy()[..., None]  # [N, K, 1]
     colours = np.rint(WHITE + shade * (DARK - WHITE)).astype(np.uint8)
@@ -75,6 +82,7 @@ def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:
     colours[silent] = GREY
     cells = Image.fromarray(colours.repeat(CELL, 0).repeat(CELL, 1))
 
+    # Cells of a silo that released nothing get a dash, since they show no membership.
     draw = ImageDraw.Draw(cells)
     for row, left in product(np.flatnonzero(silent).tolist(), range(0, cells.width, CELL)):
         draw.line((left + 6, row * CELL + 8, left + 10, row * CELL + 8), "black")

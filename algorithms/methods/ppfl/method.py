@@ -146,7 +146,9 @@ class PPFL(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
+        # K and C are the paper's letters.
         K, C = self.options.models, setting.classes
+        # c adds up to 1, so K floors must stay below it.
         if self.options.floor * K >= 1:
             raise LocalError(
                 f"ppfl: floor = {self.options.floor} times models = {K} must stay below 1; lower"
@@ -157,6 +159,7 @@ class PPFL(Method):
                 'ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave'
                 " it out"
             )
+        # h_i does not change, so sums over changing cohorts reveal it (SECURITY.md rule 1).
         if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
             raise LocalError(
                 f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of"
@@ -172,12 +175,14 @@ class PPFL(Method):
             )
         self.width = classifier.in_features
         self.template = self.crossing({"extractor": setting.sketch()["extractor"], **self._mixed()})
+        # If the extractor has no parameters, only U crosses.
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
         # The weight is 1 for each silo, whatever bounds a blind job has for weights by records.
         if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
+        # The class sums b_c and M_c, and the number of silos in them.
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
         specs = tuple(TensorSpec(name, "float64", shape) for name, shape in sums)
         self.coupling = Part("coupling", Kind.MEMBERSHIP, Sum("total"), specs)
@@ -230,6 +235,7 @@ class PPFL(Method):
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
+        # Without ``hidden``, canonical models are linear.
         hidden = None
         if self.options.canonical == "mlp":
             hidden = self.options.hidden
@@ -241,13 +247,14 @@ class PPFL(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No silo in the class sums yet."""
+        # Zero sums: degree and pull of the first round are 0.
         return {
             spec.name: torch.zeros(spec.shape, dtype=torch.float64)
             for spec in self.coupling.tensors
         }
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Eq. 7 (log-probabilities) or Eq. 8 (logits)."""
+        """Eq. 7 (log-probabilities [B, C]) or Eq. 8 (logits [B, C])."""
         return parts["canonical"](parts["extractor"](x), parts["membership"]())
 
     def loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
@@ -261,7 +268,10 @@ class PPFL(Method):
         return nn.functional.nll_loss(scores, y, reduction="none")
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """θ replaces the silo's own; the class sums are kept for the Laplacian."""
+        """θ replaces the silo's own; the class sums are kept for the Laplacian.
+
+        If no class sums came down, the last ones stay.
+        """
         fresh = self.replaced(state, delivered, "model")
         return SiloState(fresh.parts, {**state.extra, **delivered.get("coupling", {})})
 
@@ -273,21 +283,31 @@ class PPFL(Method):
     def effort(self, round_: int) -> Effort:
         """A step on all records for the membership, or its epochs; then θ's epochs."""
         blocks, batches = self.blocks(round_), self.options.membership_batches
+        # ``Effort`` counts steps on all records apart from epochs of batches.
         moves_theta, moves_c = "theta" in blocks, "c" in blocks
         epochs = self.setting.epochs * (moves_theta + (moves_c and batches))
         return Effort(epochs=epochs, whole=int(moves_c and not batches))
 
     def theta_stage(self) -> Stage:
-        """Eq. 11: v and U by the job's optimiser, c_i fixed."""
+        """Eq. 11: v and U by the job's optimiser, c_i fixed.
+
+        It has no penalty, since the coupling of Eq. 13 concerns only c.
+        """
         return Stage(self.theta, self.setting.epochs, self.loss, self.setting.optimiser)
 
     def membership_stage(self, state: SiloState, facts: Facts) -> Stage:
-        """Eq. 14: one mirror step on the gradient over all records, θ fixed."""
+        """Eq. 14: one mirror step on the gradient over all records, θ fixed.
+
+        ``membership_batches`` takes mini-batch steps for the job's epochs, as the authors' code
+        does. The penalty is this silo's share of Eq. 13.
+        """
+        # "mirror" is Eq. 14; the other rule is a quirk of the authors' code.
         rule: Literal["mirror", "mirror-double-exponential"] = "mirror"
         if self.options.double_exponential:
             rule = "mirror-double-exponential"
         optimiser = Optimiser(self.options.membership_lr, rule=rule, floor=self.options.floor)
         h, b = proportions(facts.class_counts), state.extra["b"]
+        # From class sums, since W has rank C at most: no other silo's c_j is needed.
         degree, pull = h @ b, h @ state.extra["m"]  # d_i, Σ_j w_ij c_j [K]
         lam = self._lam(state)
         # The authors' code has the gradient λ D C: no −W, and not the factor 2 of Eq. 13.
@@ -296,16 +316,21 @@ class PPFL(Method):
         context = {"degree": degree, "pull": pull, "lam": torch.tensor(lam, dtype=torch.float64)}
         whole = not self.options.membership_batches
         epochs = 1 if whole else self.setting.epochs
+        # At λ = 0 the penalty would only cost time.
         penalty = self.penalty if lam else None
         return Stage(
             ("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole
         )
 
     def _lam(self, state: SiloState) -> float:
-        """λ as it enters Eq. 13; 0 under "mean_degree" before there are any class sums."""
+        """λ as it enters Eq. 13; 0 under "mean_degree" before there are any class sums.
+
+        Divided by the mean degree, λ means the same for any number of silos.
+        """
         lam, b = self.options.lam, state.extra["b"]
         if self.options.lam_scale == "literal":
             return lam
+        # Before the first class sums the mean degree is 0, which cannot divide.
         if not b.any():
             return 0.0
         # d_i grows with N, and Σ_i d_i / N = ‖b‖² / N is the mean degree.
@@ -317,13 +342,18 @@ class PPFL(Method):
         return context["lam"] * coupling_term(c, context["degree"], context["pull"])
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The parts that this round's wire list names."""
+        """The parts that this round's wire list names.
+
+        ``coupling`` holds h_i, h_i c_iᵀ and the number 1. In the clear the coordinator sees all of
+        it.
+        """
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
         sums = {
             "b": h,
             "m": torch.outer(h, c.double()),
             "silos": torch.ones((), dtype=torch.float64),
         }
+        # a_i of Eq. 12.
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
         contributions = {
             "model": Contribution(self.flat(state, *self.theta), weight),  # Eq. 12
@@ -349,6 +379,7 @@ class PPFL(Method):
         if "membership" not in results:
             return combined
         rows = state["memberships"].clone()
+        # Silos that were away keep the row that they released before.
         rows[self.numbers(cohort)] = results["membership"]["c"]
         return Combined({"memberships": rows}, combined.published)
 
@@ -358,6 +389,7 @@ def proportions(class_counts: Tensor) -> Tensor:
     silos' labels.
     """
     counts = class_counts.double()
+    # If no class of a silo is shown, counts are zeros: clamped, h is 0 and not NaN.
     return counts / counts.square().sum().sqrt().clamp(min=1.0)
 
 
