@@ -47,6 +47,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    # A compressed message costs its sender little, and its reader up to the largest size
+    # (SECURITY.md section 4).
     ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
@@ -62,9 +64,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    # A second server on the port fails at its start, and does not take some of the calls.
     ("grpc.so_reuseport", 0),
+    # Honest peers ping every KEEPALIVE_SECONDS. Whoever does so more often than this is cut off.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
+    # A peer that connects and sends nothing holds its connection no longer than this.
     ("grpc.server_handshake_timeout_ms", 20_000),
 )
 
@@ -86,13 +91,21 @@ def require_tls13() -> None:
 
 
 def transfer_seconds(size: int) -> float:
-    """Deadline of a transfer of ``size`` bytes."""
+    """Deadline of a transfer of ``size`` bytes.
+
+    In seconds: a minute, and the time that the bytes take at 256 KiB per second. A slower
+    peer is cut off.
+    """
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 
 
 def checked_address(address: str) -> str:
-    """``host:port`` as written in a configuration; LocalError for anything else."""
+    """``host:port`` as written in a configuration; LocalError for anything else.
+
+    A host name or address, a colon and a port from 1 to 65535. Nothing is looked up.
+    """
     host, _, port = address.rpartition(":")
+    # ``isdecimal`` alone takes digits of other scripts.
     number = int(port) if port.isascii() and port.isdecimal() else 0
     if not host or "/" in address or not 0 < number < 65536:
         raise LocalError(

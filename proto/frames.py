@@ -39,7 +39,10 @@ LONGEST_VARINT = 5  # bytes of a length below 2^35
 
 
 class ChunkFrame:
-    """A chunk frame: as it crosses, and the payload in it."""
+    """A chunk frame: as it crosses, and the payload in it.
+
+    ``encoded`` is the message Frame as it crosses; ``payload`` is a view of its end, not a copy.
+    """
 
     __slots__ = ("encoded", "payload")
 
@@ -59,12 +62,19 @@ Frame: TypeAlias = pb.Frame | ChunkFrame  # a pb.Frame that was decoded here is 
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a message Frame."""
+    """The bytes of a message Frame.
+
+    A chunk's bytes are those that it was made of: nothing is copied.
+    """
     return frame.encoded if isinstance(frame, ChunkFrame) else frame.SerializeToString()
 
 
 def decode(data: bytes) -> Frame:
-    """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds."""
+    """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds.
+
+    Bounds are checked before protobuf decodes anything, so a hostile frame costs no more memory
+    than an honest one.
+    """
     start = _payload_start(data)
     if start is not None:
         return ChunkFrame(data, start)
@@ -73,6 +83,7 @@ def decode(data: bytes) -> Frame:
     frame = pb.Frame.FromString(data)
     if frame.WhichOneof("body") != "chunk":
         return frame
+    # A chunk in another encoding: made our own, so callers meet one kind of chunk.
     return ChunkFrame.of([frame.chunk])
 
 
@@ -94,5 +105,6 @@ def _payload_start(data: bytes) -> int | None:
         length |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             start = index + 2
+            # Only a chunk that is the whole message: fields behind it would go unread.
             return start if start + length == len(data) else None
     return None

@@ -15,7 +15,10 @@ LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
 
 
 def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
-    """Headers of a manifest."""
+    """Headers of a manifest.
+
+    In the order of the items, which is that of the bytes that follow.
+    """
     return [
         pb.TensorHeader(
             part=item.part,
@@ -68,6 +71,8 @@ def check_manifest(
 
 
 def _show(header: pb.TensorHeader) -> str:
+    # A number that the schema lacks has no name; it may come from a hostile peer, like the texts,
+    # which are cut.
     dtype = pb.DType.Name(header.dtype) if header.dtype in pb.DType.values() else str(header.dtype)
     kind = (
         pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
@@ -79,7 +84,10 @@ def _show(header: pb.TensorHeader) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine."""
+    """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine.
+
+    A view where the tensor is contiguous: it changes with the tensor.
+    """
     # The wire's byte order is fixed, so that digests agree between machines.
     array = tensor.detach().contiguous().numpy()
     little = array.astype(LITTLE_ENDIAN[DTYPE_NAMES[tensor.dtype]], copy=False)
@@ -89,7 +97,11 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def tensor_from(
     buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0
 ) -> Tensor:
-    """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one."""
+    """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one.
+
+    ``offset`` is in bytes. Memory that cannot be written to, is not aligned, or has another byte
+    order is copied.
+    """
     if spec.elements == 0:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
     array = np.frombuffer(

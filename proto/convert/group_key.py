@@ -79,12 +79,17 @@ CONTRIBUTION = Shape(
 )
 
 MOST_FIELDS = 8  # of a message, its entries aside
+# A contribution and a letter are a few hundred bytes; this is well above both.
 MOST_BYTES = 1024  # of an entry in an entry
 
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A silo's contribution to a job's key, and its secret sealed to each other silo, by id."""
+    """A silo's contribution to a job's key, and its secret sealed to each other silo, by id.
+
+    ``session`` shows who sent it and is never printed. ``pieces`` are in the order of their
+    recipients.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -95,7 +100,10 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class KeyPoll:
-    """A silo asks for what the others contributed."""
+    """A silo asks for what the others contributed.
+
+    The answer is empty while a silo of the job has not contributed yet.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -103,13 +111,20 @@ class KeyPoll:
 
 
 def read_contributed(data: bytes, silos: int) -> pb.Contributed:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    Sizes of what is in it are checked by ``contributed_from_wire``.
+    """
+    # In the bytes: protobuf makes all entries before anybody can count them.
     check_fields(data, silos + MOST_FIELDS, {})
     return pb.Contributed.FromString(data)
 
 
 def read_told(data: bytes, silos: int) -> pb.KeyReply:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    It is a ``KeyReply``; the bounds keep a hostile coordinator from filling a silo's memory.
+    """
     letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
     check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
     return pb.KeyReply.FromString(data)
@@ -142,18 +157,25 @@ RELAYED = each(
 
 
 def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
-    """At the silo."""
+    """At the silo: the message of a contribution.
+
+    Nothing is checked here; the other end reads it by the same table.
+    """
     made: pb.Contributed = CONTRIBUTED.to_wire(contributed)
     return made
 
 
 def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for the envelope, KEYS or SHARES for its parts. Signatures and seals are still
+    to be checked (security/blind/group_key.py).
+    """
     return CONTRIBUTED.whole_from_wire(silo, message)
 
 
 def poll_to_wire(poll: KeyPoll) -> pb.KeyPoll:
-    """At the silo."""
+    """At the silo: the message of a poll."""
     made: pb.KeyPoll = POLL.to_wire(poll)
     return made
 

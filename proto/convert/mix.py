@@ -50,7 +50,10 @@ BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})
 
 
 class PartWord(NamedTuple):
-    """The word on another silo's newest upload of a part."""
+    """The word on another silo's newest upload of a part.
+
+    ``word`` is checked by security/blind/prekeys.py; here it only has the right form.
+    """
 
     part: str
     word: Word
@@ -63,6 +66,7 @@ def _upload_number(why: str, path: str) -> WireField:
     """The last of the fields that make a ``Version``; ``why`` has it as ``found``."""
 
     def read(sent: Sender, found: int, known: Known) -> int:
+        # The model's own rules judge: round, attempt and number have their ranges there.
         if not _is_version({**known, "number": found}):
             sent.refuse(why, known, found=found)
         return found
@@ -118,7 +122,10 @@ WORD = Shape(
 
 
 def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.DeliveredPrekey]:
-    """At the coordinator, by part."""
+    """At the coordinator, by part.
+
+    In the order that it is given, which ``words_from_wire`` wants ascending by part and silo.
+    """
     return [WORD.to_wire(PartWord(part, word)) for part, word in words]
 
 
@@ -128,6 +135,7 @@ def words_from_wire(
     """At the silo: each silo's once per part; RefusedError blames ``peer``."""
     sent = Sender(peer, Code.KEYS)
     sent.few(messages, MOST_TOLD, "prekeys")
+    # Counted before one is read: each costs signatures and a proof to check later.
     words = tuple(WORD.whole_from_wire(peer, message) for message in messages)
     sent.ascending(((part, word.version.silo) for part, word in words), "prekeys", shown=200)
     return words
@@ -155,7 +163,10 @@ class PaddedWord:
 
 @dataclass(frozen=True, slots=True)
 class WireSummand:
-    """One other silo's upload in a row, and the recipient's letter with its seed."""
+    """One other silo's upload in a row, and the recipient's letter with its seed.
+
+    Checked by ``padded_mix.check_sent`` and opened only once the row is admitted.
+    """
 
     upload: PaddedUpload
     letter: Letter
@@ -234,7 +245,7 @@ ROW = Shape(
 
 
 def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
-    """UPLOAD, or SHARES for its sealing."""
+    """An upload's signed word; RefusedError UPLOAD, or SHARES for its sealing."""
     return UPLOAD.from_wire(peer, message)
 
 
@@ -245,18 +256,26 @@ def padded_to_wire(padded: PaddedWord) -> pb.PaddedWordUpload:
 
 
 def read_padded(data: bytes, silos: int) -> pb.PaddedWordUpload:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    The bound is one piece for each silo and a few fields more.
+    """
     check_fields(data, silos + MOST_FIELDS, {})
     return pb.PaddedWordUpload.FromString(data)
 
 
 def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for the envelope, UPLOAD, KEYS or SHARES for its parts. The silo cannot give an
+    upload in another's name.
+    """
     return PADDED.whole_from_wire(silo, message, silo=silo)
 
 
 def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
     """At the coordinator."""
+    # One table for both kinds: a directed row has survivors, any other has summands.
     made: pb.MixedRow = ROW.to_wire(mixed)
     return made
 

@@ -17,7 +17,10 @@ from .shape import SIGNATURE_BYTES, Sender, Shape, length_within, members, plain
 
 
 class PartClaim(NamedTuple):
-    """The claim on the open sum of a part."""
+    """The claim on the open sum of a part.
+
+    The claim is as the coordinator states it; nothing in it is checked yet.
+    """
 
     part: str
     claim: Claim
@@ -61,6 +64,7 @@ def sums_from_wire(
     """
     Sender(peer, ENVELOPE).few(messages, len(parts), "open sums")
     names = [message.part for message in messages]
+    # In order and once each, so that a delivery has one spelling.
     if names != [part for part in parts if part in names]:
         shown = ", ".join(name[:64] for name in names)
         why = f"brings sums of {shown}, not some of {', '.join(parts)}, each once and in order"

@@ -52,6 +52,7 @@ MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 g
 # Of all evidence that is delivered at a time: against twenty dealers of 100 silos, two of 1000.
 MOST_PROOF_BYTES = 1 << 20
 
+# Only numbers cross; the texts are what commitments and signatures are over.
 KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
 
 BUNDLE = Shape(
@@ -178,6 +179,7 @@ SHOWN = Shape(
 
 
 def _revealed(dealer: str, kind: bytes, share: bytes, salt: bytes) -> Revealed:
+    # Share and salt are fields of the message itself, and one value of ours.
     return Revealed(dealer, kind, HeldShare(share, salt))
 
 
@@ -227,7 +229,10 @@ EVIDENCE_SHARES = each(HOLDER_SHARE, "holder", "shares of evidence")
 
 
 def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
-    """Evidence against a dealer."""
+    """Evidence against a dealer.
+
+    Either the holder and its key, or the kind and the shares, never both (``_fault``).
+    """
     made = pb.Misdealing(
         document=evidence.document,
         bundle=BUNDLE.to_wire(evidence.bundle),
@@ -244,10 +249,14 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
 
 
 def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
-    """KEYS, SHARES or MISDEALT; ``Misdealing.spec`` reads the document."""
+    """Evidence as it came; RefusedError KEYS, SHARES or MISDEALT.
+
+    Nothing is proven yet: ``Misdealing.spec`` reads the document, and ``proves`` checks it.
+    """
     sent = Sender(peer, Code.MISDEALT)
     bundle = BUNDLE.from_wire(peer, message.bundle)
     dealing = DEALING.from_wire(peer, message.dealing)
+    # With the dealing: a dealer's portion to itself has other sizes.
     portions = PORTIONS.read(sent, message.portions, {"dealing": dealing})
     document = EVIDENCE_DOCUMENT.read(sent, message.document, {})
     return Misdealing(document, bundle, dealing, portions, _fault(sent, message))
@@ -274,6 +283,7 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
     made, left = [], MOST_PROOF_BYTES
     for message in map(misdealing_to_wire, proofs):
         left -= message.ByteSize()
+        # Cut here, not passed over: which dealers are shown follows from the order alone.
         if left < 0:
             break
         made.append(message)
@@ -281,9 +291,13 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
 
 
 def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misdealing, ...]:
-    """KEYS, SHARES or MISDEALT; one of each dealer at most, in order."""
+    """Evidence against some dealers, one of each at most, in order.
+
+    RefusedError KEYS, SHARES or MISDEALT; ``evidence.proven`` checks what it proves.
+    """
     sent = Sender(peer, Code.MISDEALT)
     sent.few(messages, MOST_SILOS, "proofs")
     made = tuple(misdealing_from_wire(peer, message) for message in messages)
+    # Once each: a silo checks all of it, and a second proof against one dealer adds nothing.
     sent.ascending((evidence.dealer for evidence in made), "proofs")
     return made

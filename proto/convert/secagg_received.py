@@ -1,4 +1,4 @@
-"""What a silo receives in a secure sum: ``SecureDelivery``.
+"""Messages that a silo receives in a secure sum: ``SecureDelivery``.
 
 It receives the events of its machine, the signed specification before, or that the attempt is over:
 a code. The table has the largest size of each, in bytes, among n silos: ids of 64 characters, the
@@ -119,7 +119,11 @@ DeliveryBody: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SecaggDelivery:
-    """One message to a silo."""
+    """One message to a silo.
+
+    ``attempt`` says of which attempt it is, so that a late message of an earlier one is told
+    apart.
+    """
 
     attempt: Attempt
     body: DeliveryBody
@@ -135,6 +139,7 @@ SPEC = Shape(  # SPEC, or ABANDON for its notes and survivors; the machine reads
     signature=sized(SIGNATURE_BYTES, "the signature over the specification"),
     notes=each(ABANDON, "silo signature", "abandon notes", MOST_NOTES, Code.ABANDON),
     shown=each(SHOWN, "ctx", "survivors of earlier rounds", MOST_SHOWN, Code.ABANDON),
+    # By functions, for evidence is no table (secagg_messages.py).
     proofs=WireField(lambda sent, found, _: proofs_from_wire(sent.peer, found), proofs_to_wire),
 )
 KEYS = Shape(
@@ -184,26 +189,40 @@ BODY = OneOf(
 
 
 def secagg_delivery_to_wire(delivery: SecaggDelivery | None) -> pb.SecureDelivery:
-    """At the coordinator; None where nothing came before the hold time was over."""
+    """At the coordinator; None where nothing came before the hold time was over.
+
+    A SecureDelivery with one body, by the type of the value.
+    """
     if delivery is None:
         return pb.SecureDelivery(nothing=pb.SecureNothing())
+    # Each delivery names its attempt, since messages of an ended one may still be on their way.
     attempt = attempt_to_wire(delivery.attempt)
     return pb.SecureDelivery(attempt=attempt, **BODY.to_wire(delivery.body))
 
 
 def spec_to_wire(spec: SignedSpec) -> pb.SignedSpec:
-    """At the coordinator, which also keeps it so."""
+    """At the coordinator, which also keeps it so.
+
+    The coordinator's signature is over the document alone.
+    """
     made: pb.SignedSpec = SPEC.to_wire(spec)
     return made
 
 
 def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
-    """SPEC, or ABANDON for its notes and survivors."""
+    """The specification and what a silo needs to enter it; RefusedError SPEC, or ABANDON for its
+    notes and survivors.
+
+    The document itself is not read here: the machine does that.
+    """
     return SPEC.from_wire(COORDINATOR, message)
 
 
 def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    It is a SecureDelivery. Each body has the bounds of its longest honest form.
+    """
     # A malicious coordinator must not exhaust a silo's memory either.
     bounds = {
         **dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
@@ -224,11 +243,17 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
 
 
 def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | None:
-    """At a silo; RefusedError blames the coordinator, also for what it only passed on."""
+    """At a silo; RefusedError blames the coordinator, also for what it only passed on.
+
+    None where nothing came before the hold time was over. Code MANIFEST for the envelope, else
+    that of the step.
+    """
     sent = Sender(COORDINATOR, ENVELOPE)
     delivery = None
+    # An answer without a message ends the hold of a poll, not the attempt.
     if message.WhichOneof("body") != "nothing":
         attempt = ATTEMPT.from_wire(COORDINATOR, message.attempt)
         delivery = SecaggDelivery(attempt, BODY.from_wire(sent, message))
+    # Written again: what the tables do not know would be missing, and the two differ.
     sent.check_whole(message, secagg_delivery_to_wire(delivery))
     return delivery

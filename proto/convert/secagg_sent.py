@@ -1,4 +1,4 @@
-"""What a silo sends in a secure sum, and how it asks for more: ``SecureUpload``, ``SecurePoll``.
+"""The messages of a silo in a secure sum, and its polls: ``SecureUpload``, ``SecurePoll``.
 
 It sends the effects of its machine (security/secagg/silo_events.py), or that the attempt is over
 for it: a code, never a text. The table has the largest size of each ``SecureUpload``, in bytes,
@@ -79,11 +79,13 @@ def step_codes() -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
+        # An ErrorCode already: the step's codes are no codes of an RPC.
         if error.code == ENVELOPE:
             raise
         raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
 
 
+# By name: a code that the schema lacks fails when this module is imported.
 CODES = {code: pb.SecureCode.Value(f"SECURE_CODE_{code.name}") for code in Code}
 
 
@@ -103,7 +105,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The attempt is over for its sender."""
+    """The attempt is over for its sender.
+
+    ``code`` says why; no text crosses.
+    """
 
     code: Code
 
@@ -122,7 +127,10 @@ UploadBody: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SecaggUpload:
-    """One message of a silo."""
+    """One message of a silo.
+
+    ``session`` shows who sent it and is never printed; ``body`` is in the silo's own name.
+    """
 
     session: bytes = field(repr=False)
     attempt: Attempt
@@ -131,7 +139,10 @@ class SecaggUpload:
 
 @dataclass(frozen=True, slots=True)
 class SecaggPoll:
-    """A silo waits for the next message of a round's sums, of which it has taken in ``had``."""
+    """A silo waits for the next message of a round's sums, of which it has taken in ``had``.
+
+    ``had`` counts messages, so one that was lost with its connection is delivered again.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -145,6 +156,7 @@ def most_contributed(silos: int, groups: int, products: int = 0) -> int:
 
     The sum of the table.
     """
+    # The constants are the table's columns; an empty field of products does not cross at all.
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
@@ -156,6 +168,7 @@ JOB_DIGEST = sized(HASH_BYTES, "the digest of the job")
 
 
 def _attempt(context: bytes, **others: Any) -> Attempt:
+    # The schema spells it out, the machines say ctx.
     return Attempt(ctx=context, **others)
 
 
@@ -213,19 +226,23 @@ POLL = Shape(
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:
-    """Either way."""
+    """The attempt that a message is of, in either direction."""
     made: pb.SecureAttempt = ATTEMPT.to_wire(attempt)
     return made
 
 
 def secagg_upload_to_wire(upload: SecaggUpload) -> pb.SecureUpload:
-    """At the silo."""
+    """At the silo: a SecureUpload with one body, by the type of the value."""
     attempt = attempt_to_wire(upload.attempt)
     return pb.SecureUpload(session=upload.session, attempt=attempt, **BODY.to_wire(upload.body))
 
 
 def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    It is a SecureUpload. No body of an honest silo has more entries than there are silos, and a
+    few fields.
+    """
     check_fields(
         data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES))
     )
@@ -233,7 +250,11 @@ def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
 
 
 def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for the envelope, else that of the step. Signatures are for the machine to
+    check.
+    """
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session and an attempt.
     session = SESSION.read(sent, message.session, {})

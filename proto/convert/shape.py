@@ -64,7 +64,12 @@ class Sender:
         self.check(message == known, "has fields that its protocol version does not know")
 
     def refuse(self, why: str, known: Known, **found: object) -> NoReturn:
-        """RefusedError; ``why`` may name fields, and what was found."""
+        """RefusedError; ``why`` may name fields, and what was found.
+
+        ``why`` is a text of ours with names in braces, filled in from what was read.
+        """
+        # What was found is a value of the format, never the format itself, so a hostile text stays
+        # text.
         raise RefusedError(self.peer, self.code, why.format_map({**known, **found}))
 
     def ascending(self, keys: Iterable[Any], what: str, shown: int = 80) -> None:
@@ -81,7 +86,11 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class WireField:
-    """One field: how it is read and written, and where the value has it (``path``)."""
+    """One field: how it is read and written, and where the value has it (``path``).
+
+    ``read`` gets the sender, the value in protobuf and what was read before; it returns ours or
+    refuses. ``write`` is its inverse.
+    """
 
     read: Callable[[Sender, Any, Known], Any]
     write: Callable[[Any], Any] = lambda value: value
@@ -106,7 +115,10 @@ class Shape(Generic[T]):
         self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
 
     def to_wire(self, value: T) -> Any:
-        """The protobuf message."""
+        """The protobuf message.
+
+        Nothing is checked here: the other end reads it by the same table.
+        """
         written = {
             name: field.write(self._paths[name](value)) for name, field in self.fields.items()
         }
@@ -138,6 +150,7 @@ def member(what: str, path: str = "") -> WireField:
 
     def read(sent: Sender, found: str, known: Known) -> str:
         if re.fullmatch(ID_PATTERN, found) is None:
+            # One character more than an id has: a longer text shows as too long.
             sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])
         return found
 
@@ -163,6 +176,7 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
     """Exactly this many bytes."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        # Some sizes follow from a field before, such as a dealer's own portion.
         wanted = size if isinstance(size, int) else size(known)
         if len(found) != wanted:
             why = what + " has {length} bytes, not {wanted}"
@@ -173,9 +187,13 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
 
 
 def within(low: int, high: int, why: str, path: str = "") -> WireField:
-    """A number in this range; ``why`` has it as ``found``."""
+    """A number in this range; ``why`` has it as ``found``.
+
+    Both ends included; NaN is in no range.
+    """
 
     def read(sent: Sender, found: float, known: Known) -> float:
+        # So written, NaN is refused: it is in no range.
         if not low <= found <= high:
             sent.refuse(why, known, found=found)
         return found
@@ -201,7 +219,10 @@ def tags(what: str) -> WireField:
 
 
 def numbers(most: int, what: str) -> WireField:
-    """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes."""
+    """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes.
+
+    ``found`` stays bytes: what they stand for is for the machines to read.
+    """
     return _whole(NUMBER_BYTES, most, f"{what} has {{length}} bytes, not {NUMBER_BYTES} per number")
 
 
@@ -209,6 +230,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
     """Values of ``size`` bytes, at most ``most`` bytes together; ``why`` has the ``length``."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        # A part of a value would be dropped without a word where it is read.
         if len(found) % size or len(found) > most:
             sent.refuse(why, known, length=len(found))
         return found
@@ -229,7 +251,10 @@ def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
 
 
 def proof(what: str) -> WireField:
-    """The hashes of an inclusion proof."""
+    """The hashes of an inclusion proof.
+
+    No more than a tree over the most silos takes, each 32 bytes.
+    """
     return _listed(sized(HASH_BYTES, what), MOST_HASHES, "hashes of a proof")
 
 
@@ -247,6 +272,7 @@ def one(
     named = attrgetter(own) if own else None
 
     def read(sent: Sender, found: Any, known: Known) -> Any:
+        # With what was read around it, which texts of errors may name.
         value = shape.from_wire(sent.peer, found, **known)
         if named and named(value) != sent.peer:
             Sender(sent.peer, shape.code).refuse(why, {}, named=named(value))
@@ -262,6 +288,7 @@ def each(
 
     ``code`` is with what the set is refused, if not with that of the message that it is in.
     """
+    # Several paths give a tuple, and sets are ascending by its first, then its second.
     key_of = attrgetter(*key.split())
 
     def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
@@ -275,7 +302,10 @@ def each(
 
 
 def every(shape: Shape[Any], what: str) -> WireField:
-    """Messages in an order of their own, no more than there are silos."""
+    """Messages in an order of their own, no more than there are silos.
+
+    Unlike ``each``, an order of their own: that of the document that they belong to.
+    """
     listed = _listed(one(shape), MOST_SILOS, what)
     return WireField(listed.read, lambda values: list(map(shape.to_wire, values)))
 
@@ -301,6 +331,7 @@ class OneOf:
     def from_wire(self, sent: Sender, message: Message, oneof: str = "body") -> Any:
         """The value; RefusedError for a message without a body."""
         name = message.WhichOneof(oneof)
+        # Also for None: an empty message has no body.
         if name not in self._bodies:
             raise RefusedError(sent.peer, sent.code, self._missing)
         kind, field = self._bodies[name]
