@@ -42,6 +42,8 @@ def from_json(data: bytes, model: type[ModelT], origin: str) -> ModelT:
         if not isinstance(document, dict) or DIGEST not in document:
             return parse_canonical(data, model, origin)
         stated = document.pop(DIGEST)
+        # A flipped bit may leave all values as they are, in an escape for one: the spelling shows
+        # it.
         spelling = canonical_json({**document, DIGEST: stated})
         digest = _sha256(canonical_json(document))
         read = validate(document, model, origin)
@@ -60,7 +62,7 @@ def write_json(path: Path, model: pydantic.BaseModel) -> None:
 
 
 def read_json(path: Path, model: type[ModelT]) -> ModelT:
-    """What ``write_json`` wrote; LocalError names the file and says what to do."""
+    """The model that ``write_json`` wrote; LocalError names the file and says what to do."""
     return from_json(documents.read_bytes(path), model, str(path))
 
 
@@ -75,11 +77,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What ``write_bytes`` wrote.
+    """The bytes that ``write_bytes`` wrote.
 
     A LocalError names the file and says nothing of its contents.
     """
     kept = documents.read_bytes(path)
+    # A file shorter than a digest is all digest, and does not fit.
     data, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise _changed(str(path))

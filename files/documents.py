@@ -114,6 +114,7 @@ def _check_key(key: Any, where: str) -> None:
 
 
 def _check_scalar(value: Any, where: str) -> None:
+    # First, for bool is a kind of int in Python.
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -226,6 +227,7 @@ def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
     """
     # Signatures are over the canonical bytes, so a file in another spelling would verify although
     # it is not what was signed.
+    # Parsed and written again: comparing the bytes finds every other spelling.
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
         raise LocalError(
@@ -270,7 +272,7 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
 
 
 def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
-    """Whether a step is a key or a number of a list, not the tag of a union."""
+    """True if a step is a key or a number of a list, not the tag of a union."""
     is_union = len(tables) > 1
     if not is_union or step.isdecimal():
         return True
@@ -278,7 +280,7 @@ def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
 
 
 def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
-    """What to write instead of an unknown key.
+    """A hint at what to write instead of an unknown key.
 
     It is the nearest key of the same table, or the table to which the key belongs.
     """
@@ -341,7 +343,9 @@ def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
     ]
     visited = set()
     while pending:
+        # The outermost tables first, so that the nearest home of a key is named first.
         path, home, table = pending.pop(0)
+        # A model that holds itself would never end.
         if table in visited:
             continue
         visited.add(table)
@@ -363,6 +367,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     The order is: temporary name, fsync, rename, fsync of the folder.
     """
     # threads may write one path at once
+    # In the same folder, since a rename across file systems is none.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         _write_exclusive(temporary, data, mode)
@@ -375,7 +380,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Create a file that must not exist yet (keys), with its mode from the first byte on."""
+    """Create a file that must not exist yet (keys), with its mode from the first byte on.
+
+    Mode 0600 unless another is given. LocalError where the file exists, UnwritableError where the
+    disk does not take it.
+    """
     try:
         _write_exclusive(path, data, mode)
         sync_directory(path.parent)
@@ -388,7 +397,10 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there; UnwritableError where the disk does not let it go."""
+    """Remove a file if it is there; UnwritableError where the disk does not let it go.
+
+    The removal is not durable before the folder is synced.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -417,7 +429,10 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable.
+
+    A rename or a new file is not durable before. Raises OSError.
+    """
     # A file that was fsynced under a name that was not is gone after a power cut.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -440,5 +455,7 @@ def disk(folder: Path) -> Disk:
     for base, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
+                # Blocks that are taken, of 512 bytes on every file system: a sparse file counts
+                # what it holds.
                 used += os.lstat(os.path.join(base, name)).st_blocks * 512  # noqa: PTH118 cheaper than a Path a file
     return Disk(used, shutil.disk_usage(folder).free)

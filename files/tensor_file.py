@@ -105,7 +105,7 @@ def check_ours(path: Path) -> None:
 
 
 def is_ours(head: bytes) -> bool:
-    """Whether a safetensors file has a digest: only Staddle's have.
+    """True if a safetensors file has a digest: only Staddle's have.
 
     ``head`` is its header, or more of the file.
     """
@@ -134,6 +134,7 @@ def _ordered(data: bytearray) -> int:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    # Spaces behind a header are allowed: the length stays, and so do the tensors' places.
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
     if len(text) != length:
         raise LocalError(
@@ -147,6 +148,7 @@ def _head(file: BinaryIO, size: int) -> bytes:
     """The header with its length; the length alone where it is beyond the file."""
     head = file.read(8)
     length = int.from_bytes(head, "little")
+    # A flipped bit in the length may claim more than any memory has.
     return head + file.read(length) if length < size else head
 
 
@@ -154,6 +156,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
     start = head.find(_MARK) + len(_MARK)
     if start < len(_MARK):
         raise _unreadable(origin, "its header has no digest")
+    # As it was when it was computed: 64 zeros in its own place.
     digest = hashlib.sha256(head[:start] + _UNSIGNED.encode() + head[start + 64 :])
     for piece in rest:
         digest.update(piece)
