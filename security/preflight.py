@@ -55,6 +55,7 @@ class PreflightReport:
         """Run one check: its value, or None where it fails; every error of ours is a finding."""
         try:
             value, text = check()
+        # Ours say what to do. Any other error is a bug, and ends the run.
         except StaddleError as error:
             self.findings.append(Finding(name, ok=False, text=str(error)))
             return None
@@ -74,6 +75,7 @@ def identity(
     report: PreflightReport, folder: Path, path: Path, pins: Pins, role: Role
 ) -> tuple[Keys | None, Roster | None]:
     """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
+    # Both are tried even where one fails, so that one run shows all that is wrong.
     ours = report.look("keys", partial(keys, folder))
     members = report.look("roster", partial(roster, path, pins))
     if ours is None or members is None:
@@ -171,12 +173,14 @@ def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
     Returns the free bytes and a text. ``needed`` is in bytes and ``why`` says what needs them;
     the folder itself need not exist yet.
     """
+    # The nearest folder that exists: that of the state may be made at the first start.
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     check_local(
         place.is_dir(),
         f"{place}: is not a folder; the state goes to {folder}: choose another directory",
     )
     check_local(
+        # X too: without it no name inside of a folder can be reached.
         os.access(place, os.W_OK | os.X_OK),
         f"{place}: cannot write here; give this user the folder, or choose another directory",
     )

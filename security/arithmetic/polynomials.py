@@ -21,6 +21,7 @@ def lagrange(points: Sequence[int], at: int, prime: int) -> list[int]:
     """
     weights = []
     for x in points:
+        # Both products first: one inverse for each point.
         above, below = 1, 1
         for other in points:
             if other != x:

@@ -56,6 +56,7 @@ def split_number(
         1 <= threshold <= most, f"threshold {threshold} is not 1 to {most}, the number of holders"
     )
     check_holders(holders, prime)
+    # Of degree t - 1: t points determine it, t - 1 fit any secret.
     coefficients = [secret, *(uniform(draw, prime) for _ in range(threshold - 1))]
     return {x: value(coefficients, x, prime) for x in holders}
 

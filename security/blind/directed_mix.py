@@ -82,6 +82,7 @@ def recipient_pads(
     ``seed`` is the private half of the recipient's prekey. Of them only the survivors' come off
     (``open_row``).
     """
+    # The reader agrees with itself on a pad, too, where it is of the cohort.
     known = {**prekeys, group.reader: public_key(seed)}
     return {silo: _pad(spec, group, silo, seed, known[silo], silo) for silo in spec.cohort}
 

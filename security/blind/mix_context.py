@@ -104,6 +104,7 @@ class Version(Strict):
         """Ctx of this upload, 32 bytes."""
         fields = (
             self.silo.encode(),
+            # All three: a restarted upload of a round has another number, and so another stream.
             *(value.to_bytes(8) for value in (self.round, self.attempt, self.number)),
         )
         return hashlib.sha256(framed(MIX_VERSION, line.context(), *fields)).digest()

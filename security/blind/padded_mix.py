@@ -160,6 +160,7 @@ def check_upload(
     upload.check(line, signers)
     silo = upload.version.silo
     check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
+    # To every other silo of the job: any of them may get a row with this upload.
     check_sealed(upload.sealing, pieces, [other for other in signers.silos if other != silo])
 
 

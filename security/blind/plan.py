@@ -35,6 +35,7 @@ from .mix_context import MixContext, mix_group
 from .rotation import Use
 from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 
+# This and the recipient are in each specification, and in the name of a silo's memory.
 PURPOSE = "update"
 WORDS = b"@words"  # in place of a tensor's name; "@" cannot start one
 RECIPIENT = "coordinator"
@@ -52,6 +53,7 @@ def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
     Padded and rotated parts. Each has an intent of its own in the ledger, and leaves before the
     masked words.
     """
+    # Not a directed Mix: its rows are groups of the sum.
     return tuple(part for part in parts if _rotated(part) or part.exchange == Mix())
 
 
@@ -79,6 +81,7 @@ def sum_groups(
 
     ``readers`` are those who get rows.
     """
+    # Sums come first: ``newest_sum`` names a group by its place among them.
     sums = [(part, group(part, bounds)) for part in summed(parts)]
     rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in readers]
     found = [*sums, *rows]
@@ -187,6 +190,7 @@ class RoundPlan:
                 if item.part not in own:
                     named += (*_names(item), digest)
             for part, digest in sums:
+                # No tensor has this name, so words never pass for a tensor.
                 named += (part.encode(), WORDS, digest)
 
         # Two rounds of one digest could not both be summed (security/secagg/memory.py).
@@ -327,6 +331,7 @@ class JobPlan:
             job.row_readers(round_) if rows else (),
             shared(up),
             uploaded(up),
+            # Without a key silos cannot check words, so tensors come down.
             _named(down, self._summed if job.keyed else ()),
             _named(down, [part.name for part in before]),
             _named(sums, self._published),
@@ -343,8 +348,10 @@ class JobPlan:
     def _published(self) -> frozenset[str]:
         """Names of the summed parts of a keyed job that any delivery has."""
         job = self.job
+        # Words are published for silos that can check them.
         if not job.keyed:
             return frozenset()
+        # The final delivery comes behind the last round.
         return self._summed & {
             part.name for start in (*job.phase_starts, job.length) for part in job.down(start)
         }
@@ -367,6 +374,7 @@ class JobPlan:
         The key is made once for a job and its roster, so its epoch is 0
         (security/blind/group_key.py).
         """
+        # All tensors of a part are one vector: one upload, one seed, one tag.
         elements = sum(spec.elements for spec in part.tensors)
         return MixContext(
             federation=federation,

@@ -65,6 +65,7 @@ class Use:
         Whoever has the group key makes it; the coordinator lacks that key.
         """
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
+        # No salt: every field of the use is in the label.
         return derive(
             group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers)
         )
@@ -254,6 +255,7 @@ def gaussians(key: bytes, stream: int, count: int) -> Reals:
     while filled < count:
         words = np.empty((_pairs(count - filled), 2), "<u8")
         source.fill(words.data.cast("B"))
+        # What is left over is dropped: each use has a stream of its own.
         found = _polar(words)[0][: count - filled]
         made[filled : filled + len(found)] = found
         filled += len(found)

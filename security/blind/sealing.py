@@ -117,6 +117,7 @@ def seal_to_all(
     check_local(
         size == SECRET_BYTES, f"a secret of {size} bytes cannot be sealed; it has {SECRET_BYTES}"
     )
+    # A sender has the secret already; a letter to itself would only add a leaf.
     others = bool(recipients) and sender not in recipients
     check_local(others, f"{sender!r} seals to other silos, not to {sorted(recipients)}")
 

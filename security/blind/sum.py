@@ -154,6 +154,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors
     as they are.
     """
+    # One dtype for the group: integers and float64 would lose digits in float32.
     dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
     flat = [
         tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False)
@@ -163,6 +164,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     values = (
         tuple(each.reshape(-1) for each in flat)
         if whole
+        # A row's elements side by side, as each row has a weight of its own.
         else np.concatenate(flat, axis=1).reshape(-1)
     )
     if own.weights != "private":
@@ -208,6 +210,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
         * own.weight_most
         / lightest
     )
+    # The weight that the mean divides by is off by that part, too.
     return total + largest * off / (1 - off)
 
 
@@ -253,6 +256,8 @@ class Quantised:
         """
         match part.exchange:
             case Sum():
+                # A specification of its own for each part: groups of one sum do not touch one
+                # another.
                 spec, opened = self.opened(part, members, read)
                 self._round += part.kind is Kind.METRIC
                 return folded(part, spec.groups[0], opened)
@@ -281,6 +286,7 @@ class Quantised:
             return None
         own = row_group(part, self._bounds, recipient)
         spec = specify(replace(self._frame(own), rows={own.name: weights}), sorted(weights), 0)
+        # All zeros stand for no row (secagg/spec.py).
         if not any(spec.groups[0].counts):
             return None
         made = folded(part, spec.groups[0], self._sum(part, spec, read))
@@ -339,6 +345,7 @@ def _elements(part: Part) -> int:
 
 def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Tensor]:
     """The group's elements as the part's tensors again."""
+    # Rows of the group are rows of each tensor; all but ratios have one.
     table, at = torch.from_numpy(values).reshape(own.rows, -1), 0
     found = {}
     for spec in part.tensors:

@@ -41,6 +41,7 @@ class Limit(Strict):
     type: Literal["budget.limit"] = "budget.limit"
     epsilon: Number
     delta: Number
+    # The silo's ledger has its text.
     policy: Hex32  # digest of the policy file that says so
 
 
@@ -58,6 +59,7 @@ class MechanismSteps(Strict):
     @model_validator(mode="after")
     def _event(self) -> "MechanismSteps":
         try:
+            # By the accountant's own bounds: what cannot be priced must not be written.
             self.event(self.steps)
         except LocalError as error:
             raise ValueError(str(error)) from None
@@ -76,6 +78,7 @@ class Reserve(Strict):
 
     type: Literal["budget.reserve"] = "budget.reserve"
     job: Text
+    # Costs are kept by it, for a name may come again.
     job_digest: Hex32
     round: Count
     purpose: Text
@@ -89,6 +92,7 @@ class Commit(Strict):
     """
 
     type: Literal["budget.commit"] = "budget.commit"
+    # Seq of the reservation in this log.
     ref: Count
     steps: Annotated[tuple[Count, ...], Some]
 

@@ -93,6 +93,7 @@ def _top(spends: Spends) -> int:
     follows = [one for one in spends(str(STEP)) if one not in fixed]
     # At one step of σ: all noise that follows from it grows in proportion.
     most = max((Decimal(one.sigma) for one in follows), default=STEP)
+    # Rounded down, so that no noise that follows leaves its range.
     return int(LARGEST_SIGMA / most)
 
 

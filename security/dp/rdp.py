@@ -129,6 +129,7 @@ def spent(events: Sequence[Event]) -> Reals:
     for event in events:
         # 0 steps without noise cost 0, but 0 times infinity is NaN.
         if event.steps:
+            # At each order costs add up, also where an event was chosen in view of earlier ones.
             total += event.steps * _step(event.sigma, event.q)
     return total
 

@@ -214,6 +214,7 @@ def create_keys(
             f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as"
             " 'hospital-a'"
         )
+    # gRPC's TLS offers no Ed25519 certificates by default (SECURITY.md section 1.4).
     tls = generate_private_key(SECP256R1())
     protocol, log, exchange = (
         Ed25519PrivateKey.generate(),
@@ -262,7 +263,9 @@ def _make_folder(folder: Path) -> None:
                 f"{folder}: holds files already; choose an empty folder, so that no key is"
                 " overwritten"
             )
+        # ``mkdir`` leaves the mode of a folder that is there already.
         folder.chmod(0o700)
+        # The folder's own name is durable before keys are written into it.
         sync_directory(folder.parent)
     except OSError as error:
         raise LocalError(f"{folder}: cannot make this folder: {error.strerror or error}") from error
@@ -300,6 +303,7 @@ def load_keys(folder: Path) -> Keys:
         ),
     }
     for name, (actual, declared) in found.items():
+        # Any one that differs makes the folder useless, so the first is enough.
         if actual != declared:
             raise LocalError(
                 f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"

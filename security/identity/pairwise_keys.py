@@ -44,6 +44,7 @@ def agree(seed: bytes, public: bytes, peer: str) -> bytes:
     RefusedError if the peer's key is none, or gives zero with every key.
     """
     try:
+        # The library raises ValueError where the result is all zeros (RFC 7748 section 6.1).
         return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise RefusedError(
@@ -106,4 +107,5 @@ def unseal(key: bytes, ctx: bytes, sender: str, receiver: str, sealed: bytes) ->
 
 
 def _associated(ctx: bytes, sender: str, receiver: str) -> bytes:
+    # Authenticated beside the key's own binding: a ciphertext opens in its place alone.
     return framed(SECAGG_SEAL, ctx, sender.encode(), receiver.encode())

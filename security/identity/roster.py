@@ -143,6 +143,7 @@ class Roster(Strict):
         # Whoever runs both has the coordinator's messages and a silo's keys: what is hidden from
         # the coordinator alone is open to it (SECURITY.md rule 12).
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
+        # Whoever runs a silo's host has its keys, too.
         return tuple(
             entry for entry in self.silos if runs & {entry.organisation, entry.host_operator}
         )
@@ -189,6 +190,7 @@ def _following(roster: Roster, without: str, *more: RosterEntry) -> Roster:
 
 
 def _made(federation: str, version: int, threshold: int, entries: Iterable[RosterEntry]) -> Roster:
+    # Sorted here, so that callers may bring entries in any order.
     ordered = tuple(sorted(entries, key=lambda entry: entry.id))
     document = {
         "federation": federation,

@@ -101,6 +101,7 @@ class Ledger:
         # Checked by the verifier's own rules: nothing is written that an audit would refuse.
         stored = record.model_dump(mode="json")
         with self._mutex:
+            # In one step with the write: no other record may come between the two.
             self._check(stored)
             appended = self._log.append(stored, durable=is_durable(record))
             self._accept(appended, stored)

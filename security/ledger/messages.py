@@ -163,6 +163,7 @@ def jobs(folder: Path) -> tuple[str, ...]:
     In the order in which the ledger first names them.
     """
     return tuple(
+        # From the records as they are stored, so that any type counts which names a job.
         dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record)
     )
 
@@ -201,6 +202,7 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
     totals: dict[tuple[str, ...], Totals] = {}
 
     def add(group: Mapping[Group, str], more: Totals) -> None:
+        # What is of no tensor has no taint, and so an empty name there.
         totals.setdefault(tuple(group.get(name, "") for name in by), Totals()).add(more)
 
     found = fold(folder)
@@ -230,6 +232,7 @@ def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, T
         key = (tensor.part, tensor.taint if by_taint else "")
         # 0 messages: the piece counts its message once, however many tensors it has.
         found.setdefault(key, Totals(messages=1)).add(Totals(0, 1, tensor.elements, size))
+        # What is left in the end is of no tensor: canaries of a masked message, for one.
         rest -= size
     pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
     if rest or not message.intent.tensors:

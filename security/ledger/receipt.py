@@ -26,6 +26,7 @@ class Receipt:
 
     federation: str
     roster: str  # digest
+    # Whose ledger it is, and who uploaded.
     silo: str
     job: str  # digest
     round: int
@@ -33,6 +34,7 @@ class Receipt:
     sha256: str
     ledger_seq: int
     ledger_leaf: str
+    # It binds the whole ledger up to there, not this record alone.
     ledger_root: str  # of the first ledger_seq + 1 records
 
     def sign(self, keys: Keys) -> bytes:

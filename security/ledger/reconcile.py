@@ -131,6 +131,7 @@ class CoordinatorSide:
         self.refused: list[tuple[int, HeadRefused]] = []
         self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
         for line, record in records(folder):
+            # All records, whichever silo they are of: heads are of the whole ledger.
             self.tree.append(line.hash)
             match record:
                 case Serving():
@@ -144,6 +145,7 @@ class CoordinatorSide:
 
 
 def _delivery(record: Ingress | DeliveredRecord) -> tuple[str, int, int, str]:
+    # Both sides record just these of a delivery; neither numbers them.
     return record.job, record.round, record.message.bytes, record.message.sha256
 
 
@@ -228,6 +230,8 @@ def _unchecked(matches: Matches, roster: Roster | None) -> int:
     """How many uploads have a receipt under another roster than this one."""
     if roster is None:
         return 0
+    # A receipt names its roster by digest, so one under another version cannot be checked by this
+    # one.
     digest = rosters.digest(roster)
     return sum(upload.digest.roster != digest for _, upload in matches.both)
 
@@ -347,6 +351,7 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
         head = _head(ours, record.checkpoint, roster)
     except ProofError as error:
         return f"the head that the coordinator holds is not the silo's: {error}"
+    # Up to the digest and no further: that is the head that came with the upload.
     if (head.size, head.root) != (record.ledger_seq + 1, root):
         return (
             "the silo signed another head for the coordinator than its ledger has up to there: it"

@@ -73,6 +73,7 @@ class Tensor(Strict):
     dtype: Text
     shape: tuple[Count, ...]
     bytes: Count
+    # The silo software's own statement, like the names: nothing in the bytes shows it (rule 32).
     taint: Literal["public", "dp", "private"]
     readers: tuple[Text, ...] = ()  # older records have none
 
@@ -133,6 +134,7 @@ class Applied(Strict):
 
     file: Hex32
     rule: Text
+    # A message that is denied has a record of its own, ``policy.deny``.
     decision: Literal["allow"]
 
 
@@ -171,6 +173,7 @@ class Paid(Strict):
     """
 
     dataset: Text
+    # Their seq in the budget's log, all below the size of the last ``privacy.head``.
     ids: tuple[Count, ...]  # in order, each once
 
     @classmethod
@@ -220,6 +223,7 @@ class KeyRotate(Strict):
     """
 
     type: Literal["key.rotate"] = "key.rotate"
+    # Both as ``VerifierKey`` writes them: name, key id, kind and key.
     old: Text
     new: Text
 
@@ -262,6 +266,7 @@ class PolicyChange(Strict):
     type: Literal["policy.change"] = "policy.change"
     before: Hex32 | None
     after: Hex32
+    # The whole file: an auditor reads what was in force without asking the silo for it.
     text: Annotated[str, Field(max_length=MAX_FILE)]
 
 
@@ -294,6 +299,8 @@ class Intent(Strict):
     rpc: Text
     recipient: Peer
     readers: tuple[Text, ...]  # all who can open the payload, and under which collusion (rule 31)
+    # Plain, masked, padded or rotated (policy/release.py); rules.py says what each asks of the
+    # rest.
     form: Text
     policy: Applied
     tensors: tuple[Tensor, ...]
@@ -356,6 +363,7 @@ class OutcomeRecord(Strict):
     ref: Count
     status: Literal["sent", "failed", "unknown"]
     bytes_sent: Count
+    # Null where no receipt came. Whether it holds, receipt_checks.py says.
     receipt: Annotated[str, Field(max_length=4096)] | None
 
 
@@ -399,6 +407,7 @@ class PrivacyHead(Strict):
     dataset: Text
     size: Count
     root: Hex32
+    # Decimals as text, rounded up.
     epsilon: Number
     delta: Number
     limit: Number
@@ -493,7 +502,9 @@ class Received(Strict):
     message: Payload
     ledger_seq: Count
     ledger_leaf: Hex32
+    # The silo's own signature is on it, so the coordinator cannot have made it up.
     checkpoint: Annotated[str, Field(max_length=4096)]
+    # As it was sent: reconcile.py compares it with the silo's copy.
     receipt: Hex64
 
 
@@ -583,6 +594,7 @@ class SumEnd(Strict):
     ctx: Hex32
     code: Code
     blame: Text
+    # For this silo's people alone: only the code crosses.
     why: Annotated[str, Field(max_length=MOST_WHY)]
 
 
@@ -602,6 +614,7 @@ class SumSigned(Strict):
     job_digest: Hex32
     round: Count
     ctx: Hex32
+    # Histories are per data set: records of another one are not in these sums.
     dataset: Text  # of this silo, whose records are in it
     survivors: tuple[Text, ...]  # U3, sorted
     absent: tuple[Text, ...]  # the other silos of the roster, sorted

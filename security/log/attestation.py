@@ -25,10 +25,12 @@ class Attestation:
     Digests and challenge are hex.
     """
 
+    # All fields are signed, so no answer holds for another silo, roster or session.
     federation: str
     roster: str  # digest
     by: str
     silo: str
+    # New in each session: an answer of an earlier one proves nothing now.
     challenge: str
     head: str  # as it was signed; empty: none
 

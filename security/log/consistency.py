@@ -56,6 +56,7 @@ class Consistency:
         require(size <= MAX_FILE, f"consistency proof has {size} bytes, more than {MAX_FILE}")
         # The first blank line ends the proof: the note behind it has one of its own.
         head, _, note = data.partition(b"\n\n")
+        # What is no ASCII fails below as a size or as base64, with the line in the error.
         first, *lines = head.decode("ascii", errors="replace").split("\n")
         try:
             if not first.startswith(_OLD):
@@ -91,6 +92,8 @@ def prove(tree: Tree, old: Note, new: Note) -> Consistency:
                 f"the {name} checkpoint, of {head.size} records, is not of this ledger, which has"
                 f" {len(tree)}; compare the ledger with its backups"
             )
+        # Both were compared with our own tree: a proof between other heads would mislead its
+        # reader.
         sizes.append(head.size)
     if sizes[0] > sizes[1]:
         raise LocalError(

@@ -52,6 +52,8 @@ class Signer:
 
     def record_key(self) -> bytes:
         """Key of the nonces of records (chain.py): who lacks the log key can write none."""
+        # The origin is in it: a silo's ledger and its budgets share the log key, and not this
+        # one.
         return derive(
             self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode())
         )
@@ -100,6 +102,7 @@ def stored(folder: Path) -> Note | None:
     LocalError for a file that is no note. Nothing says yet who signed it: ``stored_by`` does.
     """
     path = folder / CHECKPOINT
+    # A log has one from before its first record, so None is a new folder or a fault.
     if not path.exists():
         return None
     try:

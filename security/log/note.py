@@ -87,6 +87,7 @@ class VerifierKey:
         key_id, _, encoded = rest.partition("+")
         try:
             decoded = base64_bytes(encoded)
+            # An unknown kind raises ValueError, like any other text that is no key.
             kind = SignatureKind(decoded[0]) if decoded else None
         except ValueError:
             kind = None
@@ -200,6 +201,7 @@ def parse(data: bytes) -> Note:
         end >= 0 and text.endswith("\n"),
         "note is not a text, a blank line and signature lines, each with its newline",
     )
+    # Without a line there is no signature, which ``Note`` refuses.
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
 
     # (3) Each signature, and the text, is well-formed.
@@ -220,6 +222,7 @@ def _parse_signature(line: str) -> Signature:
         raise ProofError(
             f"note: signature of {name[:64]!r} is not base64: {encoded[:64]!r}"
         ) from None
+    # ``Note`` refuses one that is too short for both.
     return Signature(name, decoded[:ID_BYTES], decoded[ID_BYTES:])
 
 
@@ -306,6 +309,7 @@ def _message(text: str, time: int | None = None) -> bytes:
     """The bytes that are signed below a text, with a time for a cosignature."""
     if fault := _text_fault(text):
         raise LocalError(f"note: {fault}")
+    # The time is signed with the text (c2sp.org/tlog-cosignature).
     return (text if time is None else f"{COSIGNED}time {time}\n{text}").encode()
 
 

@@ -156,6 +156,7 @@ class Reading:
 def _is_whole(data: bytes) -> bool:
     """True if this is a record to its end."""
     try:
+        # Damage may have any depth of brackets.
         return isinstance(json.loads(data), dict)
     except (ValueError, RecursionError):
         return False

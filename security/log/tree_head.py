@@ -90,6 +90,7 @@ class TreeHead:
     def parse(cls, text: str) -> Self:
         """Read the text of a note, signed by whomever; ``text`` of the result is this text."""
         lines = text.split("\n")
+        # A final newline leaves an empty piece behind it.
         whole = len(lines) >= 4 and not lines.pop()
         require(whole, "checkpoint has not the lines origin, size and root, each with its newline")
         try:
@@ -161,6 +162,7 @@ def verify(
 
     # (3) It is a checkpoint of that log.
     checkpoint = TreeHead.parse(signed.text)
+    # One key signs the heads of several logs, each under an origin of its own.
     own = checkpoint.origin == log.name
     require(own, f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
 

@@ -154,9 +154,11 @@ class SecureAggregation(Strict):
     """
 
     required: Annotated[bool, Field(strict=True)] = False
+    # A sum over one silo is its values.
     min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
     min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
     assumed_colluders: Count = 1
+    # A row that one silo alone holds is that silo's.
     min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
     min_difference: Annotated[int, Field(strict=True, ge=1, le=MOST_DIFFERENCE)] | None = None
     dropouts: Literal["batches", "any"] = "batches"
@@ -176,8 +178,10 @@ class BudgetTable(Strict):
     With ``required``, every job must spend from it.
     """
 
+    # All of dp/ is per record; ``records_per_person`` gives the cost of several together.
     unit: Literal["record"]
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    # With a δ of 1 nothing is promised.
     delta: Annotated[Real, Field(ge=Decimal("1e-20"), lt=1)]
     required: Annotated[bool, Field(strict=True)] = False
     min_sigma: Annotated[Real, Field(gt=0, le=100_000)] | None = None
@@ -192,10 +196,12 @@ class AllowRule(Strict):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    # Whole names, no globs: a method that is installed later is not allowed by accident.
     methods: Annotated[tuple[str, ...], Some]
     parts: Annotated[tuple[str, ...], Some]
     kinds: Annotated[tuple[KindName, ...], Some]
     tensors: Annotated[tuple[Glob, ...], Some]
+    # It wins over ``tensors``: a tensor has to pass both.
     never: tuple[Glob, ...] = ()
     dtypes: Annotated[tuple[Dtype, ...], Some]
     max_elements: Count

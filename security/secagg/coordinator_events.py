@@ -49,6 +49,7 @@ class WordsUploaded:
 
     header: Header
     length: int
+    # Of what arrived, not of what the header says: ``_take_words`` compares the two.
     sha256: bytes
 
 
@@ -88,6 +89,7 @@ class SiloDropped:
     """A silo cannot take part any more: it said so, it was lost, or what it sent was malformed."""
 
     silo: str
+    # A ``Code``, or a word of the shell's own, such as "deadline".
     code: str
 
 
@@ -116,6 +118,7 @@ class OpenFailed:
     """
 
     why: str
+    # Then survivors have signed, and the attempt can no longer be abandoned.
     spoiled: bool = False
 
 
@@ -142,6 +145,7 @@ class Ask:
     """Send the signed specification to these silos."""
 
     silos: tuple[str, ...]
+    # The very bytes that are signed: silos hash them for the context.
     document: bytes
     signature: bytes
 
@@ -241,7 +245,9 @@ class Open:
     Then Opened or OpenFailed.
     """
 
+    # The masks that did not cancel: each survivor's to itself, and a lost silo's with survivors.
     terms: tuple[Term, ...]
+    # Whose uploads are added; the order does not change the sum.
     survivors: tuple[str, ...]
     tags: bytes = b""  # of all survivors together, where there are some
     # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
@@ -256,6 +262,7 @@ class EndAttempt:
     """
 
     code: Code
+    # Only where evidence or a checked message names somebody; a lost connection names nobody.
     blame: str
     why: str
 

@@ -211,6 +211,7 @@ class Misdealing:
         check(
             self.bundle.silo == dealer, dealer, Code.MISDEALT, "keys and dealing are of two silos"
         )
+        # With keys of another attempt, an honest dealer's shares would seem to lead elsewhere.
         self.bundle.check(ctx, signers)
         signed = signers.by_silo(
             dealer, SECAGG_DEALING, self.dealing.payload(ctx), self.dealing.signature
@@ -230,6 +231,7 @@ class Misdealing:
 
         # (2) There is one share of each of t holders, and each is the one that was dealt to it:
         # holders could make up shares that join to nothing.
+        # All portions came with the evidence: the signed root is over all of them.
         portions = {portion.holder: portion for portion in self.portions}
         holders = [each.holder for each in shares]
         enough = (
@@ -292,6 +294,7 @@ def proven(
             spec = proof.spec
         except LocalError as error:
             raise RefusedError(COORDINATOR, Code.MISDEALT, str(error)) from None
+        # A fault in another job takes nobody out of this one.
         ours = (spec.federation, spec.job_digest) == (federation, job_digest)
         check(
             ours,

@@ -85,6 +85,7 @@ def share_key(agreed: bytes, ctx: bytes, dealer: str, holder: str) -> bytes:
 
 def sealed_bytes(spec: RoundSpec) -> int:
     """Length of one sealed share."""
+    # By the whole cohort, so that the length says nothing of who was lost.
     return NUMBER_BYTES * compared(spec).numbers(len(spec.cohort)) + TAG_BYTES
 
 
@@ -93,6 +94,7 @@ def payload_bytes(spec: RoundSpec) -> int:
 
     In bytes. It follows from the specification, so a silo's upload says nothing by its length.
     """
+    # None for the dealer itself, which keeps its own share.
     behind = (len(spec.cohort) - 1) * sealed_bytes(spec) if spec.compared else 0
     return upload_bytes(spec) + behind
 
@@ -115,6 +117,7 @@ def deal_sealed(
     The same bytes for the same vectors and keys.
     """
     own, cohort, ctx = compared(spec), len(spec.cohort), spec.context()
+    # The seed serves nothing else, so its stream may begin at 0.
     shares = deal(own, quantised, cohort, spec.colluders, Keystream(hiding.seed, 0))
     pieces = []
     for holder, share in zip(spec.cohort, shares, strict=True):
@@ -166,6 +169,7 @@ def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
 def revealed(spec: RoundSpec, shares: Mapping[str, GramShare]) -> bytes:
     """A holder's shares of all survivors' inner products, from its shares by dealer."""
     return products_dumped(
+        # By number in the cohort: all holders then have the pairs in one order.
         multiply({spec.holder(dealer): share for dealer, share in shares.items()})
     )
 
@@ -183,6 +187,7 @@ def read_revealed(spec: RoundSpec, silo: str, survivors: int, data: bytes) -> Wo
             "reveals inner products in a round that compares nothing by shares",
         )
         return None
+    # How many there are follows from the survivors; whether they are right, only opening shows.
     products = products_loaded(spec.compared, survivors, data)
     if products is None:
         why = (

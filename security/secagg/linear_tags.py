@@ -103,8 +103,8 @@ class Tagger:
     ) -> bytes:
         """The tags that a silo sends: its sums under its pads and, in a secure sum, its masks.
 
-        8 bytes per group. ``terms`` are the masks. ``own``, by group, are keys of pads that one other silo has, in place of
-        the key that all have.
+        8 bytes per group. ``terms`` are the masks. ``own``, by group, are keys of pads that one
+        other silo has, in place of the key that all have.
         """
         # A row's tag must not show its numbers to other silos, which have the key that all share.
         pads = self._pads(group_key, ctx, silo)
@@ -130,6 +130,7 @@ class Tagger:
         ``summed`` has the silo, the context and the integer weight of each vector in the sum. The
         fault is that of ``check``.
         """
+        # One tag per group, whichever groups are looked at.
         tags = decoded(combined, len(self._done))
         if tags is None:
             why = f"brings tags of {len(combined)} bytes that are none"
@@ -250,6 +251,7 @@ class _Table:
     """
 
     def __init__(self, stream: Keystream) -> None:
+        # α comes first in the stream, once; β follows page by page.
         self._columns, self._stream = _digits(_field(stream, SIDE)), stream
         self._total, self._at = 0, 0  # H of whole pages; numbers in the open page
         self._begin()
@@ -274,8 +276,10 @@ class _Table:
                 # The scratch still has numbers of the last block around this one.
                 flat[:column], flat[end:] = 0, 0
                 flat[column:end] = half
+                # 512 products in each sum: exact, in whatever order BLAS adds (see above).
                 page[row : row + len(used)] += used @ self._columns
             self._at += block.size
+            # A full page becomes one number, so memory does not grow with the group.
             if self._at == SIDE * SIDE:
                 self._total, self._at = self.value(), 0
                 self._begin()
@@ -284,10 +288,12 @@ class _Table:
         """H of the numbers so far."""
         total = self._total
         for shift, sums in zip((0, _HALF), self._page, strict=True):
+            # Words of 32 bits leave the page of high halves empty.
             if not sums.any():
                 continue
             high = np.rint(sums * 2.0**-_HALF)  # below 2^21, and what is left at most 2^31
             for half, part in ((0, sums - high * 2.0**_HALF), (_HALF, high)):
+                # Python's integers from here on: the shifts go beyond 64 bits.
                 products = (part.T @ self._rows).tolist()
                 for i, j in product(range(_DIGITS), repeat=2):
                     total += int(products[i][j]) << (shift + half + _DIGIT * (i + j))

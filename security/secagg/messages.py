@@ -149,6 +149,8 @@ class Sets:
 
     def payload(self, ctx: bytes, silo: str) -> bytes:
         """The bytes that a survivor signs, behind SURVIVORS."""
+        # All three are in each signature: whoever signs survivors has agreed on keys and dealings
+        # too.
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
 
 
@@ -297,4 +299,5 @@ def set_digest(name: bytes, ctx: bytes, encoded: Sequence[bytes]) -> bytes:
     ``name`` is b"U1", b"U2" or b"U3". The messages are encoded with their signatures, so two
     silos with one digest saw the same signed words.
     """
+    # The name keeps a set of one step from passing for that of another.
     return hashlib.sha256(framed(SECAGG_SET, name, ctx, *encoded)).digest()

@@ -59,6 +59,7 @@ def receiving_keys(
     seed: bytes, ctx: bytes, silo: str, cohort: Sequence[str]
 ) -> tuple[ReceivingKey, ...]:
     """The public keys of ``silo``, one for each other member of the cohort, in its order."""
+    # By the cohort: keys are made before anybody knows U1.
     others = (dealer for dealer in cohort if dealer != silo)
     return tuple(
         ReceivingKey(dealer, public_key(receiving_seed(seed, ctx, silo, dealer)))
@@ -115,6 +116,7 @@ def check_key_delivery(
     ``root`` is that of the silo's bundle, whose signature the dealer has checked before.
     """
     # A key that the silo did not sign would be the coordinator's, which could open what is dealt.
+    # A key's place in the tree is that of its dealer among the others of its owner.
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
     check(

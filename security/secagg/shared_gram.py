@@ -174,6 +174,7 @@ def deal(
     """
     # Numbers from 1 on: the value at 0 is the vector itself.
     d, holders = degree(colluders), range(1, cohort + 1)
+    # d uniform coefficients for each number: whatever d holders have fits every vector.
     hiding = uniform(source, (d, own.elements))
     coefficients = np.concatenate([from_signed(quantised).reshape(1, -1), hiding])
     values = product(powers(holders, 0, d), coefficients)  # [holders, elements]
@@ -194,6 +195,7 @@ def dumped(share: GramShare) -> bytes:
 
 def loaded(own: Compared, cohort: int, data: bytes) -> GramShare | None:
     """The share of these bytes, which may be anything; None where they are none."""
+    # That it opened says nothing of its form: the dealer may have sealed anything.
     if len(data) != NUMBER_BYTES * own.numbers(cohort):
         return None
     numbers = _numbers(data)
@@ -211,6 +213,7 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
     ``shares`` are what it holds, by the dealer's number in the cohort, 1 and up.
     """
     dealers = sorted(shares)
+    # Each pair once, as the inner product is symmetric.
     first, second = np.triu_indices(len(dealers))
     # [i, j, groups]
     zeros = np.stack([shares[i].zeros for i in dealers])[:, [j - 1 for j in dealers]]
@@ -243,6 +246,7 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     holders, least = sorted(revealed), needed(colluders)
     count = len(holders)
     check_local(count >= least, f"shares of {count} silos open no inner product; it takes {least}")
+    # [holders, pairs · groups]: each column is on a polynomial of its own.
     values = np.stack([revealed[holder].reshape(-1) for holder in holders])
     # The usual case first: where all shares fit, one product of matrices opens and checks them.
     products, wrong = _joined(holders, values, least), tuple[int, ...]()

@@ -18,6 +18,7 @@ class KeysReceived:
     """The coordinator delivered the keys of U1, and the keys to which we seal, one per member."""
 
     bundles: tuple[KeyBundle, ...]
+    # Each with a proof under the root in its owner's bundle.
     keys: tuple[KeyDelivery, ...]
 
 
@@ -42,6 +43,7 @@ class Streamed:
     length: int
     sha256: bytes
     tags: bytes = b""
+    # Never sent: a dealer holds a share of its own vectors as any other holder does.
     kept: bytes = field(default=b"", repr=False)
 
 
@@ -50,6 +52,7 @@ class SurvivorsReceived:
     """The coordinator delivered the headers of U3, and shares of vectors sealed to us."""
 
     headers: tuple[Header, ...]
+    # Empty where the round compares nothing by shares.
     shares: tuple[SealedShare, ...] = ()
 
 
@@ -122,6 +125,7 @@ class SendKeys:
     """To the coordinator, for all; of ``keys`` each dealer gets its own."""
 
     bundle: KeyBundle
+    # One per other member of the cohort, in its order.
     keys: tuple[ReceivingKey, ...]
 
 
@@ -133,6 +137,7 @@ class SendShares:
     """
 
     dealing: Dealing
+    # One per member of U1; our own has commitments alone.
     portions: tuple[Portion, ...]
 
 
@@ -153,7 +158,9 @@ class UploadWords:
     Then Streamed.
     """
 
+    # Our mask to ourselves, and one for each other member of U2.
     terms: tuple[Term, ...]
+    # None where the round compares nothing by shares.
     hiding: GramKeys | None = None
 
 
@@ -207,6 +214,7 @@ class Finish:
 
     sha256: bytes
     tags: bytes
+    # Pads and tags are taken off for exactly these.
     survivors: tuple[str, ...]
 
 
@@ -217,6 +225,7 @@ class LeaveAttempt:
     ``blame`` is a silo, or one of the words in security/faults.py. ``why`` stays on this machine.
     """
 
+    # It alone leaves this silo.
     code: Code
     blame: str
     why: str
