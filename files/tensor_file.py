@@ -31,6 +31,7 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The file; the same bytes for the same tensors and metadata."""
     data = bytearray(save(dict(tensors), _with_digest(metadata)))
+    # In one order, so that equal tensors and metadata give equal bytes.
     start = _ordered(data)
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
     return bytes(data)
@@ -168,6 +169,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
 
 def _metadata(head: bytes) -> dict[str, str]:
     found = metadata_of(head)
+    # It is the file's own, and was not in what the caller gave.
     found.pop(DIGEST, None)
     return found
 

@@ -53,6 +53,7 @@ SEALED = Shape(  # the secret for one recipient
         "what is sealed for {recipient!r} is sealed to prekey {found}, which there cannot be",
     ),
 )
+# By recipient: so the leaves lie under the root that the sender signed.
 PIECES = each(SEALED, "recipient", "sealed pieces", code=Code.SHARES)
 
 
@@ -125,6 +126,7 @@ def read_told(data: bytes, silos: int) -> pb.KeyReply:
 
     It is a ``KeyReply``; the bounds keep a hostile coordinator from filling a silo's memory.
     """
+    # The hashes of its proof are all that a letter has several of.
     letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
     check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
     return pb.KeyReply.FromString(data)
@@ -148,6 +150,7 @@ RELAYED = each(
         Relayed,
         pb.Relayed,
         Code.KEYS,
+        # Any silo of the job may have sent it: the machine checks who signed.
         contribution=one(CONTRIBUTION),
         letter=one(LETTER),
     ),
@@ -196,5 +199,6 @@ def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> t
     sent = Sender(COORDINATOR, Code.KEYS)
     sent.few(message.relayed, most, "contributions")
     relayed: tuple[Relayed, ...] = RELAYED.read(sent, message.relayed, {})
+    # A field that the table does not know would cross without anybody having read it.
     sent.check_whole(message, secagg_delivery_to_wire(relayed))
     return relayed

@@ -59,6 +59,7 @@ class PartWord(NamedTuple):
     word: Word
 
 
+# In the order of the tables: once ``number`` is read, all four are known.
 VERSION_FIELDS = ("silo", "round", "attempt", "number")
 
 
@@ -90,6 +91,7 @@ PREKEY = Shape(  # stands in messages that name its silo
     Prekey,
     pb.Prekey,
     Code.KEYS,
+    # 0 is the prekey in the contribution to the job's key (security/blind/prekeys.py).
     generation=within(
         1,
         MAX_SAFE_INTEGER,
@@ -101,6 +103,7 @@ PREKEY = Shape(  # stands in messages that name its silo
 
 
 def _part_word(part: str, root: bytes, prekey: Prekey, letter: Letter, **upload: Any) -> PartWord:
+    # The schema has an upload's numbers among the other fields; here they are one version.
     return PartWord(part, Word(_version(upload), root, prekey, letter))
 
 
@@ -137,6 +140,7 @@ def words_from_wire(
     sent.few(messages, MOST_TOLD, "prekeys")
     # Counted before one is read: each costs signatures and a proof to check later.
     words = tuple(WORD.whole_from_wire(peer, message) for message in messages)
+    # Once each: only the newest upload of a part has a word.
     sent.ascending(((part, word.version.silo) for part, word in words), "prekeys", shown=200)
     return words
 
@@ -223,6 +227,7 @@ PADDED = Shape(
     job=JOB,
     job_digest=JOB_DIGEST,
     part=length_within(1, MOST_PART_NAME, "names no part"),
+    # In its own name alone: else it could replace another silo's upload.
     upload=one(UPLOAD, own="version.silo", why="gives an upload in the name of {named!r}"),
     pieces=PIECES,
     prekey=one(PREKEY),
@@ -236,9 +241,11 @@ ROW = Shape(
     document=length_within(
         0, MOST_DOCUMENT, "brings a row of {length} bytes, at most {high} it can have"
     ),
+    # A share of the recipient's own part; the recipient checks it against the job.
     keep=within(0, 1, "brings a row with keep = {found}, not one of 0 to 1"),
     survivors=members("a survivor of a row", "survivors of a row"),
     signature=sized(SIGNATURE_BYTES, "the signature over a row"),
+    # In the order of the document's shares.
     summands=every(SUMMAND, "uploads in a row"),
     tag=sized(TAG_BYTES, "the tag of a row"),
 )
@@ -285,5 +292,6 @@ def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tup
 
     RefusedError blames ``peer``.
     """
+    # Counted by what this round can bring, before one of them is read.
     Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
     return tuple(ROW.whole_from_wire(peer, message) for message in messages)

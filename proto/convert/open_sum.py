@@ -34,6 +34,7 @@ SUM = Shape(
     _part_claim,
     pb.OpenSum,
     Code.SPEC,
+    # Compared with the parts that are due before anything else is read.
     part=plain(),
     document=length_within(
         0,
@@ -45,6 +46,7 @@ SUM = Shape(
     signature=sized(
         SIGNATURE_BYTES, "the signature over the specification of a sum", path="claim.signature"
     ),
+    # Of this group alone, so a sum comes with one.
     tag=sized(TAG_BYTES, "the tag of a sum", path="claim.tag"),
 )
 

@@ -134,6 +134,7 @@ HEADER = Shape(
     Code.UPLOAD,
     silo=member("a header of"),
     h_u2=sized(HASH_BYTES, "H(U2) in the header of {silo!r}"),
+    # The machine compares it with the one length that all uploads have.
     length=plain(),
     sha256=sized(HASH_BYTES, "the digest in the header of {silo!r}"),
     tags=tags("the header of {silo!r}"),
@@ -199,6 +200,7 @@ REVEAL = Shape(
     silo=member("shares revealed by"),
     shares=each(REVEALED, "dealer", "revealed shares"),
     signature=sized(SIGNATURE_BYTES, "the signature over what {silo!r} reveals"),
+    # How many follows from the survivors, which a table does not know.
     products=numbers(MOST_PRODUCTS, "what {silo!r} reveals of inner products"),
 )
 
@@ -241,6 +243,7 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
     )
     match evidence.fault:
         case Unopened(holder, key):
+            # Only the fields of its own kind: a reader refuses both together.
             made.holder, made.key = holder, key
         case Unjoined(kind, shares):
             made.kind = KINDS[kind]
@@ -296,6 +299,7 @@ def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misd
     RefusedError KEYS, SHARES or MISDEALT; ``evidence.proven`` checks what it proves.
     """
     sent = Sender(peer, Code.MISDEALT)
+    # Counted first: each takes signatures, and shares to join, to check.
     sent.few(messages, MOST_SILOS, "proofs")
     made = tuple(misdealing_from_wire(peer, message) for message in messages)
     # Once each: a silo checks all of it, and a second proof against one dealer adds nothing.

@@ -137,6 +137,7 @@ SPEC = Shape(  # SPEC, or ABANDON for its notes and survivors; the machine reads
         1, MOST_SPEC_BYTES, "a specification of {length} bytes, {low} to {high} it can have"
     ),
     signature=sized(SIGNATURE_BYTES, "the signature over the specification"),
+    # A silo may have notes on several attempts: its signatures tell them apart.
     notes=each(ABANDON, "silo signature", "abandon notes", MOST_NOTES, Code.ABANDON),
     shown=each(SHOWN, "ctx", "survivors of earlier rounds", MOST_SHOWN, Code.ABANDON),
     # By functions, for evidence is no table (secagg_messages.py).
@@ -230,12 +231,16 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
             MOST_NOTES + MOST_SHOWN + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
             {
+                # Portions for all, and the shares of some.
                 PROOFS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
                 SHOWN_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
             },
         ),
+        # A bundle and a receiving key of each silo.
         KEYS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        # One portion of each dealer.
         SHARES_FIELD: FieldLimit(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        # A header and a share of compared vectors of each; shares are as long as the vectors.
         SURVIVORS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)

@@ -82,6 +82,7 @@ def step_codes() -> Iterator[None]:
         # An ErrorCode already: the step's codes are no codes of an RPC.
         if error.code == ENVELOPE:
             raise
+        # One code of the RPC for all steps; which of them it was stands in the text.
         raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
 
 
@@ -160,6 +161,7 @@ def most_contributed(silos: int, groups: int, products: int = 0) -> int:
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
+# Which session it is, the shell knows: here it only has a length.
 SESSION = length_within(
     1, MOST_SESSION_BYTES, "a session of {length} bytes, {low} to {high} it can have"
 )
@@ -243,6 +245,7 @@ def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
     It is a SecureUpload. No body of an honest silo has more entries than there are silos, and a
     few fields.
     """
+    # Keys, shares and reveals have an entry for each silo; no other body has any.
     check_fields(
         data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES))
     )

@@ -112,6 +112,7 @@ class Shape(Generic[T]):
         self.code = code
         self.fields = fields
         self._make, self._message = make, message
+        # A field of the message may stand deeper in our value.
         self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
 
     def to_wire(self, value: T) -> Any:
@@ -240,6 +241,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
 
 def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
     """A value of ours by its number in protobuf; ``why`` has the number as ``found``."""
+    # Protobuf hands on numbers that the schema lacks, so each is looked up.
     values = {number: value for value, number in codes.items()}
 
     def read(sent: Sender, found: int, known: Known) -> Any:
@@ -319,6 +321,7 @@ class OneOf:
     def __init__(self, missing: str, **bodies: tuple[type, WireField]) -> None:
         """``missing`` is why a message without a body is refused."""
         self._missing, self._bodies = missing, bodies
+        # Each type is one body, so a value names its own field.
         self._names = {kind: name for name, (kind, _) in bodies.items()}
 
     def to_wire(self, value: object) -> dict[str, Any]:
