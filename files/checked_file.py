@@ -30,6 +30,7 @@ ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 def to_json(model: pydantic.BaseModel) -> bytes:
     """A document with its digest; LocalError for a model that has a field of that name."""
     document = model.model_dump(mode="json")
+    # It would be replaced here, and missing where the file is read.
     if DIGEST in document:
         raise LocalError(f"{type(model).__name__} has a field {DIGEST!r}; this is a bug in Staddle")
     return canonical_json({**document, DIGEST: _sha256(canonical_json(document))})

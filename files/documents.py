@@ -227,7 +227,7 @@ def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
     """
     # Signatures are over the canonical bytes, so a file in another spelling would verify although
     # it is not what was signed.
-    # Parsed and written again: comparing the bytes finds every other spelling.
+    # Parsed strictly first, since a second value of a key would be gone when it is written again.
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
         raise LocalError(

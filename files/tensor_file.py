@@ -100,6 +100,7 @@ def check_ours(path: Path) -> None:
     Files of other programs have no digest and are not checked.
     """
     with path.open("rb") as file:
+        # By the header alone: a file of another program is not read whole for it.
         ours = is_ours(_head(file, path.stat().st_size))
     if ours:
         check(path)

@@ -13,6 +13,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tenso
 MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
 
+# By name, as the ledger has them: each record says by which RPC a message crossed.
 FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"

@@ -85,6 +85,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int | None, i
         # A length beyond its message would have the walk take what follows for fields of it.
         if at > end:
             raise DecodeError("a field ends behind its message")
+        # The low three bits are the wire type.
         yield tag >> 3, start, at
 
 

@@ -23,6 +23,7 @@ from .convert.shape import MOST_HASHES
 from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
+# From the inside out: the most and the longest that an honest message has.
 LETTER = FieldLimit(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
 # of a Mix, with its uploads
 ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})
@@ -88,6 +89,7 @@ def decode(data: bytes) -> Frame:
 
 
 def _varint(number: int) -> list[int]:
+    # Seven bits in each byte, the lowest first; the eighth says that another follows.
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

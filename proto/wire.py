@@ -62,6 +62,7 @@ def check_manifest(
             peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest"
         )
 
+    # Each header was compared; words have none, so only the sum tells how many follow.
     total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
         what = "tensors and words" if words else "tensors"

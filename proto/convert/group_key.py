@@ -132,6 +132,7 @@ def read_told(data: bytes, silos: int) -> pb.KeyReply:
     return pb.KeyReply.FromString(data)
 
 
+# Fields of the envelope come first, so a message of no job is refused before its keys are read.
 CONTRIBUTED = Shape(
     Contributed,
     pb.Contributed,

@@ -201,6 +201,7 @@ class Mixed:
 def _upload(
     sha256: bytes, tag: bytes, sealing: Sealing, signature: bytes, **upload: Any
 ) -> PaddedUpload:
+    # As in ``_part_word``: the numbers of an upload stand among its other fields.
     return PaddedUpload(_version(upload), sha256, tag, sealing, signature)
 
 

@@ -27,6 +27,7 @@ class PartClaim(NamedTuple):
 
 
 def _part_claim(part: str, **claim: Any) -> PartClaim:
+    # On the wire the part stands among the fields of the claim.
     return PartClaim(part, Claim(**claim))
 
 

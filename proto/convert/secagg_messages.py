@@ -94,6 +94,7 @@ DEALING = Shape(
 
 def _to_another(size: int, known: Known) -> int:
     """The size of a field that is empty in a dealer's portion to itself."""
+    # A dealer seals nothing to itself.
     return 0 if known["holder"] == known["dealing"].dealer else size
 
 
@@ -164,6 +165,7 @@ ABANDON = Shape(
 
 
 def _shown(context: bytes, **others: Any) -> SurvivorsShown:
+    # The schema spells it out, the machines say ctx.
     return SurvivorsShown(ctx=context, **others)
 
 

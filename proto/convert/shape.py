@@ -38,6 +38,7 @@ from ...security.secagg.spec import MOST_SILOS
 
 SIGNATURE_BYTES = 64  # Ed25519
 MOST_GROUPS = 4096  # of a specification
+# One hash for each level of the tree, ceil(log2 n).
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
 
 Known: TypeAlias = Mapping[str, Any]  # fields that were read already, by name
@@ -150,6 +151,7 @@ def member(what: str, path: str = "") -> WireField:
     """A roster id."""
 
     def read(sent: Sender, found: str, known: Known) -> str:
+        # A well-formed id only: whether there is such a member, the machines check.
         if re.fullmatch(ID_PATTERN, found) is None:
             # One character more than an id has: a longer text shows as too long.
             sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])

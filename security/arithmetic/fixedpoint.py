@@ -51,7 +51,7 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 class Group(Strict):
     """Tensors that are clipped, weighted and summed alike: one flat vector of equal rows.
 
-    ``clip_exponent`` and ``scale_exponent`` are powers of two. A group as a job declares it has
+    ``clip_exponent`` and ``scale_exponent`` are exponents of 2. A group as a job declares it has
     scale 0 and no counts; ``unscaled`` gives that form again. It does not parse if its rows are
     unequal, its private weights have no bounds, or 32 bits cannot hold their range.
     """

@@ -114,7 +114,7 @@ class Keystream:
     def fill(self, into: memoryview) -> None:
         """Overwrite bytes with the next ones of the stream.
 
-        The next call continues where this one ended, in segments of any length.
+        The next call continues where this one ended, in pieces of any length.
         """
         while into:
             if not self._left:
@@ -142,6 +142,7 @@ class Mask:
 
     def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
         self._dtype = np.dtype(WORD[ring])
+        # In bytes: the share of one thread begins inside of a group.
         offset = first * self._dtype.itemsize
         self._streams = [
             (Keystream(term.key, group, offset), term.negative, term.times) for term in terms

@@ -386,6 +386,7 @@ def check_covered(
     ``whose`` names that ceiling; without it, it is the policy's limit.
     """
     delta = float(most.delta)
+    # Both at the ceiling's own δ, since an ε means nothing without one.
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
     if covers(most.epsilon, then):
         return

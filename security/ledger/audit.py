@@ -146,8 +146,8 @@ def verify(
     except LocalError as error:
         walk.problems.append(str(error))
     else:
-        # Only where the chain held to its end; behind a broken link every head would differ.
-        # (3) The records are those of the checkpoints.
+        # (3) The records are those of the checkpoints. Only where the chain held to its end: behind
+        # a broken link every head would differ.
         walk.problems += agreement.problems()
 
     # A ledger is of one silo, the one that its key names.

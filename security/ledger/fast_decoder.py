@@ -283,7 +283,6 @@ def _form(model: type[pydantic.BaseModel]) -> tuple[Callable[[bytes], Any], Gath
 def _framed(name: str, pattern: str) -> dict[str, Any]:
     if name == "v":
         return {"const": 1}
-    # ``well_formed`` matches the time itself.
     if name == "time":  # well_formed looks into it
         return {"type": "string", "maxLength": len("2026-11-20T21:30:05.123456Z")}
     if pattern == "[0-9]+":

@@ -57,7 +57,6 @@ class ReceivingLedger:
         if known is not None and not (folder / CHECKPOINT).exists():
             why = f"the ledger is missing, and the database knows one of {known.size} records"
             raise LocalError(f"{folder}: {why}; {RESTORE}")
-        # Nothing is kept of the records: the coordinator's database has what it needs of them.
         log = AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed)
         # A restored folder has its own older checkpoint and agrees with it; the database does not.
         if known is not None and (problem := log.disagreement(HeldHead("the database", known))):

@@ -308,7 +308,7 @@ class AppendLog:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._number, self._size, self._day = following, self._number + 1, 0, ""
-        # The removals have to survive as well, before the checkpoint is judged.
+        # The folder too: records count as durable only in a file whose name survives.
         sync_directory(self.folder)
 
     def _checkpoint(self) -> Note:
@@ -339,7 +339,7 @@ class AppendLog:
         """
         for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
             left.unlink()
-        # The folder too: records count as durable only in a file whose name survives.
+        # The removals have to survive as well, before the checkpoint is judged.
         sync_directory(self.folder)
 
         # (1) The checkpoint on the disk is ours.

@@ -12,6 +12,7 @@ one segment, ``**`` for any number of segments::
 def check_glob(glob: str) -> str:
     """The glob itself; ValueError if it is none."""
     segments = glob.split(".")
+    # Within a segment "**" would promise to cross dots, and match as "*" does.
     mixed = [segment for segment in segments if "**" in segment and segment != "**"]
     if mixed or "" in segments:
         raise ValueError("is not a glob: '**' stands alone between dots, and no segment is empty")

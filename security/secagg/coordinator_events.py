@@ -230,7 +230,7 @@ class StartTimer:
 class Refuse:
     """Refuse a silo's message; it drops out of the attempt unless it is a late or repeated one.
 
-    ``why`` is for the coordinator's log; the code alone crosses.
+    The shell raises it as a RefusedError that blames the silo.
     """
 
     silo: str
@@ -262,7 +262,7 @@ class EndAttempt:
     """
 
     code: Code
-    # Only where evidence or a checked message names somebody; a lost connection names nobody.
+    # A dealer against whom there is evidence; nothing else names anybody here.
     blame: str
     why: str
 

@@ -85,7 +85,7 @@ def share_key(agreed: bytes, ctx: bytes, dealer: str, holder: str) -> bytes:
 
 def sealed_bytes(spec: RoundSpec) -> int:
     """Length of one sealed share."""
-    # By the whole cohort, so that the length says nothing of who was lost.
+    # By the whole cohort: every upload has one length, whoever was lost.
     return NUMBER_BYTES * compared(spec).numbers(len(spec.cohort)) + TAG_BYTES
 
 

@@ -110,7 +110,7 @@ class Pending(Strict):
 class Memory(Strict):
     """The newest attempt entered, what was signed, and what others may still open.
 
-    Numbers are -1 and texts empty before the first attempt, or before the first signature.
+    Rounds and attempts are -1 and texts empty before the first attempt, or the first signature.
     ``signed_models`` has the models of all signed sums, the other ``signed_`` fields only the
     newest. Methods return a changed copy; nothing is durable before ``MemoryStore.save``.
     """

@@ -274,8 +274,8 @@ def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[st
 class Abandon:
     """A silo's word that it never signs survivors of this attempt and never unmasks it.
 
-    Once n - t + c + 1 members of U1 have signed one, nobody finds t signatures over survivors of
-    the attempt, and another attempt over the same values may follow.
+    Once n - t + c + 1 of the n members of U1 have signed one, nobody finds t signatures over
+    survivors of the attempt, and another attempt over the same values may follow.
     """
 
     silo: str

@@ -310,5 +310,6 @@ def squares(own: Compared, products: Reals, silos: int) -> Reals:
 
 
 def _numbers(data: bytes) -> Words | None:
+    # Little-endian whatever the machine, then in its own order for the arithmetic.
     numbers = np.frombuffer(data, "<u8").astype(np.uint64)
     return numbers if is_field(numbers) else None

@@ -193,7 +193,7 @@ def advance(state: SiloAttempt, event: Event) -> Step:
     """The next state and what has to be done; whatever a check finds ends the attempt.
 
     It never raises RefusedError: the fault is in ``LeaveAttempt``. Effects are to be run in
-    order, and a failed one reported as ``AttemptStopped``.
+    order; a message that the coordinator refuses comes back as ``AttemptStopped``.
     """
     # Before the stage is looked at: an ended attempt can still be abandoned.
     if isinstance(event, AbandonAsked):
