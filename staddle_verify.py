@@ -1054,8 +1054,8 @@ class Account:
                 self._broken.append(f"seq {record['seq']} {why}")
 
     def _start(self, record: dict[str, Any]) -> str:
-        # Whoever died with a session open does not close it any more.
         self.roster = record["roster"]
+        # Whoever died with a session open does not close it any more.
         self._abandon()
         return ""
 

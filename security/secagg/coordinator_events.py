@@ -242,7 +242,7 @@ class Refuse:
 class Open:
     """Fold the survivors' uploads in this order, take these masks off, check canaries.
 
-    Then Opened or OpenFailed.
+    Then SumPublished or OpenFailed.
     """
 
     # The masks that did not cancel: each survivor's to itself, and a lost silo's with survivors.

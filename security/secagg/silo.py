@@ -5,18 +5,20 @@ before what follows it leaves) and reports what came of them.
 
 ::
 
-    stage      event                      next       effects
-    -          begin(...)                 keys       Remember, SendKeys
-    keys       DeliveredKeys(U1)               shares     SendShares
-    shares     DeliveredShares(U2)             uploading  Remember, Upload(terms)
-    shares     the same, not all opens    ended      SendComplaint, End: the dealer is to blame
-    uploading  Streamed(length, sha256)   uploaded   SendHeader
-    uploaded   Streamed, the same         uploaded   SendHeader: a lost connection was resumed
-    uploaded   DeliveredSurvivors(U3)          signed     Remember, SendSurvival
-    signed     DeliveredNotes(≥ t of U3)       revealed   SendReveal
-    signed, revealed  DeliveredResult          done       Finish
-    up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
-    any        a check fails, or Stopped  ended      End(code, blame, why)
+    stage      event                       next       effects
+    -          begin(...)                  keys       Remember, SendKeys
+    keys       KeysReceived(U1)            shares     SendShares
+    shares     SharesReceived(U2)          uploading  Remember, UploadWords(terms)
+    shares     the same, not all opens     ended      SendComplaint, LeaveAttempt: the dealer is to
+                                                      blame
+    uploading  Streamed(length, sha256)    uploaded   SendHeader
+    uploaded   Streamed, the same          uploaded   SendHeader: a lost connection was resumed
+    uploaded   SurvivorsReceived(U3)       signed     Remember, SendSurvival
+    signed     NotesReceived(≥ t of U3)    revealed   SendReveal
+    signed, revealed  ResultReceived       done       Finish
+    up to uploaded    AbandonAsked         ended      Remember, SendAbandon, LeaveAttempt
+    any        a check fails, or           ended      LeaveAttempt(code, blame, why)
+               AttemptStopped
 
 Where the round compares vectors by shares (gram_pieces.py), ``UploadWords`` brings the keys to deal
 them under, ``SurvivorsReceived`` what the other survivors dealt to us, and ``SendReveal`` has our
