@@ -74,14 +74,14 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 class FaultError(Exception):
     """A check that does not hold: exit status 1.
 
-    The text goes behind the name of the check that raised it.
+    Its text is printed after the name of the check that failed.
     """
 
 
 class MisuseError(Exception):
     """Called wrongly, or a file cannot be read: exit status 2.
 
-    It says nothing of the ledger: no check has failed.
+    It is no finding about the ledger.
     """
 
 
@@ -93,8 +93,8 @@ def cannot_read(path: Path, error: OSError) -> MisuseError:
 def first_fault(*rules: tuple[object, str]) -> str:
     """The text of the first rule that is broken; empty where all hold.
 
-    A rule is a condition that must not be true, and a text. All conditions are evaluated, so none
-    may rely on an earlier one.
+    A rule is a condition that must not be true, and a text. The caller has evaluated all
+    conditions, so none may rely on an earlier one.
     """
     return next((why for broken, why in rules if broken), "")
 
@@ -108,12 +108,12 @@ def check_all(*rules: tuple[object, str]) -> None:
 def read(path: Path, limit: int) -> bytes:
     """A file of at most ``limit`` bytes.
 
-    FaultError for a longer one: no file of the formats here has as many bytes. MisuseError where
-    it cannot be read.
+    FaultError for a longer one, which has none of the formats here. MisuseError if it cannot be
+    read.
     """
     try:
         with path.open("rb") as file:
-            # One byte more tells a file that is too large without reading all of it.
+            # One byte more shows that a file is too large, without reading all of it.
             data = file.read(limit + 1)
     except OSError as error:
         raise cannot_read(path, error) from error
@@ -169,11 +169,11 @@ VALUES = {
     "allow": '"allow"',
     "id": '"[a-z0-9-]{1,64}"',
     "role": '"(?:coordinator|silo|operator|founder)"',
-    # A title has a character at least.
+    # A title has at least one character.
     "title": f'(?!""){string(128)}',
     "pem": string(8192),
     "signature": '"[0-9a-f]{128}"',
-    # A comma may stand behind each, and the look behind refuses it before the brace.
+    # A comma may follow each entry; the look-behind refuses one before the brace.
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
@@ -281,7 +281,7 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
         written = data.decode()
     except UnicodeDecodeError as error:
         raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
-    # Inside of a string the quotes would be escaped, so this is a key.
+    # Inside of a string the quotes would be escaped, so this finds a key.
     kind = form or written.rpartition('"type":"')[2].partition('"')[0]
     known = kind in GRAMMARS
     if not form and kind == "roster":  # no record: it stands in no ledger
@@ -293,15 +293,15 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
             f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another"
             " place"
         )
-    # Only now: the grammar has bounded numbers and depth before a parser sees them.
+    # Parsed only now, since the grammar bounds numbers and depth.
     value: dict[str, Any] = json.loads(written)
     return value
 
 
 def canonical(value: Any) -> bytes:
-    """The one spelling of a value.
+    """The one spelling of a value: the bytes from which ``parse`` made it.
 
-    Of what ``parse`` gave it makes the same bytes again: no floats, and keys in ASCII.
+    It is exact only for values without floats and with ASCII keys, as all forms here have.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -323,7 +323,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 class RightEdgeTree:
     """A growing tree; it keeps only the roots of the complete subtrees at its right edge.
 
-    At most one hash per bit of the size, so a ledger of any length takes a few kilobytes.
+    It has at most one hash per bit of the size, so a ledger of any length takes a few kilobytes.
     """
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class RightEdgeTree:
     def append(self, leaf: bytes) -> None:
         """Add a leaf's hash; two subtrees of one size become one."""
         size, self.size = self.size, self.size + 1
-        # Like a carry: each bit of the size that is 1 stands for a complete subtree at the edge.
+        # Each 1 in the binary size is a complete subtree at the edge; a carry joins two of them.
         while size & 1:
             leaf, size = node_hash(self.edge.pop(), leaf), size >> 1
         self.edge.append(leaf)
@@ -343,7 +343,7 @@ class RightEdgeTree:
         if not self.edge:
             return EMPTY_ROOT
         *others, root = self.edge
-        # From the right, as the smaller subtrees hang below the larger ones.
+        # From right to left: a smaller subtree is always the right child of its parent.
         for left in reversed(others):
             root = node_hash(left, root)
         return root
@@ -354,8 +354,8 @@ def verify_inclusion(
 ) -> None:
     """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree under ``root``.
 
-    ``size`` and ``root`` are those that the log signed. FaultError for any other leaf, place or
-    proof.
+    ``size`` and ``root`` are from the checkpoint that the log signed. FaultError if leaf, index or
+    hashes do not fit them.
     """
     if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
@@ -364,7 +364,7 @@ def verify_inclusion(
     for sibling in proof:
         if last == 0:
             raise FaultError("the proof is too long")
-        # A right child, or the last node of its level: its sibling is on the left.
+        # For a right child, or the last node of its level, the next hash is on the left.
         if at & 1 or at == last:
             computed = node_hash(sibling, computed)
             at, last = to_right_child(at, last)
@@ -380,7 +380,7 @@ def verify_inclusion(
 def to_left_child(at: int, last: int) -> tuple[int, int]:
     """Climb while the node is the right one of two: what stands below is complete.
 
-    Where the old tree ends in a complete subtree, a proof starts there.
+    A proof starts at the root of the complete subtree in which the old tree ends.
     """
     while at & 1:
         at, last = at >> 1, last >> 1
@@ -397,7 +397,11 @@ def to_right_child(at: int, last: int) -> tuple[int, int]:
 def verify_consistency(
     old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one."""
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one.
+
+    Sizes and roots are from checkpoints that the log signed. FaultError if the hashes do not lead
+    to both roots.
+    """
     if not 0 <= old_size <= size:
         raise FaultError(
             f"a tree of {size} records cannot extend one of {old_size}: records were cut off"
@@ -448,7 +452,7 @@ def verify_same_size(
 def impossible(size: int, root: bytes) -> bool:
     """True if no tree of this size has this root: there is one empty tree.
 
-    Sizes above 0 say nothing about a root.
+    At any other size every root is possible.
     """
     return size == 0 and root != EMPTY_ROOT
 
@@ -488,7 +492,7 @@ def decimal(written: str) -> int:
 def base64_or_nothing(written: str) -> bytes:
     """Like ``base64_bytes``, but no bytes for any other text.
 
-    For texts from whoever wrote the file, where an empty value fails a later check.
+    The text is from an untrusted file; no bytes fail a later check.
     """
     try:
         return base64_bytes(written)
@@ -508,12 +512,15 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> Key:
-        """The key that ``str`` wrote."""
+        """The key that ``str`` wrote.
+
+        FaultError for any other text: one changed character changes the key id.
+        """
         name, _, rest = written.partition("+")
         decoded = base64_or_nothing(rest.partition("+")[2])
         key = cls(name, int.from_bytes(decoded[:1], "big"), decoded[1:])
         known = NAME.fullmatch(name) and key.kind in (LOG_KEY, WITNESS_KEY)
-        # Written again, since the key id is a checksum and base64 has several spellings.
+        # Compared with its spelling, which covers the key id.
         if not known or len(key.public) != 32 or str(key) != written:
             raise FaultError(
                 f"{written!r} is not a key, or not all of it; `keys` prints them from a roster"
@@ -534,12 +541,12 @@ class Key(NamedTuple):
     def check(self, signed: str, signature: bytes) -> None:
         """FaultError unless ``signature`` is of this key over a note's text.
 
-        ``signature`` is what stands behind the key id; a cosignature begins with its time, 8
-        bytes, seconds since 1970.
+        ``signature`` is the bytes after the key id. A cosignature begins with its time, 8 bytes, in
+        seconds since 1970.
         """
         if self.kind == WITNESS_KEY:
             time, signature = int.from_bytes(signature[:8], "big"), signature[8:]
-            # A time that the format does not allow leaves no message that could be signed.
+            # With a time that the format does not allow, no message is left that could be signed.
             signed = f"cosignature/v1\ntime {time}\n{signed}" if time < 2**63 else ""
         if not signed or not has_signed(self.public.hex(), signed.encode(), signature):
             raise FaultError(
@@ -551,7 +558,7 @@ class Key(NamedTuple):
 def has_signed(public: str, message: bytes, signature: bytes) -> bool:
     """True if this is the Ed25519 signature of a key, in hex, over a message.
 
-    False also for what is no key or no signature at all.
+    False also if the key or the signature is malformed.
     """
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
@@ -594,7 +601,7 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     signatures: dict[tuple[str, bytes], list[bytes]] = {}
     for line in lines:
         name, key_id, signature = signature_line(line)
-        # A key may have signed several times; then all of them have to hold.
+        # A key may have signed several times; then all of its signatures have to hold.
         signatures.setdefault((name, key_id), []).append(signature)
 
     # (2) Each key signed, and no signature of theirs fails.
@@ -619,7 +626,7 @@ def split_note(data: bytes) -> tuple[str, list[str]]:
         written = data.decode()
     except UnicodeDecodeError as error:
         raise FaultError(f"the note is not UTF-8: {error}") from None
-    # The last blank line: a text may have some of its own.
+    # The last blank line, since the text may have blank lines.
     end = written.rfind("\n\n")
     signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
     malformed = end < 0 or not written.endswith("\n") or CONTROL.search(signed)
@@ -633,7 +640,7 @@ def signature_line(line: str) -> tuple[str, bytes, bytes]:
     dash, _, rest = line.partition(" ")
     name, _, encoded = rest.partition(" ")
     decoded = base64_or_nothing(encoded)
-    # Four bytes are the key id, so one is left for a signature at least.
+    # Four bytes of key id, and at least one of a signature.
     if dash != "\N{EM DASH}" or not NAME.fullmatch(name) or len(decoded) < 5:
         raise FaultError(f"the note has a malformed signature line: {line[:80]!r}")
     return name, decoded[:4], decoded[4:]
@@ -642,11 +649,11 @@ def signature_line(line: str) -> tuple[str, bytes, bytes]:
 def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> SignedHead:
     """The checkpoint in a note that the log signed and all ``witnesses`` cosigned.
 
-    FaultError for a head of another log, and where one of these keys did not sign.
+    FaultError for the checkpoint of another log, or if one of these keys did not sign.
     """
     signed = open_note(data, (log, *witnesses))
     lines = signed.split("\n")[:-1]
-    # More than three are extensions, which the format allows.
+    # Lines after the third are extensions, which the format allows.
     if len(lines) < 3 or not all(lines):
         raise FaultError("the note is not a checkpoint: it has not the lines origin, size and root")
     try:
@@ -659,8 +666,7 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
             f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}",
         ),
         (
-            # The log key of a silo signs the heads of its budgets too, each under an origin of its
-            # own.
+            # A silo's log key signs its budgets, too, each with an origin of its own.
             found.origin != log.name,
             f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}",
         ),
@@ -687,7 +693,7 @@ def segments(folder: Path) -> list[Path]:
     for name in names:
         if SEGMENT.fullmatch(name):
             found.append(name)
-        # Not passed over: a renamed segment would take its records along.
+        # Not ignored: records could be hidden by renaming their segment.
         elif name.startswith("seg-") or name == SINGLE:
             check_put_aside(name)
     for number, name in enumerate(found, 1):
@@ -699,7 +705,7 @@ def segments(folder: Path) -> list[Path]:
 def check_put_aside(name: str) -> None:
     """FaultError unless a file holds what a crash left behind a segment.
 
-    Such a file was promised to nobody; it is not read.
+    Its bytes were in no checkpoint and no receipt, so they are not read.
     """
     if not re.fullmatch(r"seg-[0-9]{8}\.torn", name):
         raise FaultError(f"{name!r} is not a segment of a ledger of this format")
@@ -727,10 +733,10 @@ class RecordChain:
         number = 0
         try:
             with path.open("rb") as file:
-                # Bounded: a file without newlines is not read into memory whole.
+                # Bounded, so that a file without newlines does not fill the memory.
                 while line := file.readline(MAX_LINE):
                     number += 1
-                    # A crash leaves it, or a writer at work; before another segment it is damage.
+                    # A crash, or a writer at work, leaves an unfinished line only at the very end.
                     unfinished = not line.endswith(b"\n") and len(line) < MAX_LINE
                     if unfinished and last:
                         self.torn = len(line)
@@ -759,7 +765,7 @@ class RecordChain:
                 "does not follow the line before: one of the two was changed, removed or inserted",
             ),
         )
-        # Over the bytes as they are stored: no encoder stands between the file and the hash.
+        # The hash is over the stored bytes; nothing is encoded again.
         leaf = leaf_hash(line[:-1])
         self.tree.append(leaf)
         self.head = leaf.hex()
@@ -776,11 +782,10 @@ class RecordChain:
 
 @dataclass
 class Numbers:
-    """The amounts that left, or count as left; ``assumed`` of the bytes are of messages without
-    digest.
+    """The amounts that left, or count as left.
 
-    ``elements`` are numbers, ``bytes`` those on the wire. Several tensors of a part count as one
-    message.
+    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses; ``assumed`` of the bytes
+    belong to messages without digest. Several tensors of a part count as one message.
     """
 
     messages: int = 0
@@ -794,8 +799,8 @@ class Numbers:
 class OpenMessage:
     """A message that has no outcome so far.
 
-    ``root`` is noted for receipts alone: it takes a hash per bit of the ledger's size for each
-    digest.
+    ``root`` is computed only for receipts: for each digest it takes a hash per bit of the ledger's
+    size.
     """
 
     intent: dict[str, Any]
@@ -816,7 +821,7 @@ class OpenMessage:
 
     @property
     def hidden(self) -> dict[str, Any] | None:
-        """The binding of a padded or rotated message: context and number; None for any other."""
+        """Context and number to which a padded or rotated message is bound; None for any other."""
         return self.intent.get("hidden")
 
     @property
@@ -867,7 +872,10 @@ class OpenMessage:
 
 
 def named(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Part and name of each tensor."""
+    """Part and name of each tensor.
+
+    Names repeat from part to part, so only both together identify a tensor.
+    """
     return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
 
 
@@ -883,7 +891,7 @@ def size_of(tensors: Sequence[dict[str, Any]]) -> int:
 def astray(silos: Sequence[str], silo: str) -> bool:
     """True if these are not some silos in order, each once, and this one among them.
 
-    Without a name of this one, no record has told it so far.
+    ``silo`` is empty until a record names it.
     """
     if silos != sorted(set(silos)):
         return True
@@ -891,20 +899,20 @@ def astray(silos: Sequence[str], silo: str) -> bool:
 
 
 def masked_fault(record: dict[str, Any]) -> str:
-    """The fault of an intent as a part of a secure sum, or as one that is none; empty if it has
-    none.
+    """The fault of an intent in all that has to do with masks; empty if there is none.
 
-    Members are sorted, of the cohort, with this silo, and at least as many as its threshold.
+    Members must be sorted, from the cohort, with this silo among them, and at least as many as the
+    threshold.
     """
     secagg, form = record.get("secagg"), record["form"]
-    # Called masked without an attempt, it would pass for hidden in a report.
+    # In a report, a message that is only called masked would pass for a hidden one.
     if (secagg is not None) != (form == "masked"):
         an = "an" if secagg else "no"
         return f"has form {form!r} and names {an} attempt at a secure sum"
     if secagg is None:
         return ""
     members, threshold = secagg["members"], secagg["threshold"]
-    # Older records have none; members are always among themselves.
+    # Older records have no cohort, so nothing is compared with it.
     cohort = record.get("cohort") or members
     return first_fault(
         (
@@ -923,10 +931,9 @@ def masked_fault(record: dict[str, Any]) -> str:
 
 
 def hidden_fault(record: dict[str, Any]) -> str:
-    """The fault of an intent as a padded or rotated part, or as one that is none; empty if it has
-    none.
+    """The fault of an intent in what has to do with padding or rotation; empty if there is none.
 
-    Each such part is a message of its own, and its tensors are all of it.
+    A padded or rotated part is a message of its own, whose bytes are those of its tensors.
     """
     hidden, form = record.get("hidden"), record["form"]
     if (hidden is not None) != (form in HIDDEN_SIZES):
@@ -957,7 +964,7 @@ def part_of(tensor: dict[str, Any]) -> str:
 def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
     """The fault in the bytes of tensors, of which an element takes ``sizes`` by dtype."""
     for tensor in record["tensors"]:
-        # With other bytes than those of its shape it would carry numbers that nobody declared.
+        # With more bytes than its shape needs, a tensor would carry undeclared numbers.
         size = sizes.get(tensor["dtype"])
         if size is None or tensor["bytes"] != math.prod(tensor["shape"]) * size:
             found = f"{tensor['bytes']} bytes of {tensor['dtype']!r}"
@@ -1049,18 +1056,18 @@ class Account:
             why = rule(record)
         if why:
             self._counts["broken"] += 1
-            # The rest is only counted: a ledger that breaks a rule in each record fills no memory.
+            # Further ones are only counted, so that a ledger full of faults does not fill memory.
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
 
     def _start(self, record: dict[str, Any]) -> str:
         self.roster = record["roster"]
-        # Whoever died with a session open does not close it any more.
+        # An agent that died with a session open cannot close it any more.
         self._abandon()
         return ""
 
     def _protocol(self, record: dict[str, Any]) -> str:
-        # No outcome follows one of these: it counts as left.
+        # A protocol message has no outcome; it counts as left.
         self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
         return ""
 
@@ -1112,7 +1119,7 @@ class Account:
         return self._decided(record["policy"])
 
     def _decided(self, digest: str) -> str:
-        # None in a ledger from before policies were recorded: any may decide there.
+        # None in a ledger from before policies were recorded, which accepts any.
         if self.policy in (None, digest):
             return ""
         return f"is decided by policy {digest}, in force is {self.policy}"
@@ -1135,7 +1142,7 @@ class Account:
                 f"goes on at byte {record['offset']}, of which earlier intents of its round"
                 f" declared {before}"
             )
-        # The furthest byte counts: an upload that resumes from an earlier one takes nothing back.
+        # The furthest byte counts: resuming from an earlier one takes nothing back.
         rounds[message.stream] = max(before, message.whole)
         if record["form"] == "padded":
             self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
@@ -1173,7 +1180,7 @@ class Account:
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
-        # Paid by no reservation at all is a fault, too.
+        # ``default`` makes an empty list of reservations a fault, too.
         if ids != sorted(set(ids)) or max(ids, default=size) >= size:
             return (
                 f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size}"
@@ -1197,7 +1204,7 @@ class Account:
             message.root = self.tree.root().hex()
         self._counts["undigested"] -= 1
         for part, numbers in message.leaving.items():
-            # Its bytes are proven from here on, no longer assumed.
+            # With a digest its bytes are known to have left, and no longer assumed.
             self._add(message.intent, part, Numbers(), -numbers.bytes)
         return ""
 
@@ -1234,7 +1241,7 @@ class Account:
         if session is None or session["seq"] != record["ref"]:
             return f"closes seq {record['ref']}, which is not an open control session"
         messages, size = record["messages"], record["bytes"]
-        # The caps stand in the record that opened it: polls are no way around the policy.
+        # The caps are from the record that opened it, so polls are no way around the policy.
         if messages > session["max_messages"] or size > session["max_bytes"]:
             return f"closes a control session beyond its caps: {messages} messages, {size} bytes"
         self._add({**session, "job": "(control)"}, "(control)", Numbers(messages, bytes=size))
@@ -1257,10 +1264,9 @@ class Account:
         total.assumed += assumed
 
     def close(self) -> str:
-        """All records are in: what they say, in words; FaultError if a rule is broken.
+        """End of the records: a summary in words; FaultError if any rule was broken.
 
-        A session that is still open counts with its caps. The text says how many messages have no
-        digest.
+        A session that is still open counts with its caps.
         """
         self._abandon()
         if more := self._counts["broken"]:
@@ -1306,7 +1312,7 @@ def framed(label: str, *fields: bytes) -> bytes:
 def fingerprint(key: str) -> str:
     """The fingerprint of a key in hex, as people compare it.
 
-    SHA-256 in base64 without padding, as OpenSSH writes it.
+    SHA-256 of the raw key, in base64 without padding, as OpenSSH writes it.
     """
     digest = base64.b64encode(hashlib.sha256(bytes.fromhex(key)).digest()).decode()
     return f"SHA256:{digest.rstrip('=')}"
@@ -1322,7 +1328,7 @@ class VerifiedRoster:
         # (1) It has one spelling and the form of a roster.
         data = data.removesuffix(b"\n")
         document = parse(data, "roster")
-        # The grammar takes signatures in any order; the one spelling has them sorted.
+        # The grammar accepts signatures in any order; the one spelling has them sorted.
         if canonical(document) != data:
             raise FaultError("has signatures twice, or not in the order of their ids")
         self.federation: str = document["federation"]
@@ -1330,11 +1336,11 @@ class VerifiedRoster:
         self.found = f"version {document['version']} of {self.federation!r}"
         self.signers = document.pop("signatures")
         self.payload = framed("staddle/roster/1", canonical(document))
-        # Without the signatures: one more of them does not make another roster.
+        # Without the signatures: another signature does not make another roster.
         self.digest = hashlib.sha256(self.payload).hexdigest()
         ids = [entry["id"] for entry in document["entries"]]
         self.entries: dict[str, dict[str, Any]] = dict(zip(ids, document["entries"]))
-        # The dictionary has a member once, however often it is listed.
+        # The dictionary has each id once, so an id that is listed twice shows as well.
         if ids != sorted(self.entries):
             raise FaultError("has members twice, or not in the order of their ids")
         self._check_distinct()
@@ -1384,7 +1390,7 @@ class VerifiedRoster:
 
         # (5) Enough of them are founders whose fingerprints came from elsewhere.
         names = ", ".join(pinned)
-        # Never fewer than the roster itself asks for.
+        # Never fewer than the roster itself requires.
         least = max(least or len(founders), self.threshold)
         if founders and len(pinned) < least:
             raise FaultError(
@@ -1403,8 +1409,8 @@ class VerifiedRoster:
     def keys(self) -> dict[str, Key]:
         """The key of each silo's ledger, and that of the coordinator as a witness, by id.
 
-        The coordinator's is of kind 4: it vouches for what it saw of a ledger, and for nothing in
-        it.
+        The coordinator's is of kind 4: its cosignature says that it saw a checkpoint, and vouches
+        for no record.
         """
         found = {}
         for member, entry in self.entries.items():
@@ -1486,7 +1492,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     yield f"{len(paths)} segments and a checkpoint"
     # (2) The folder's checkpoint is signed by this key, and has nothing that a log does not write.
     own = open_checkpoint(note, args.key)
-    # Origin, size, root, a blank line and one signature.
+    # Five lines: origin, size, root, a blank line and one signature.
     if note.count(b"\n") != 5:
         raise FaultError("the checkpoint holds more than origin, size, root and one signature")
     yield f"of {own.size} records, signed by {args.key}"
@@ -1533,8 +1539,8 @@ def run_ledger(args: argparse.Namespace) -> Run:
 def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict[int, bytes]:
     """Read all records; roots of the tree at these sizes, in one pass over a ledger of any size.
 
-    A size that the ledger does not reach keeps the root of no records, which ``check_head`` never
-    compares.
+    For a size that the ledger does not reach, the root is meaningless; ``check_head`` does not look
+    at it.
     """
     roots = dict.fromkeys(sizes, EMPTY_ROOT)
     for record in chain:
@@ -1545,7 +1551,10 @@ def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict
 
 
 def check_head(holder: object, head: SignedHead, records: int, roots: dict[int, bytes]) -> None:
-    """FaultError unless the ledger has the records of a tree head, and these very ones."""
+    """FaultError unless the ledger has the records of a tree head, and these very ones.
+
+    ``holder`` names who has the head, for the error. ``roots`` is from ``roots_at``.
+    """
     if head.size > records:
         raise FaultError(
             f"records were cut off: {holder} is of {head.size}, the folder has {records}"
@@ -1571,7 +1580,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
             counts["without"] += outcome["status"] == "sent"
         elif why := receipt_fault(message, outcome["receipt"], rosters.get(account.roster)):
             counts["wrong"] += 1
-            # All are counted, the first few are shown.
+            # All are counted, but only the first are shown.
             wrong.extend([f"the receipt of seq {outcome['seq']} {why}"][: MAX_SHOWN - len(wrong)])
         elif message.digest:
             counts["good"] += 1
@@ -1641,7 +1650,7 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
 
 def run_proof(args: argparse.Namespace) -> Run:
     """That one record stands in a ledger: c2sp.org/tlog-proof."""
-    # With its newline or without: it is no part of the leaf.
+    # A final newline is not part of the leaf.
     record = read(args.record, MAX_LINE).removesuffix(b"\n")
     # (1) Header, somebody's extra line if any, index, hashes, an empty line and the checkpoint.
     head, _, note = read(args.file, MAX_PROOF).partition(b"\n\n")
@@ -1679,7 +1688,7 @@ def run_growth(args: argparse.Namespace) -> Run:
     # (3) The proof is between just these.
     head, _, note = read(args.proof, MAX_PROOF).partition(b"\n\n")
     size, hashes = numbered(head.split(b"\n"), b"old ")
-    # Nobody signs what the file says of its ends, so both are compared with signed heads.
+    # The old size in the file is not signed, and the checkpoint may be another: both are compared.
     if size != old.size or open_checkpoint(note, args.key) != new:
         raise FaultError(
             f"the proof is from {size} records, or to another checkpoint than the new one"
@@ -1707,7 +1716,7 @@ def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
         hashes = [base64_bytes(line.decode()) for line in rest]
     except ValueError as error:
         raise FaultError(f"the proof is malformed: {error}") from None
-    # No tree of fewer than 2^63 leaves needs more.
+    # 63 is the most that a witness accepts (c2sp.org/tlog-witness).
     if len(hashes) > 63 or any(len(each) != 32 for each in hashes):
         raise FaultError("the proof has more than 63 hashes, or one that is not 32 bytes long")
     return number, hashes
@@ -1789,7 +1798,7 @@ def arguments() -> argparse.ArgumentParser:
 def printable(written: str) -> str:
     """Text that moves no cursor and colours nothing, whoever wrote it.
 
-    A file may hold escape sequences of a terminal; they are shown, not sent.
+    Terminal escape sequences in a file are printed as escapes, so they have no effect.
     """
     return "".join(map(harmless, written))
 
@@ -1802,12 +1811,11 @@ def harmless(character: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status.
 
-    0 where every check holds, 1 where one does not, 2 where it was called wrongly or a file
-    cannot be read.
+    0 if every check holds, 1 if one does not, 2 if it was called wrongly or a file cannot be read.
     """
     args = arguments().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name may have characters that this terminal lacks: they must not end the run.
+        # Characters that the terminal's encoding lacks must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     checks: list[dict[str, Any]] = []
     result = None
@@ -1838,7 +1846,7 @@ def report(
 ) -> None:
     """Print what was found.
 
-    As lines for people, or with ``--json`` as one document of the same facts.
+    As lines of text, or with ``--json`` as one document with the same facts.
     """
     shown = result or Result(
         f"that it does not hold: check {checks[-1]['number']} failed.",
@@ -1870,7 +1878,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         for name, value in row.items():
             if isinstance(value, int):
                 counts.append(f"{value:,} {name}")
-        # Names are whatever the file says: escaped, they cannot pass for other output.
+        # Names are from the file; escaped, they cannot imitate other output.
         message = f"job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}"
         print(f"left: {message}: {', '.join(counts)}")
     for row in facts.get("budgets", ()):

@@ -114,7 +114,7 @@ def _check_key(key: Any, where: str) -> None:
 
 
 def _check_scalar(value: Any, where: str) -> None:
-    # First, for bool is a kind of int in Python.
+    # Before the integers: in Python, bool is a subclass of int.
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -227,7 +227,6 @@ def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
     """
     # Signatures are over the canonical bytes, so a file in another spelling would verify although
     # it is not what was signed.
-    # Parsed strictly first, since a second value of a key would be gone when it is written again.
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
         raise LocalError(
@@ -343,9 +342,9 @@ def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
     ]
     visited = set()
     while pending:
-        # The outermost tables first, so that the nearest home of a key is named first.
+        # Breadth first: the hint names the outermost table that has the key first.
         path, home, table = pending.pop(0)
-        # A model that holds itself would never end.
+        # A model that contains itself would be walked for ever.
         if table in visited:
             continue
         visited.add(table)
@@ -367,7 +366,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     The order is: temporary name, fsync, rename, fsync of the folder.
     """
     # threads may write one path at once
-    # In the same folder, since a rename across file systems is none.
+    # In the same folder: a rename cannot cross file systems.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         _write_exclusive(temporary, data, mode)
@@ -382,8 +381,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Create a file that must not exist yet (keys), with its mode from the first byte on.
 
-    Mode 0600 unless another is given. LocalError where the file exists, UnwritableError where the
-    disk does not take it.
+    LocalError if the file exists, UnwritableError if the disk does not take it. A crash may leave
+    a part of it, unlike with ``write_atomic``.
     """
     try:
         _write_exclusive(path, data, mode)
@@ -431,7 +430,7 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
 def sync_directory(path: Path) -> None:
     """Make the names in a folder durable.
 
-    A rename or a new file is not durable before. Raises OSError.
+    Until then a power cut may undo a rename, or lose a new file. OSError if the disk fails.
     """
     # A file that was fsynced under a name that was not is gone after a power cut.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -455,7 +454,7 @@ def disk(folder: Path) -> Disk:
     for base, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                # Blocks that are taken, of 512 bytes on every file system: a sparse file counts
-                # what it holds.
+                # ``st_blocks`` counts units of 512 bytes whatever the file system's block size;
+                # a sparse file has only the blocks that it fills.
                 used += os.lstat(os.path.join(base, name)).st_blocks * 512  # noqa: PTH118 cheaper than a Path a file
     return Disk(used, shutil.disk_usage(folder).free)

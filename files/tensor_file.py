@@ -31,7 +31,7 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The file; the same bytes for the same tensors and metadata."""
     data = bytearray(save(dict(tensors), _with_digest(metadata)))
-    # In one order, so that equal tensors and metadata give equal bytes.
+    # The library writes metadata in any order, so the same file would have several digests.
     start = _ordered(data)
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
     return bytes(data)
@@ -100,7 +100,7 @@ def check_ours(path: Path) -> None:
     Files of other programs have no digest and are not checked.
     """
     with path.open("rb") as file:
-        # By the header alone: a file of another program is not read whole for it.
+        # Only the header is read: a large file of another program costs nothing.
         ours = is_ours(_head(file, path.stat().st_size))
     if ours:
         check(path)
@@ -136,7 +136,8 @@ def _ordered(data: bytearray) -> int:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    # Spaces behind a header are allowed: the length stays, and so do the tensors' places.
+    # The format allows spaces after a header, so its length and all tensor offsets stay as they
+    # are.
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
     if len(text) != length:
         raise LocalError(
@@ -158,7 +159,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
     start = head.find(_MARK) + len(_MARK)
     if start < len(_MARK):
         raise _unreadable(origin, "its header has no digest")
-    # As it was when it was computed: 64 zeros in its own place.
+    # The digest was computed with 64 zeros in its own place.
     digest = hashlib.sha256(head[:start] + _UNSIGNED.encode() + head[start + 64 :])
     for piece in rest:
         digest.update(piece)
@@ -170,7 +171,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
 
 def _metadata(head: bytes) -> dict[str, str]:
     found = metadata_of(head)
-    # It is the file's own, and was not in what the caller gave.
+    # ``to_bytes`` added the digest; it was not in the caller's metadata.
     found.pop(DIGEST, None)
     return found
 

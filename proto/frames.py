@@ -23,7 +23,7 @@ from .convert.shape import MOST_HASHES
 from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
-# From the inside out: the most and the longest that an honest message has.
+# Innermost message first; each bound is above what an honest message has.
 LETTER = FieldLimit(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
 # of a Mix, with its uploads
 ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})
@@ -42,7 +42,7 @@ LONGEST_VARINT = 5  # bytes of a length below 2^35
 class ChunkFrame:
     """A chunk frame: as it crosses, and the payload in it.
 
-    ``encoded`` is the message Frame as it crosses; ``payload`` is a view of its end, not a copy.
+    ``encoded`` is the whole message Frame; ``payload`` is a view of its end, not a copy.
     """
 
     __slots__ = ("encoded", "payload")
@@ -65,7 +65,7 @@ Frame: TypeAlias = pb.Frame | ChunkFrame  # a pb.Frame that was decoded here is 
 def encode(frame: Frame) -> bytes:
     """The bytes of a message Frame.
 
-    A chunk's bytes are those that it was made of: nothing is copied.
+    A chunk is encoded already, so its bytes are not copied.
     """
     return frame.encoded if isinstance(frame, ChunkFrame) else frame.SerializeToString()
 
@@ -74,7 +74,7 @@ def decode(data: bytes) -> Frame:
     """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds.
 
     Bounds are checked before protobuf decodes anything, so a hostile frame costs no more memory
-    than an honest one.
+    than the largest honest one.
     """
     start = _payload_start(data)
     if start is not None:
@@ -84,7 +84,7 @@ def decode(data: bytes) -> Frame:
     frame = pb.Frame.FromString(data)
     if frame.WhichOneof("body") != "chunk":
         return frame
-    # A chunk in another encoding: made our own, so callers meet one kind of chunk.
+    # A chunk in another valid encoding is copied into ours, so callers see one kind of chunk.
     return ChunkFrame.of([frame.chunk])
 
 
@@ -107,6 +107,5 @@ def _payload_start(data: bytes) -> int | None:
         length |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             start = index + 2
-            # Only a chunk that is the whole message: fields behind it would go unread.
             return start if start + length == len(data) else None
     return None

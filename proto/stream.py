@@ -36,8 +36,8 @@ class Digests:
     def total(self) -> bytes:
         """Digest of the whole payload.
 
-        32 bytes. It is over the tensors' digests, so each can be compared without the others'
-        bytes.
+        32 bytes. It is over the tensors' digests, so one tensor can be checked without the bytes of
+        the others.
         """
         return sha256(b"".join(self.tensors)).digest()
 
@@ -45,7 +45,7 @@ class Digests:
 class Digester:
     """Digests of tensors that lie back to back in a byte stream cut anywhere.
 
-    Sizes are in bytes. Empty tensors have a digest too, that of nothing.
+    Sizes are in bytes. An empty tensor has the digest of no bytes.
     """
 
     def __init__(self, sizes: Sequence[int], known: Mapping[int, bytes] | None = None) -> None:
@@ -87,7 +87,7 @@ class Digester:
     def digests(self) -> Digests:
         """The digests, once every byte was taken.
 
-        Whoever calls it earlier gets those of the finished tensors alone.
+        Called earlier, it returns the digests of the finished tensors only.
         """
         return Digests(tuple(self._done))
 
@@ -95,7 +95,7 @@ class Digester:
 def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
     """The tensors' bytes back to back, in chunks of ``size`` (the last may be smaller).
 
-    Each chunk is copied from the tensors; their memory may change once it was yielded.
+    Each chunk is a copy, so the tensors it came from may change once it was yielded.
     """
     pieces: list[memoryview] = []
     left = size
@@ -103,7 +103,7 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
         view = tensor_bytes(tensor)
         while view:
             piece, view = view[:left], view[left:]
-            # Tensors share chunks: the receiver takes full ones alone.
+            # Tensors share chunks, since the receiver accepts only full ones before the last.
             pieces.append(piece)
             left -= len(piece)
             if not left:
@@ -147,7 +147,7 @@ def resumable(offset: int, size: int) -> bool:
 class Inbound:
     """The receiving end of one stream.
 
-    One frame after another goes to ``feed``; ``finish`` says that all came.
+    Pass each frame to ``feed``, then call ``finish``, which refuses a stream that stopped early.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class Inbound:
     def feed(self, frame: Frame) -> None:
         """Take one frame; RefusedError for any that does not belong here.
 
-        The codes are MANIFEST for a frame out of turn, LENGTH for another number of bytes and
-        DIGEST for others than were declared. The sink gets a chunk only after its size was
+        The codes are MANIFEST for a frame out of turn, LENGTH for a wrong number of bytes and
+        DIGEST for an end frame whose digests differ. The sink gets a chunk only after its size was
         checked.
         """
         body = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("body")
@@ -198,7 +198,7 @@ class Inbound:
         sizes = self._check(manifest)
         self._digester = Digester(sizes)
         self._left = sum(sizes)
-        # Bytes that came with an earlier stream are hashed by ``take_up`` before a chunk is taken.
+        # ``take_up`` hashes the bytes of an earlier stream before a chunk is taken.
         self._missing = manifest.offset
         if not resumable(self._missing, self._left):
             raise RefusedError(
@@ -238,12 +238,11 @@ class Inbound:
             )
         self._left -= len(chunk)
         digester.update(chunk)
-        # Only bytes that the manifest declared reach it, though their digest is known at the end
-        # alone.
+        # The sink never gets more bytes than declared, but their digest is checked only at the end.
         self._sink(chunk)
 
     def _finish(self, end: pb.End, digester: Digester) -> None:
-        # An end before all bytes came: digests of a part must not pass for those of the whole.
+        # Digests of a part must not pass for those of the whole.
         if self._left:
             raise RefusedError(
                 self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest"

@@ -17,7 +17,7 @@ LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
 def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
     """Headers of a manifest.
 
-    In the order of the items, which is that of the bytes that follow.
+    They stand in the order of the tensors' bytes that follow.
     """
     return [
         pb.TensorHeader(
@@ -62,7 +62,7 @@ def check_manifest(
             peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest"
         )
 
-    # Each header was compared; words have none, so only the sum tells how many follow.
+    # Words have no headers, so only the total size tells how many follow.
     total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
         what = "tensors and words" if words else "tensors"
@@ -72,8 +72,8 @@ def check_manifest(
 
 
 def _show(header: pb.TensorHeader) -> str:
-    # A number that the schema lacks has no name; it may come from a hostile peer, like the texts,
-    # which are cut.
+    # The header may be a hostile peer's: numbers that the schema lacks have no name, and texts are
+    # cut.
     dtype = pb.DType.Name(header.dtype) if header.dtype in pb.DType.values() else str(header.dtype)
     kind = (
         pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
@@ -87,7 +87,7 @@ def _show(header: pb.TensorHeader) -> str:
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine.
 
-    A view where the tensor is contiguous: it changes with the tensor.
+    Without a copy it is a view, which changes with the tensor.
     """
     # The wire's byte order is fixed, so that digests agree between machines.
     array = tensor.detach().contiguous().numpy()
@@ -100,8 +100,8 @@ def tensor_from(
 ) -> Tensor:
     """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one.
 
-    ``offset`` is in bytes. Memory that cannot be written to, is not aligned, or has another byte
-    order is copied.
+    ``offset`` is in bytes. Read-only or unaligned memory is copied, and so is all of it on a
+    big-endian machine.
     """
     if spec.elements == 0:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])

@@ -53,7 +53,7 @@ SEALED = Shape(  # the secret for one recipient
         "what is sealed for {recipient!r} is sealed to prekey {found}, which there cannot be",
     ),
 )
-# By recipient: so the leaves lie under the root that the sender signed.
+# Sorted by recipient, like the leaves under the root that the sender signed.
 PIECES = each(SEALED, "recipient", "sealed pieces", code=Code.SHARES)
 
 
@@ -88,8 +88,8 @@ MOST_BYTES = 1024  # of an entry in an entry
 class Contributed:
     """A silo's contribution to a job's key, and its secret sealed to each other silo, by id.
 
-    ``session`` shows who sent it and is never printed. ``pieces`` are in the order of their
-    recipients.
+    ``session`` authenticates the sender, so ``repr`` leaves it out. ``pieces`` are sorted by
+    recipient.
     """
 
     session: bytes = field(repr=False)
@@ -101,7 +101,7 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class KeyPoll:
-    """A silo asks for what the others contributed.
+    """A silo's request for the others' contributions.
 
     The answer is empty while a silo of the job has not contributed yet.
     """
@@ -114,9 +114,9 @@ class KeyPoll:
 def read_contributed(data: bytes, silos: int) -> pb.Contributed:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
-    Sizes of what is in it are checked by ``contributed_from_wire``.
+    ``contributed_from_wire`` checks the sizes of its fields.
     """
-    # In the bytes: protobuf makes all entries before anybody can count them.
+    # Counted in the bytes: protobuf creates all entries before anybody can count them.
     check_fields(data, silos + MOST_FIELDS, {})
     return pb.Contributed.FromString(data)
 
@@ -124,15 +124,15 @@ def read_contributed(data: bytes, silos: int) -> pb.Contributed:
 def read_told(data: bytes, silos: int) -> pb.KeyReply:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
-    It is a ``KeyReply``; the bounds keep a hostile coordinator from filling a silo's memory.
+    The bounds keep a hostile coordinator from filling a silo's memory.
     """
-    # The hashes of its proof are all that a letter has several of.
+    # Only the hashes of its proof repeat in a letter.
     letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
     check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
     return pb.KeyReply.FromString(data)
 
 
-# Fields of the envelope come first, so a message of no job is refused before its keys are read.
+# Session and job come first, so a message without them is refused before its keys are read.
 CONTRIBUTED = Shape(
     Contributed,
     pb.Contributed,
@@ -151,7 +151,7 @@ RELAYED = each(
         Relayed,
         pb.Relayed,
         Code.KEYS,
-        # Any silo of the job may have sent it: the machine checks who signed.
+        # Without ``own``: it comes from the coordinator, and ``make_key`` checks who signed.
         contribution=one(CONTRIBUTION),
         letter=one(LETTER),
     ),
@@ -163,7 +163,7 @@ RELAYED = each(
 def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
     """At the silo: the message of a contribution.
 
-    Nothing is checked here; the other end reads it by the same table.
+    Nothing is checked here: the coordinator reads it by the same table.
     """
     made: pb.Contributed = CONTRIBUTED.to_wire(contributed)
     return made
@@ -172,8 +172,8 @@ def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
 def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
     """At the coordinator, from the silo whose session it is; RefusedError blames it.
 
-    Code MANIFEST for the envelope, KEYS or SHARES for its parts. Signatures and seals are still
-    to be checked (security/blind/group_key.py).
+    Code MANIFEST for session and job, KEYS or SHARES for the contribution. Signatures and sealed
+    pieces are still to be checked (security/blind/group_key.py).
     """
     return CONTRIBUTED.whole_from_wire(silo, message)
 
@@ -200,6 +200,6 @@ def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> t
     sent = Sender(COORDINATOR, Code.KEYS)
     sent.few(message.relayed, most, "contributions")
     relayed: tuple[Relayed, ...] = RELAYED.read(sent, message.relayed, {})
-    # A field that the table does not know would cross without anybody having read it.
+    # A field that the table does not know would pass without being checked.
     sent.check_whole(message, secagg_delivery_to_wire(relayed))
     return relayed

@@ -17,17 +17,14 @@ from .shape import SIGNATURE_BYTES, Sender, Shape, length_within, members, plain
 
 
 class PartClaim(NamedTuple):
-    """The claim on the open sum of a part.
-
-    The claim is as the coordinator states it; nothing in it is checked yet.
-    """
+    """The coordinator's claim on the open sum of a part; nothing in it is checked yet."""
 
     part: str
     claim: Claim
 
 
 def _part_claim(part: str, **claim: Any) -> PartClaim:
-    # On the wire the part stands among the fields of the claim.
+    # On the wire, the part is a field next to those of the claim.
     return PartClaim(part, Claim(**claim))
 
 
@@ -35,7 +32,7 @@ SUM = Shape(
     _part_claim,
     pb.OpenSum,
     Code.SPEC,
-    # Compared with the parts that are due before anything else is read.
+    # Any text: ``sums_from_wire`` compares it with the parts that are due before it reads the rest.
     part=plain(),
     document=length_within(
         0,
@@ -47,7 +44,7 @@ SUM = Shape(
     signature=sized(
         SIGNATURE_BYTES, "the signature over the specification of a sum", path="claim.signature"
     ),
-    # Of this group alone, so a sum comes with one.
+    # One tag, since the claim is on one group of the sum.
     tag=sized(TAG_BYTES, "the tag of a sum", path="claim.tag"),
 )
 

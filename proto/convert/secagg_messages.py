@@ -52,7 +52,7 @@ MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 g
 # Of all evidence that is delivered at a time: against twenty dealers of 100 silos, two of 1000.
 MOST_PROOF_BYTES = 1 << 20
 
-# Only numbers cross; the texts are what commitments and signatures are over.
+# Numbers on the wire; commitments and signatures are over the byte strings.
 KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
 
 BUNDLE = Shape(
@@ -135,7 +135,7 @@ HEADER = Shape(
     Code.UPLOAD,
     silo=member("a header of"),
     h_u2=sized(HASH_BYTES, "H(U2) in the header of {silo!r}"),
-    # The machine compares it with the one length that all uploads have.
+    # ``Header.check`` compares it with the one length that all uploads have.
     length=plain(),
     sha256=sized(HASH_BYTES, "the digest in the header of {silo!r}"),
     tags=tags("the header of {silo!r}"),
@@ -165,7 +165,7 @@ ABANDON = Shape(
 
 
 def _shown(context: bytes, **others: Any) -> SurvivorsShown:
-    # The schema spells it out, the machines say ctx.
+    # ``context`` in the schema is ``ctx`` in the state machines.
     return SurvivorsShown(ctx=context, **others)
 
 
@@ -182,7 +182,7 @@ SHOWN = Shape(
 
 
 def _revealed(dealer: str, kind: bytes, share: bytes, salt: bytes) -> Revealed:
-    # Share and salt are fields of the message itself, and one value of ours.
+    # Share and salt are two fields of the message, and one ``HeldShare`` of ours.
     return Revealed(dealer, kind, HeldShare(share, salt))
 
 
@@ -202,7 +202,7 @@ REVEAL = Shape(
     silo=member("shares revealed by"),
     shares=each(REVEALED, "dealer", "revealed shares"),
     signature=sized(SIGNATURE_BYTES, "the signature over what {silo!r} reveals"),
-    # How many follows from the survivors, which a table does not know.
+    # The exact length depends on the survivors (``read_revealed``); here only the maximum is known.
     products=numbers(MOST_PRODUCTS, "what {silo!r} reveals of inner products"),
 )
 
@@ -235,7 +235,7 @@ EVIDENCE_SHARES = each(HOLDER_SHARE, "holder", "shares of evidence")
 def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
     """Evidence against a dealer.
 
-    Either the holder and its key, or the kind and the shares, never both (``_fault``).
+    It has either a holder and its key, or a kind and shares (``_fault``).
     """
     made = pb.Misdealing(
         document=evidence.document,
@@ -245,7 +245,7 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
     )
     match evidence.fault:
         case Unopened(holder, key):
-            # Only the fields of its own kind: a reader refuses both together.
+            # ``_fault`` refuses a message with the fields of both kinds.
             made.holder, made.key = holder, key
         case Unjoined(kind, shares):
             made.kind = KINDS[kind]
@@ -254,14 +254,14 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
 
 
 def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
-    """Evidence as it came; RefusedError KEYS, SHARES or MISDEALT.
+    """Evidence in the right form; RefusedError KEYS, SHARES or MISDEALT.
 
-    Nothing is proven yet: ``Misdealing.spec`` reads the document, and ``proves`` checks it.
+    It proves nothing yet: ``Misdealing.spec`` parses the document, and ``proves`` checks it all.
     """
     sent = Sender(peer, Code.MISDEALT)
     bundle = BUNDLE.from_wire(peer, message.bundle)
     dealing = DEALING.from_wire(peer, message.dealing)
-    # With the dealing: a dealer's portion to itself has other sizes.
+    # The dealing tells the dealer: its portion to itself has other sizes.
     portions = PORTIONS.read(sent, message.portions, {"dealing": dealing})
     document = EVIDENCE_DOCUMENT.read(sent, message.document, {})
     return Misdealing(document, bundle, dealing, portions, _fault(sent, message))
@@ -288,7 +288,7 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
     made, left = [], MOST_PROOF_BYTES
     for message in map(misdealing_to_wire, proofs):
         left -= message.ByteSize()
-        # Cut here, not passed over: which dealers are shown follows from the order alone.
+        # A smaller one further on is not squeezed in: the choice depends only on the order.
         if left < 0:
             break
         made.append(message)
@@ -296,14 +296,14 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
 
 
 def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misdealing, ...]:
-    """Evidence against some dealers, one of each at most, in order.
+    """Evidence against dealers, at most one piece each, sorted by dealer.
 
-    RefusedError KEYS, SHARES or MISDEALT; ``evidence.proven`` checks what it proves.
+    RefusedError KEYS, SHARES or MISDEALT. ``evidence.proven`` checks what the evidence proves.
     """
     sent = Sender(peer, Code.MISDEALT)
-    # Counted first: each takes signatures, and shares to join, to check.
+    # Counted before any is read: checking one takes signatures and, often, joining shares.
     sent.few(messages, MOST_SILOS, "proofs")
     made = tuple(misdealing_from_wire(peer, message) for message in messages)
-    # Once each: a silo checks all of it, and a second proof against one dealer adds nothing.
+    # One per dealer: a second proof adds nothing, and costs the silo as much to check.
     sent.ascending((evidence.dealer for evidence in made), "proofs")
     return made

@@ -121,8 +121,7 @@ DeliveryBody: TypeAlias = (
 class SecaggDelivery:
     """One message to a silo.
 
-    ``attempt`` says of which attempt it is, so that a late message of an earlier one is told
-    apart.
+    ``attempt`` tells a late message of an earlier attempt from one of the current attempt.
     """
 
     attempt: Attempt
@@ -137,10 +136,10 @@ SPEC = Shape(  # SPEC, or ABANDON for its notes and survivors; the machine reads
         1, MOST_SPEC_BYTES, "a specification of {length} bytes, {low} to {high} it can have"
     ),
     signature=sized(SIGNATURE_BYTES, "the signature over the specification"),
-    # A silo may have notes on several attempts: its signatures tell them apart.
+    # Sorted by silo and signature: one silo may have signed notes on several attempts.
     notes=each(ABANDON, "silo signature", "abandon notes", MOST_NOTES, Code.ABANDON),
     shown=each(SHOWN, "ctx", "survivors of earlier rounds", MOST_SHOWN, Code.ABANDON),
-    # By functions, for evidence is no table (secagg_messages.py).
+    # Evidence has two kinds, so functions convert it and not a table (secagg_messages.py).
     proofs=WireField(lambda sent, found, _: proofs_from_wire(sent.peer, found), proofs_to_wire),
 )
 KEYS = Shape(
@@ -190,31 +189,29 @@ BODY = OneOf(
 
 
 def secagg_delivery_to_wire(delivery: SecaggDelivery | None) -> pb.SecureDelivery:
-    """At the coordinator; None where nothing came before the hold time was over.
+    """At the coordinator: the message with one body, chosen by the type of ``delivery.body``.
 
-    A SecureDelivery with one body, by the type of the value.
+    None stands for an answer without a message, where none came before the hold time was over.
     """
     if delivery is None:
         return pb.SecureDelivery(nothing=pb.SecureNothing())
-    # Each delivery names its attempt, since messages of an ended one may still be on their way.
     attempt = attempt_to_wire(delivery.attempt)
     return pb.SecureDelivery(attempt=attempt, **BODY.to_wire(delivery.body))
 
 
 def spec_to_wire(spec: SignedSpec) -> pb.SignedSpec:
-    """At the coordinator, which also keeps it so.
+    """At the coordinator, which also stores the specification in this form.
 
-    The coordinator's signature is over the document alone.
+    The coordinator's signature covers only the document, not the notes or the evidence.
     """
     made: pb.SignedSpec = SPEC.to_wire(spec)
     return made
 
 
 def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
-    """The specification and what a silo needs to enter it; RefusedError SPEC, or ABANDON for its
-    notes and survivors.
+    """A signed specification, with the notes and evidence that a silo needs to enter the attempt.
 
-    The document itself is not read here: the machine does that.
+    RefusedError SPEC, or ABANDON for notes and survivors. The state machine parses the document.
     """
     return SPEC.from_wire(COORDINATOR, message)
 
@@ -222,7 +219,7 @@ def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
 def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
-    It is a SecureDelivery. Each body has the bounds of its longest honest form.
+    No body has more fields than its longest honest form.
     """
     # A malicious coordinator must not exhaust a silo's memory either.
     bounds = {
@@ -231,16 +228,16 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
             MOST_NOTES + MOST_SHOWN + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
             {
-                # Portions for all, and the shares of some.
+                # One portion per silo, and shares of at most as many.
                 PROOFS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
                 SHOWN_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
             },
         ),
-        # A bundle and a receiving key of each silo.
+        # A bundle and a receiving key per silo.
         KEYS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
-        # One portion of each dealer.
+        # One portion per dealer.
         SHARES_FIELD: FieldLimit(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
-        # A header and a share of compared vectors of each; shares are as long as the vectors.
+        # A header and a share of compared vectors per survivor; a share is as long as a vector.
         SURVIVORS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
@@ -250,15 +247,15 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
 def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | None:
     """At a silo; RefusedError blames the coordinator, also for what it only passed on.
 
-    None where nothing came before the hold time was over. Code MANIFEST for the envelope, else
-    that of the step.
+    None where nothing came before the hold time was over. Code MANIFEST for the attempt, else the
+    code of the step.
     """
     sent = Sender(COORDINATOR, ENVELOPE)
     delivery = None
-    # An answer without a message ends the hold of a poll, not the attempt.
+    # An answer without a message ends this poll, not the attempt.
     if message.WhichOneof("body") != "nothing":
         attempt = ATTEMPT.from_wire(COORDINATOR, message.attempt)
         delivery = SecaggDelivery(attempt, BODY.from_wire(sent, message))
-    # Written again: what the tables do not know would be missing, and the two differ.
+    # Converted back, a message with fields that the tables do not know would differ.
     sent.check_whole(message, secagg_delivery_to_wire(delivery))
     return delivery

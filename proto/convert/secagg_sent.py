@@ -79,14 +79,14 @@ def step_codes() -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        # An ErrorCode already: the step's codes are no codes of an RPC.
+        # ENVELOPE is a code of the RPC already; codes of steps are not.
         if error.code == ENVELOPE:
             raise
-        # One code of the RPC for all steps; which of them it was stands in the text.
+        # The RPC has one code for all steps; the text names the step's own.
         raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
 
 
-# By name: a code that the schema lacks fails when this module is imported.
+# By name: a ``Code`` that the schema lacks fails at import.
 CODES = {code: pb.SecureCode.Value(f"SECURE_CODE_{code.name}") for code in Code}
 
 
@@ -106,10 +106,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The attempt is over for its sender.
-
-    ``code`` says why; no text crosses.
-    """
+    """The attempt is over for its sender; ``code`` says why, and no text crosses."""
 
     code: Code
 
@@ -130,7 +127,8 @@ UploadBody: TypeAlias = (
 class SecaggUpload:
     """One message of a silo.
 
-    ``session`` shows who sent it and is never printed; ``body`` is in the silo's own name.
+    ``session`` authenticates the sender, so ``repr`` leaves it out. ``body`` is in the silo's own
+    name.
     """
 
     session: bytes = field(repr=False)
@@ -142,7 +140,7 @@ class SecaggUpload:
 class SecaggPoll:
     """A silo waits for the next message of a round's sums, of which it has taken in ``had``.
 
-    ``had`` counts messages, so one that was lost with its connection is delivered again.
+    ``had`` counts messages, so a message lost with its connection is delivered again.
     """
 
     session: bytes = field(repr=False)
@@ -157,11 +155,12 @@ def most_contributed(silos: int, groups: int, products: int = 0) -> int:
 
     The sum of the table.
     """
-    # The constants are the table's columns; an empty field of products does not cross at all.
+    # The coefficients are the sums of the table's columns. A field of products takes 4 bytes more
+    # than the products, and an empty one none.
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
-# Which session it is, the shell knows: here it only has a length.
+# Only the length is checked here; the server compares it with the open session.
 SESSION = length_within(
     1, MOST_SESSION_BYTES, "a session of {length} bytes, {low} to {high} it can have"
 )
@@ -170,7 +169,7 @@ JOB_DIGEST = sized(HASH_BYTES, "the digest of the job")
 
 
 def _attempt(context: bytes, **others: Any) -> Attempt:
-    # The schema spells it out, the machines say ctx.
+    # ``context`` in the schema is ``ctx`` in the state machines.
     return Attempt(ctx=context, **others)
 
 
@@ -228,13 +227,13 @@ POLL = Shape(
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:
-    """The attempt that a message is of, in either direction."""
+    """The attempt that a message belongs to; used in both directions."""
     made: pb.SecureAttempt = ATTEMPT.to_wire(attempt)
     return made
 
 
 def secagg_upload_to_wire(upload: SecaggUpload) -> pb.SecureUpload:
-    """At the silo: a SecureUpload with one body, by the type of the value."""
+    """At the silo: the message with one body, chosen by the type of ``upload.body``."""
     attempt = attempt_to_wire(upload.attempt)
     return pb.SecureUpload(session=upload.session, attempt=attempt, **BODY.to_wire(upload.body))
 
@@ -242,10 +241,9 @@ def secagg_upload_to_wire(upload: SecaggUpload) -> pb.SecureUpload:
 def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos.
 
-    It is a SecureUpload. No body of an honest silo has more entries than there are silos, and a
-    few fields.
+    An honest body has at most one entry per silo, and a few fields more.
     """
-    # Keys, shares and reveals have an entry for each silo; no other body has any.
+    # Keys, shares and reveals have entries per silo; the other bodies have none.
     check_fields(
         data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES))
     )
@@ -255,8 +253,8 @@ def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
 def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload:
     """At the coordinator, from the silo whose session it is; RefusedError blames it.
 
-    Code MANIFEST for the envelope, else that of the step. Signatures are for the machine to
-    check.
+    Code MANIFEST for session and attempt, else the code of the step. The state machine checks the
+    signatures.
     """
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session and an attempt.

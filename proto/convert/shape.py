@@ -38,7 +38,7 @@ from ...security.secagg.spec import MOST_SILOS
 
 SIGNATURE_BYTES = 64  # Ed25519
 MOST_GROUPS = 4096  # of a specification
-# One hash for each level of the tree, ceil(log2 n).
+# One hash per level of the tree, ceil(log2 n).
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
 
 Known: TypeAlias = Mapping[str, Any]  # fields that were read already, by name
@@ -67,10 +67,9 @@ class Sender:
     def refuse(self, why: str, known: Known, **found: object) -> NoReturn:
         """RefusedError; ``why`` may name fields, and what was found.
 
-        ``why`` is a text of ours with names in braces, filled in from what was read.
+        ``why`` is a constant of this code with names in braces, which are filled in here.
         """
-        # What was found is a value of the format, never the format itself, so a hostile text stays
-        # text.
+        # A peer's text is only ever an argument of ``format_map``, so braces in it do nothing.
         raise RefusedError(self.peer, self.code, why.format_map({**known, **found}))
 
     def ascending(self, keys: Iterable[Any], what: str, shown: int = 80) -> None:
@@ -89,8 +88,8 @@ class Sender:
 class WireField:
     """One field: how it is read and written, and where the value has it (``path``).
 
-    ``read`` gets the sender, the value in protobuf and what was read before; it returns ours or
-    refuses. ``write`` is its inverse.
+    ``read`` takes the sender, the protobuf value and the fields that were read before. It returns
+    our value, or refuses. ``write`` is its inverse.
     """
 
     read: Callable[[Sender, Any, Known], Any]
@@ -113,7 +112,7 @@ class Shape(Generic[T]):
         self.code = code
         self.fields = fields
         self._make, self._message = make, message
-        # A field of the message may stand deeper in our value.
+        # A dotted path: a field of the message may be nested deeper in our value.
         self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
 
     def to_wire(self, value: T) -> Any:
@@ -151,9 +150,9 @@ def member(what: str, path: str = "") -> WireField:
     """A roster id."""
 
     def read(sent: Sender, found: str, known: Known) -> str:
-        # A well-formed id only: whether there is such a member, the machines check.
+        # Form only; the state machines check that there is a member of this id.
         if re.fullmatch(ID_PATTERN, found) is None:
-            # One character more than an id has: a longer text shows as too long.
+            # Cut at 65 characters, one more than an id may have, so that the error stays short.
             sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])
         return found
 
@@ -179,7 +178,7 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
     """Exactly this many bytes."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
-        # Some sizes follow from a field before, such as a dealer's own portion.
+        # Some sizes depend on earlier fields: a dealer's portion to itself has empty ones.
         wanted = size if isinstance(size, int) else size(known)
         if len(found) != wanted:
             why = what + " has {length} bytes, not {wanted}"
@@ -190,13 +189,10 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
 
 
 def within(low: int, high: int, why: str, path: str = "") -> WireField:
-    """A number in this range; ``why`` has it as ``found``.
-
-    Both ends included; NaN is in no range.
-    """
+    """A number in this range, both ends included; ``why`` has it as ``found``."""
 
     def read(sent: Sender, found: float, known: Known) -> float:
-        # So written, NaN is refused: it is in no range.
+        # Written this way round, NaN is refused: it compares as False.
         if not low <= found <= high:
             sent.refuse(why, known, found=found)
         return found
@@ -224,7 +220,7 @@ def tags(what: str) -> WireField:
 def numbers(most: int, what: str) -> WireField:
     """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes.
 
-    ``found`` stays bytes: what they stand for is for the machines to read.
+    They stay bytes; the state machines decode them.
     """
     return _whole(NUMBER_BYTES, most, f"{what} has {{length}} bytes, not {NUMBER_BYTES} per number")
 
@@ -233,7 +229,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
     """Values of ``size`` bytes, at most ``most`` bytes together; ``why`` has the ``length``."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
-        # A part of a value would be dropped without a word where it is read.
+        # Refused here, where the error can name the field, rather than where it is decoded.
         if len(found) % size or len(found) > most:
             sent.refuse(why, known, length=len(found))
         return found
@@ -243,7 +239,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
 
 def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
     """A value of ours by its number in protobuf; ``why`` has the number as ``found``."""
-    # Protobuf hands on numbers that the schema lacks, so each is looked up.
+    # An enum of proto3 keeps numbers that the schema lacks, so each is looked up.
     values = {number: value for value, number in codes.items()}
 
     def read(sent: Sender, found: int, known: Known) -> Any:
@@ -257,7 +253,7 @@ def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
 def proof(what: str) -> WireField:
     """The hashes of an inclusion proof.
 
-    No more than a tree over the most silos takes, each 32 bytes.
+    Each has 32 bytes, and there are no more than a tree over MOST_SILOS leaves needs.
     """
     return _listed(sized(HASH_BYTES, what), MOST_HASHES, "hashes of a proof")
 
@@ -276,7 +272,7 @@ def one(
     named = attrgetter(own) if own else None
 
     def read(sent: Sender, found: Any, known: Known) -> Any:
-        # With what was read around it, which texts of errors may name.
+        # Fields of the outer message go in too, since error texts may name them.
         value = shape.from_wire(sent.peer, found, **known)
         if named and named(value) != sent.peer:
             Sender(sent.peer, shape.code).refuse(why, {}, named=named(value))
@@ -292,7 +288,7 @@ def each(
 
     ``code`` is with what the set is refused, if not with that of the message that it is in.
     """
-    # Several paths give a tuple, and sets are ascending by its first, then its second.
+    # Several paths make a tuple: sorted by the first, then by the second.
     key_of = attrgetter(*key.split())
 
     def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
@@ -308,7 +304,7 @@ def each(
 def every(shape: Shape[Any], what: str) -> WireField:
     """Messages in an order of their own, no more than there are silos.
 
-    Unlike ``each``, an order of their own: that of the document that they belong to.
+    Unlike in ``each`` they may be unsorted: the caller compares their order with a document.
     """
     listed = _listed(one(shape), MOST_SILOS, what)
     return WireField(listed.read, lambda values: list(map(shape.to_wire, values)))
@@ -323,7 +319,7 @@ class OneOf:
     def __init__(self, missing: str, **bodies: tuple[type, WireField]) -> None:
         """``missing`` is why a message without a body is refused."""
         self._missing, self._bodies = missing, bodies
-        # Each type is one body, so a value names its own field.
+        # No two bodies have one type, so the type of a value determines its field.
         self._names = {kind: name for name, (kind, _) in bodies.items()}
 
     def to_wire(self, value: object) -> dict[str, Any]:
@@ -336,7 +332,7 @@ class OneOf:
     def from_wire(self, sent: Sender, message: Message, oneof: str = "body") -> Any:
         """The value; RefusedError for a message without a body."""
         name = message.WhichOneof(oneof)
-        # Also for None: an empty message has no body.
+        # ``name`` is None for a message without a body.
         if name not in self._bodies:
             raise RefusedError(sent.peer, sent.code, self._missing)
         kind, field = self._bodies[name]

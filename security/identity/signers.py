@@ -29,7 +29,6 @@ class Signers:
         """
         keys = {entry.id: bytes.fromhex(entry.protocol_key) for entry in roster.silos}
         if among is not None:
-            # Silos of the roster that are not of the job sign nothing in it.
             keys = {silo: key for silo, key in keys.items() if silo in among}
         return cls(bytes.fromhex(roster.coordinator.protocol_key), keys)
 

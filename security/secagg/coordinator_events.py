@@ -77,8 +77,7 @@ class RevealUploaded:
 class AbandonUploaded:
     """A silo gave this attempt up for good.
 
-    It drops out of an attempt that still runs; after the end its note counts towards the next
-    one.
+    It drops out of an attempt that still runs. Its note counts towards the next one either way.
     """
 
     note: Abandon
@@ -118,7 +117,7 @@ class OpenFailed:
     """
 
     why: str
-    # Then survivors have signed, and the attempt can no longer be abandoned.
+    # Then nobody is asked to abandon: survivors have signed, and the next attempt needs no notes.
     spoiled: bool = False
 
 

@@ -109,8 +109,8 @@ Stage: TypeAlias = Literal[
 class Participant:
     """A silo with its policy, its protocol key and its randomness (``os.urandom``).
 
-    ``signers`` are the coordinator and the silos of the job. It is the same in all attempts; what
-    changes is in ``SiloAttempt`` and ``Memory``.
+    ``signers`` are the coordinator and the silos of the job. A participant is the same in all
+    attempts; ``SiloAttempt`` and ``Memory`` hold what changes.
     """
 
     silo: str
@@ -186,18 +186,18 @@ def begin(
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
     state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
-    # The memory comes first: after a crash in between, the attempt counts as entered, and is never
-    # entered again with other secrets.
+    # Memory first: after a crash in between, the attempt counts as entered, so it is never entered
+    # again with other secrets.
     return state, (Remember(memory), SendKeys(bundle, keys))
 
 
 def advance(state: SiloAttempt, event: Event) -> Step:
     """The next state and what has to be done; whatever a check finds ends the attempt.
 
-    It never raises RefusedError: the fault is in ``LeaveAttempt``. Effects are to be run in
-    order; a message that the coordinator refuses comes back as ``AttemptStopped``.
+    It never raises RefusedError: ``LeaveAttempt`` has code and blame. The shell runs the effects in
+    order, and reports a message that the coordinator refused as ``AttemptStopped``.
     """
-    # Before the stage is looked at: an ended attempt can still be abandoned.
+    # Handled before the check of the stage, since an ended attempt can still be abandoned.
     if isinstance(event, AbandonAsked):
         return _abandon(state)
     if state.stage in ("done", "ended"):
@@ -305,8 +305,8 @@ def _deal(
 
     # Bundles are hashed with their signatures, so all who sign a later set saw the same keys.
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
-    # A holder's number follows from the cohort, so whoever has the specification can join shares,
-    # and check evidence of those that do not join.
+    # Numbers of holders depend only on the cohort, so whoever has the specification can join
+    # shares, and check evidence of shares that do not join.
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
         dealing, portions, kept = deal(
@@ -417,8 +417,8 @@ def _hiding(state: SiloAttempt) -> GramKeys | None:
     silo, seeds, ctx = state.silo, _seeds(state), state.ctx
     dealers = _dealers(state.dealings)
     others = [delivery for delivery in state.keys if delivery.silo in dealers]
-    # The agreement is that of the shares of masks; the labels of ``seal_key`` and ``share_key``
-    # make two keys of it.
+    # The same X25519 result seals shares of masks, too: ``seal_key`` and ``share_key`` derive two
+    # keys from it, by different labels.
     agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
     return GramKeys(
         seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()}
@@ -451,7 +451,7 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
             Code.UPLOAD,
             "streamed two different payloads under one mask",
         )
-        # Survivors were signed after our header was among them, so it has arrived.
+        # In a later stage the header has arrived: we signed survivors only with it among them.
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
 
     # We hold our own share of our vectors, as any other holder does.
@@ -632,7 +632,7 @@ def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> 
 
 def _check_size(state: SiloAttempt, members: Sequence[str], name: str, code: Code) -> None:
     spec, terms = state.spec, state.party.terms
-    # Fewer than t can never open a sum, and silos that are lost now do not come back as survivors.
+    # Sets only shrink from here, and fewer than t silos cannot open a sum.
     least = max(spec.threshold, spec.min_cohort, terms.min_cohort)
     check(
         len(members) >= least,

@@ -18,7 +18,7 @@ class KeysReceived:
     """The coordinator delivered the keys of U1, and the keys to which we seal, one per member."""
 
     bundles: tuple[KeyBundle, ...]
-    # Each with a proof under the root in its owner's bundle.
+    # each with a proof under the root in its owner's bundle
     keys: tuple[KeyDelivery, ...]
 
 
@@ -26,7 +26,7 @@ class KeysReceived:
 class SharesReceived:
     """The coordinator passed on what the members of U2 dealt to us, our own dealing among it.
 
-    The members of U2 are those who dealt; each delivery has its proof under the dealer's root.
+    Each delivery has a proof under its dealer's signed root.
     """
 
     deliveries: tuple[PortionDelivery, ...]
@@ -43,7 +43,7 @@ class Streamed:
     length: int
     sha256: bytes
     tags: bytes = b""
-    # Never sent: a dealer holds a share of its own vectors as any other holder does.
+    # Never sent: a dealer holds a share of its own vectors, like every other holder.
     kept: bytes = field(default=b"", repr=False)
 
 
@@ -52,7 +52,7 @@ class SurvivorsReceived:
     """The coordinator delivered the headers of U3, and shares of vectors sealed to us."""
 
     headers: tuple[Header, ...]
-    # Empty where the round compares nothing by shares.
+    # empty if the round compares nothing by shares
     shares: tuple[SealedShare, ...] = ()
 
 
@@ -60,8 +60,8 @@ class SurvivorsReceived:
 class NotesReceived:
     """The coordinator passed on survivors' signatures.
 
-    At least t of U3 must have signed the very sets that this silo signed, or it ends the attempt
-    and reveals nothing.
+    Unless at least t of U3 signed the very sets that this silo signed, it ends the attempt and
+    reveals nothing.
     """
 
     survivals: tuple[Survival, ...]
@@ -71,7 +71,7 @@ class NotesReceived:
 class ResultReceived:
     """The sum is open: SHA-256 of what was delivered, and the survivors' combined tags, if any.
 
-    Nothing is checked here: ``Finish`` has what the shell needs to check the delivered integers.
+    The state machine does not check the sum; the shell does, with the fields of ``Finish``.
     """
 
     sha256: bytes
@@ -82,7 +82,8 @@ class ResultReceived:
 class AbandonAsked:
     """Give this attempt up for good: the coordinator asks, or this silo has nothing to send.
 
-    It changes nothing once survivors were signed. An ended attempt is abandoned, too.
+    It has no effect once this silo signed survivors. An attempt that ended without a signature can
+    still be abandoned.
     """
 
 
@@ -113,8 +114,8 @@ Event: TypeAlias = (
 class Remember:
     """Make this durable before any later effect.
 
-    If it fails, no later effect may run: each of them tells others something that this silo must
-    still know after a restart.
+    If that fails, no later effect may run: each of them tells others something that this silo must
+    remember after a restart.
     """
 
     memory: Memory
@@ -125,7 +126,7 @@ class SendKeys:
     """To the coordinator, for all; of ``keys`` each dealer gets its own."""
 
     bundle: KeyBundle
-    # One per other member of the cohort, in its order.
+    # one per other member of the cohort, in its order
     keys: tuple[ReceivingKey, ...]
 
 
@@ -133,11 +134,12 @@ class SendKeys:
 class SendShares:
     """To the coordinator, for all.
 
-    It keeps the portions, and passes each holder its own with a proof under the dealing's root.
+    The coordinator keeps all portions, and passes each holder its own with a proof under the
+    dealing's root.
     """
 
     dealing: Dealing
-    # One per member of U1; our own has commitments alone.
+    # one per member of U1; our own has only commitments
     portions: tuple[Portion, ...]
 
 
@@ -145,7 +147,7 @@ class SendShares:
 class SendComplaint:
     """To the coordinator, as evidence.
 
-    It shows the private key for one dealer alone; the attempt ends with it.
+    It reveals the private key for this one dealer only, and ends the attempt for this silo.
     """
 
     complaint: Complaint
@@ -158,9 +160,9 @@ class UploadWords:
     Then Streamed.
     """
 
-    # Our mask to ourselves, and one for each other member of U2.
+    # our self mask, and a mask for each other member of U2
     terms: tuple[Term, ...]
-    # None where the round compares nothing by shares.
+    # None if the round compares nothing by shares
     hiding: GramKeys | None = None
 
 
@@ -168,7 +170,7 @@ class UploadWords:
 class SendHeader:
     """To the coordinator, for all; it ends the upload.
 
-    It goes again after a lost connection, with the same bytes.
+    After a lost connection it is sent again, with the same bytes.
     """
 
     header: Header
@@ -178,7 +180,7 @@ class SendHeader:
 class SendSurvival:
     """To the coordinator, for all.
 
-    After it this silo signs no other survivors of the attempt, and never abandons it.
+    From then on this silo signs no other survivors of the attempt, and never abandons it.
     """
 
     survival: Survival
@@ -188,7 +190,7 @@ class SendSurvival:
 class SendReveal:
     """To the coordinator alone.
 
-    One share of each member of U2, never both; the silo drops its secrets with it.
+    It has one share of each member of U2, never both. The silo forgets its secrets with it.
     """
 
     reveal: Reveal
@@ -208,13 +210,13 @@ class SendAbandon:
 class Finish:
     """The sum is open: the ledger records the digest, and ``Tagger.check`` checks the integers.
 
-    ``tags`` are those of all survivors together, empty in a sum without tags; ``survivors`` are
+    ``tags`` are the combined tags of all survivors, empty in a sum without tags. ``survivors`` are
     in the order of their ids.
     """
 
     sha256: bytes
     tags: bytes
-    # Pads and tags are taken off for exactly these.
+    # whose pads are removed from words and tags
     survivors: tuple[str, ...]
 
 
@@ -225,7 +227,7 @@ class LeaveAttempt:
     ``blame`` is a silo, or one of the words in security/faults.py. ``why`` stays on this machine.
     """
 
-    # It alone leaves this silo.
+    # only the code leaves this silo
     code: Code
     blame: str
     why: str
