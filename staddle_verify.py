@@ -86,7 +86,7 @@ class MisuseError(Exception):
 
 
 def cannot_read(path: Path, error: OSError) -> MisuseError:
-    """The error to raise where the disk does not give a file or a folder."""
+    """The error to raise if the disk fails to return a file or a folder."""
     return MisuseError(f"{path}: cannot read it: {error.strerror or error}")
 
 
@@ -773,7 +773,7 @@ class RecordChain:
 
     @property
     def found(self) -> str:
-        """The amount that was read, in words."""
+        """How much was read, in words."""
         found = f"{self.tree.size} records, each after the one before"
         if not self.torn:
             return found

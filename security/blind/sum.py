@@ -6,7 +6,7 @@ form       the group's elements                     weights                   ri
 ``mean``   all tensors, one after another           public (declared          32; 64 where private
                                                     counts), or private, one  weights spread more
                                                                               than 16-fold
-``ratio``  row by row, the tensors side by side     private, one a row        the same
+``ratio``  row by row, the tensors side by side     private, one per row      the same
 ``total``  all tensors, one after another           equal                     64: counts stay whole
 =========  =======================================  ========================  ======================
 

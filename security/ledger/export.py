@@ -168,7 +168,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
             record = found.record
             same = leaf_hash(canonical_json(record)) == found.leaf
             require(same, f"export: line {number}: the record has another leaf hash than it says")
-            # Readers may go by the seq and type beside the record, so these must be the record's.
+            # Readers may go by the line's seq and type, so these must be the record's.
             same = (record.get("seq"), record.get("type")) == (found.seq, found.type)
             require(same, f"export: line {number}: the record is another than it says")
         proofs.verify(

@@ -122,8 +122,8 @@ class Payload(Size):
     """``{"bytes":248112,"sha256":"fcde…"}``.
 
     ``bytes`` are those of all tensors and words, without the manifest. ``sha256`` is over the
-    digests of the tensors, one after another (proto/stream.py); for a protocol message it is over
-    its bytes.
+    digests in the END frame, one after another (proto/stream.py): one per tensor, or one for all
+    of a masked or padded upload. For a protocol message it is over the message itself.
     """
 
     sha256: Hex32
@@ -616,7 +616,7 @@ class SumSigned(Strict):
     job_digest: Hex32
     round: Count
     ctx: Hex32
-    # sum_history.py judges per data set: sums over other records reveal nothing of these.
+    # sum_history.py judges per data set: sums over other records are another history.
     dataset: Text  # of this silo, whose records are in it
     survivors: tuple[Text, ...]  # U3, sorted
     absent: tuple[Text, ...]  # the other silos of the roster, sorted

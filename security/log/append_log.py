@@ -175,7 +175,7 @@ class AppendLog:
             return self._checkpoint()
 
     def rekey(self, signer: Signer) -> Note:
-        """Sign the head with the old key once more, then with this one, and go on with it.
+        """Sign the head with the old key once more, then with this one, as all later heads.
 
         The last head by the old key covers all records under it, so whoever knows only that key
         can check up to there.

@@ -140,8 +140,7 @@ class PolicyLimits(Strict):
 class ControlCaps(Strict):
     """``[control]``: caps on one session of polls and heartbeats.
 
-    Polls and heartbeats have one ledger record per session, so these caps bound what could hide in
-    them.
+    The ledger has no record per poll or heartbeat, so these caps bound what could hide in them.
     """
 
     max_messages: Count

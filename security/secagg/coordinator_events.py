@@ -57,7 +57,7 @@ class WordsUploaded:
 class SurvivalUploaded:
     """A survivor signed.
 
-    Welcome until the sum is open, as a late signer may reveal in another's place.
+    Accepted while shares are awaited, since a late signer may reveal in another's place.
     """
 
     survival: Survival

@@ -302,7 +302,7 @@ class Memory(Strict):
             signed_ctx=spec.context().hex(),
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
-            # Of all rounds, since the coordinator may deliver an old model again at any time.
+            # Models of all rounds: the coordinator may deliver an old one again at any time.
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
             # What this silo trains next begins from a later state.
             pending=tuple(p for p in self.pending if p.round != spec.round),

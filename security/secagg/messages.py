@@ -261,8 +261,8 @@ def make_reveal(
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
     """The kind of share of each member of U2 that opens the sum: SELF of a survivor, else PAIR."""
-    # A survivor's self mask is in the sum and has to be removed. Of a lost silo the sum holds only
-    # the masks that it shares with survivors.
+    # A survivor's self mask is in the sum and has to be removed. A lost silo's own mask is not;
+    # what remains are the survivors' halves of the masks that they share with it.
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 
