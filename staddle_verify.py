@@ -72,20 +72,30 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 class FaultError(Exception):
-    """What was given does not hold: exit status 1."""
+    """A check that does not hold: exit status 1.
+
+    Its text is printed after the name of the check that failed.
+    """
 
 
 class MisuseError(Exception):
-    """Called wrongly, or a file cannot be read: exit status 2."""
+    """Called wrongly, or a file cannot be read: exit status 2.
+
+    It is no finding about the ledger.
+    """
 
 
 def cannot_read(path: Path, error: OSError) -> MisuseError:
-    """What to raise where the disk does not give a file or a folder."""
+    """The error to raise if the disk fails to return a file or a folder."""
     return MisuseError(f"{path}: cannot read it: {error.strerror or error}")
 
 
 def first_fault(*rules: tuple[object, str]) -> str:
-    """What the first rule says that is broken; empty where all hold."""
+    """The text of the first rule that is broken; empty where all hold.
+
+    A rule is a condition that must not be true, and a text. The caller has evaluated all
+    conditions, so none may rely on an earlier one.
+    """
     return next((why for broken, why in rules if broken), "")
 
 
@@ -96,9 +106,14 @@ def check_all(*rules: tuple[object, str]) -> None:
 
 
 def read(path: Path, limit: int) -> bytes:
-    """A file of at most ``limit`` bytes."""
+    """A file of at most ``limit`` bytes.
+
+    FaultError for a longer one, which has none of the formats here. MisuseError if it cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
+            # One byte more shows that a file is too large, without reading all of it.
             data = file.read(limit + 1)
     except OSError as error:
         raise cannot_read(path, error) from error
@@ -154,9 +169,11 @@ VALUES = {
     "allow": '"allow"',
     "id": '"[a-z0-9-]{1,64}"',
     "role": '"(?:coordinator|silo|operator|founder)"',
+    # A title has at least one character.
     "title": f'(?!""){string(128)}',
     "pem": string(8192),
     "signature": '"[0-9a-f]{128}"',
+    # A comma may follow each entry; the look-behind refuses one before the brace.
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
@@ -239,6 +256,7 @@ def grammar(form: str) -> str:
         return f"(?:null|{grammar(form[:-1])})"
     if form in VALUES:
         return VALUES[form]
+    # Canonical JSON has its keys in order.
     fields = sorted(field.split(":") for field in FORMS[form].split())
     written = ""
     for name, inner in fields:
@@ -263,6 +281,7 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
         written = data.decode()
     except UnicodeDecodeError as error:
         raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
+    # Inside of a string the quotes would be escaped, so this finds a key.
     kind = form or written.rpartition('"type":"')[2].partition('"')[0]
     known = kind in GRAMMARS
     if not form and kind == "roster":  # no record: it stands in no ledger
@@ -274,12 +293,16 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
             f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another"
             " place"
         )
+    # Parsed only now, since the grammar bounds numbers and depth.
     value: dict[str, Any] = json.loads(written)
     return value
 
 
 def canonical(value: Any) -> bytes:
-    """The one spelling of a value."""
+    """The one spelling of a value: the bytes from which ``parse`` made it.
+
+    It is exact only for values without floats and with ASCII keys, as all forms here have.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -288,6 +311,7 @@ def canonical(value: Any) -> bytes:
 
 def leaf_hash(record: bytes) -> bytes:
     """Hash of a record as a leaf."""
+    # RFC 6962 section 2.1: the first byte keeps a leaf from passing for a node.
     return hashlib.sha256(b"\x00" + record).digest()
 
 
@@ -297,7 +321,10 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class RightEdgeTree:
-    """A growing tree; it keeps only the roots of the complete subtrees at its right edge."""
+    """A growing tree; it keeps only the roots of the complete subtrees at its right edge.
+
+    It has at most one hash per bit of the size, so a ledger of any length takes a few kilobytes.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -306,6 +333,7 @@ class RightEdgeTree:
     def append(self, leaf: bytes) -> None:
         """Add a leaf's hash; two subtrees of one size become one."""
         size, self.size = self.size, self.size + 1
+        # Each 1 in the binary size is a complete subtree at the edge; a carry joins two of them.
         while size & 1:
             leaf, size = node_hash(self.edge.pop(), leaf), size >> 1
         self.edge.append(leaf)
@@ -315,6 +343,7 @@ class RightEdgeTree:
         if not self.edge:
             return EMPTY_ROOT
         *others, root = self.edge
+        # From right to left: a smaller subtree is always the right child of its parent.
         for left in reversed(others):
             root = node_hash(left, root)
         return root
@@ -323,7 +352,11 @@ class RightEdgeTree:
 def verify_inclusion(
     leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree under ``root``."""
+    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree under ``root``.
+
+    ``size`` and ``root`` are from the checkpoint that the log signed. FaultError if leaf, index or
+    hashes do not fit them.
+    """
     if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
     check_hashes(leaf, root, *proof)
@@ -331,6 +364,7 @@ def verify_inclusion(
     for sibling in proof:
         if last == 0:
             raise FaultError("the proof is too long")
+        # For a right child, or the last node of its level, the next hash is on the left.
         if at & 1 or at == last:
             computed = node_hash(sibling, computed)
             at, last = to_right_child(at, last)
@@ -344,7 +378,10 @@ def verify_inclusion(
 
 
 def to_left_child(at: int, last: int) -> tuple[int, int]:
-    """Climb while the node is the right one of two: what stands below is complete."""
+    """Climb while the node is the right one of two: what stands below is complete.
+
+    A proof starts at the root of the complete subtree in which the old tree ends.
+    """
     while at & 1:
         at, last = at >> 1, last >> 1
     return at, last
@@ -360,7 +397,11 @@ def to_right_child(at: int, last: int) -> tuple[int, int]:
 def verify_consistency(
     old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one."""
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one.
+
+    Sizes and roots are from checkpoints that the log signed. FaultError if the hashes do not lead
+    to both roots.
+    """
     if not 0 <= old_size <= size:
         raise FaultError(
             f"a tree of {size} records cannot extend one of {old_size}: records were cut off"
@@ -409,7 +450,10 @@ def verify_same_size(
 
 
 def impossible(size: int, root: bytes) -> bool:
-    """Whether no tree of this size has this root: there is one empty tree."""
+    """True if no tree of this size has this root: there is one empty tree.
+
+    At any other size every root is possible.
+    """
     return size == 0 and root != EMPTY_ROOT
 
 
@@ -446,7 +490,10 @@ def decimal(written: str) -> int:
 
 
 def base64_or_nothing(written: str) -> bytes:
-    """Like ``base64_bytes``, but no bytes for any other text."""
+    """Like ``base64_bytes``, but no bytes for any other text.
+
+    The text is from an untrusted file; no bytes fail a later check.
+    """
     try:
         return base64_bytes(written)
     except ValueError:
@@ -465,11 +512,15 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> Key:
-        """The key that ``str`` wrote."""
+        """The key that ``str`` wrote.
+
+        FaultError for any other text: one changed character changes the key id.
+        """
         name, _, rest = written.partition("+")
         decoded = base64_or_nothing(rest.partition("+")[2])
         key = cls(name, int.from_bytes(decoded[:1], "big"), decoded[1:])
         known = NAME.fullmatch(name) and key.kind in (LOG_KEY, WITNESS_KEY)
+        # Compared with its spelling, which covers the key id.
         if not known or len(key.public) != 32 or str(key) != written:
             raise FaultError(
                 f"{written!r} is not a key, or not all of it; `keys` prints them from a roster"
@@ -488,9 +539,14 @@ class Key(NamedTuple):
         ).digest()[:4]
 
     def check(self, signed: str, signature: bytes) -> None:
-        """FaultError unless ``signature`` is of this key over a note's text."""
+        """FaultError unless ``signature`` is of this key over a note's text.
+
+        ``signature`` is the bytes after the key id. A cosignature begins with its time, 8 bytes, in
+        seconds since 1970.
+        """
         if self.kind == WITNESS_KEY:
             time, signature = int.from_bytes(signature[:8], "big"), signature[8:]
+            # With a time that the format does not allow, no message is left that could be signed.
             signed = f"cosignature/v1\ntime {time}\n{signed}" if time < 2**63 else ""
         if not signed or not has_signed(self.public.hex(), signed.encode(), signature):
             raise FaultError(
@@ -500,7 +556,10 @@ class Key(NamedTuple):
 
 
 def has_signed(public: str, message: bytes, signature: bytes) -> bool:
-    """Whether this is the Ed25519 signature of a key, in hex, over a message."""
+    """True if this is the Ed25519 signature of a key, in hex, over a message.
+
+    False also if the key or the signature is malformed.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -524,7 +583,7 @@ def key_argument(kind: int) -> Callable[[str], Key]:
 
 
 class SignedHead(NamedTuple):
-    """What a log signed: its first ``size`` records have this root."""
+    """A log's signed statement: its first ``size`` records have this root, 32 bytes."""
 
     origin: str
     size: int
@@ -542,6 +601,7 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     signatures: dict[tuple[str, bytes], list[bytes]] = {}
     for line in lines:
         name, key_id, signature = signature_line(line)
+        # A key may have signed several times; then all of its signatures have to hold.
         signatures.setdefault((name, key_id), []).append(signature)
 
     # (2) Each key signed, and no signature of theirs fails.
@@ -555,13 +615,18 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
 
 
 def split_note(data: bytes) -> tuple[str, list[str]]:
-    """The text of a note that is signed, and the lines below it."""
+    """The text of a note that is signed, and the lines below it.
+
+    FaultError for control characters in the text, more than 64 lines below it, or more than
+    MAX_NOTE bytes.
+    """
     if len(data) > MAX_NOTE:
         raise FaultError(f"the note has more than {MAX_NOTE} bytes")
     try:
         written = data.decode()
     except UnicodeDecodeError as error:
         raise FaultError(f"the note is not UTF-8: {error}") from None
+    # The last blank line, since the text may have blank lines.
     end = written.rfind("\n\n")
     signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
     malformed = end < 0 or not written.endswith("\n") or CONTROL.search(signed)
@@ -575,15 +640,20 @@ def signature_line(line: str) -> tuple[str, bytes, bytes]:
     dash, _, rest = line.partition(" ")
     name, _, encoded = rest.partition(" ")
     decoded = base64_or_nothing(encoded)
+    # Four bytes of key id, and at least one of a signature.
     if dash != "\N{EM DASH}" or not NAME.fullmatch(name) or len(decoded) < 5:
         raise FaultError(f"the note has a malformed signature line: {line[:80]!r}")
     return name, decoded[:4], decoded[4:]
 
 
 def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> SignedHead:
-    """The checkpoint in a note that the log signed and all ``witnesses`` cosigned."""
+    """The checkpoint in a note that the log signed and all ``witnesses`` cosigned.
+
+    FaultError for the checkpoint of another log, or if one of these keys did not sign.
+    """
     signed = open_note(data, (log, *witnesses))
     lines = signed.split("\n")[:-1]
+    # Lines after the third are extensions, which the format allows.
     if len(lines) < 3 or not all(lines):
         raise FaultError("the note is not a checkpoint: it has not the lines origin, size and root")
     try:
@@ -596,6 +666,7 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
             f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}",
         ),
         (
+            # A silo's log key signs its budgets, too, each with an origin of its own.
             found.origin != log.name,
             f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}",
         ),
@@ -622,6 +693,7 @@ def segments(folder: Path) -> list[Path]:
     for name in names:
         if SEGMENT.fullmatch(name):
             found.append(name)
+        # Not ignored: records could be hidden by renaming their segment.
         elif name.startswith("seg-") or name == SINGLE:
             check_put_aside(name)
     for number, name in enumerate(found, 1):
@@ -631,7 +703,10 @@ def segments(folder: Path) -> list[Path]:
 
 
 def check_put_aside(name: str) -> None:
-    """FaultError unless a file holds what a crash left behind a segment."""
+    """FaultError unless a file holds what a crash left behind a segment.
+
+    Its bytes were in no checkpoint and no receipt, so they are not read.
+    """
     if not re.fullmatch(r"seg-[0-9]{8}\.torn", name):
         raise FaultError(f"{name!r} is not a segment of a ledger of this format")
 
@@ -658,8 +733,10 @@ class RecordChain:
         number = 0
         try:
             with path.open("rb") as file:
+                # Bounded, so that a file without newlines does not fill the memory.
                 while line := file.readline(MAX_LINE):
                     number += 1
+                    # A crash, or a writer at work, leaves an unfinished line only at the very end.
                     unfinished = not line.endswith(b"\n") and len(line) < MAX_LINE
                     if unfinished and last:
                         self.torn = len(line)
@@ -688,6 +765,7 @@ class RecordChain:
                 "does not follow the line before: one of the two was changed, removed or inserted",
             ),
         )
+        # The hash is over the stored bytes; nothing is encoded again.
         leaf = leaf_hash(line[:-1])
         self.tree.append(leaf)
         self.head = leaf.hex()
@@ -695,7 +773,7 @@ class RecordChain:
 
     @property
     def found(self) -> str:
-        """What was read, in words."""
+        """How much was read, in words."""
         found = f"{self.tree.size} records, each after the one before"
         if not self.torn:
             return found
@@ -704,7 +782,11 @@ class RecordChain:
 
 @dataclass
 class Numbers:
-    """What left, or counts as left; ``assumed`` of the bytes are of messages without digest."""
+    """The amounts that left, or count as left.
+
+    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses; ``assumed`` of the bytes
+    belong to messages without digest. Several tensors of a part count as one message.
+    """
 
     messages: int = 0
     tensors: int = 0
@@ -715,7 +797,11 @@ class Numbers:
 
 @dataclass
 class OpenMessage:
-    """A message that has no outcome so far."""
+    """A message that has no outcome so far.
+
+    ``root`` is computed only for receipts: for each digest it takes a hash per bit of the ledger's
+    size.
+    """
 
     intent: dict[str, Any]
     names: list[tuple[str, str]]  # part and name of each tensor
@@ -730,12 +816,12 @@ class OpenMessage:
 
     @property
     def masked(self) -> bool:
-        """Whether it is a part of a secure sum."""
+        """True if it is a part of a secure sum."""
         return self.intent.get("secagg") is not None
 
     @property
     def hidden(self) -> dict[str, Any] | None:
-        """What a padded or rotated message is bound to."""
+        """Context and number to which a padded or rotated message is bound; None for any other."""
         return self.intent.get("hidden")
 
     @property
@@ -786,7 +872,10 @@ class OpenMessage:
 
 
 def named(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Part and name of each tensor."""
+    """Part and name of each tensor.
+
+    Names repeat from part to part, so only both together identify a tensor.
+    """
     return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
 
 
@@ -800,21 +889,30 @@ def size_of(tensors: Sequence[dict[str, Any]]) -> int:
 
 
 def astray(silos: Sequence[str], silo: str) -> bool:
-    """Whether these are not some silos in order, each once, and this one among them."""
+    """True if these are not some silos in order, each once, and this one among them.
+
+    ``silo`` is empty until a record names it.
+    """
     if silos != sorted(set(silos)):
         return True
     return bool(silo) and silo not in silos
 
 
 def masked_fault(record: dict[str, Any]) -> str:
-    """What is wrong with an intent as a part of a secure sum, or with one that is none."""
+    """The fault of an intent in all that has to do with masks; empty if there is none.
+
+    Members must be sorted, from the cohort, with this silo among them, and at least as many as the
+    threshold.
+    """
     secagg, form = record.get("secagg"), record["form"]
+    # In a report, a message that is only called masked would pass for a hidden one.
     if (secagg is not None) != (form == "masked"):
         an = "an" if secagg else "no"
         return f"has form {form!r} and names {an} attempt at a secure sum"
     if secagg is None:
         return ""
     members, threshold = secagg["members"], secagg["threshold"]
+    # Older records have no cohort, so nothing is compared with it.
     cohort = record.get("cohort") or members
     return first_fault(
         (
@@ -833,7 +931,10 @@ def masked_fault(record: dict[str, Any]) -> str:
 
 
 def hidden_fault(record: dict[str, Any]) -> str:
-    """What is wrong with an intent as a padded or rotated part, or with one that is none."""
+    """The fault of an intent in what has to do with padding or rotation; empty if there is none.
+
+    A padded or rotated part is a message of its own, whose bytes are those of its tensors.
+    """
     hidden, form = record.get("hidden"), record["form"]
     if (hidden is not None) != (form in HIDDEN_SIZES):
         a = "a" if hidden else "no"
@@ -861,8 +962,9 @@ def part_of(tensor: dict[str, Any]) -> str:
 
 
 def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
-    """What is wrong with the bytes of tensors, of which an element takes ``sizes`` by dtype."""
+    """The fault in the bytes of tensors, of which an element takes ``sizes`` by dtype."""
     for tensor in record["tensors"]:
+        # With more bytes than its shape needs, a tensor would carry undeclared numbers.
         size = sizes.get(tensor["dtype"])
         if size is None or tensor["bytes"] != math.prod(tensor["shape"]) * size:
             found = f"{tensor['bytes']} bytes of {tensor['dtype']!r}"
@@ -871,7 +973,7 @@ def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
 
 
 def shape_fault(message: OpenMessage) -> str:
-    """What is wrong with the tensors of an intent and with those who can read it."""
+    """The fault in the tensors of an intent, or in those who can read it; empty if it has none."""
     record, names = message.intent, message.names
     tensors, size = record["tensors"], record["message"]["bytes"]
     readers, of_tensors = set(record["readers"]), set()
@@ -954,15 +1056,18 @@ class Account:
             why = rule(record)
         if why:
             self._counts["broken"] += 1
+            # Further ones are only counted, so that a ledger full of faults does not fill memory.
             if len(self._broken) < MAX_SHOWN:
                 self._broken.append(f"seq {record['seq']} {why}")
 
     def _start(self, record: dict[str, Any]) -> str:
         self.roster = record["roster"]
+        # An agent that died with a session open cannot close it any more.
         self._abandon()
         return ""
 
     def _protocol(self, record: dict[str, Any]) -> str:
+        # A protocol message has no outcome; it counts as left.
         self._add(record, "(protocol)", Numbers(1, bytes=record["message"]["bytes"]))
         return ""
 
@@ -1014,6 +1119,7 @@ class Account:
         return self._decided(record["policy"])
 
     def _decided(self, digest: str) -> str:
+        # None in a ledger from before policies were recorded, which accepts any.
         if self.policy in (None, digest):
             return ""
         return f"is decided by policy {digest}, in force is {self.policy}"
@@ -1036,6 +1142,7 @@ class Account:
                 f"goes on at byte {record['offset']}, of which earlier intents of its round"
                 f" declared {before}"
             )
+        # The furthest byte counts: resuming from an earlier one takes nothing back.
         rounds[message.stream] = max(before, message.whole)
         if record["form"] == "padded":
             self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
@@ -1073,6 +1180,7 @@ class Account:
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
+        # ``default`` makes an empty list of reservations a fault, too.
         if ids != sorted(set(ids)) or max(ids, default=size) >= size:
             return (
                 f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size}"
@@ -1096,6 +1204,7 @@ class Account:
             message.root = self.tree.root().hex()
         self._counts["undigested"] -= 1
         for part, numbers in message.leaving.items():
+            # With a digest its bytes are known to have left, and no longer assumed.
             self._add(message.intent, part, Numbers(), -numbers.bytes)
         return ""
 
@@ -1132,6 +1241,7 @@ class Account:
         if session is None or session["seq"] != record["ref"]:
             return f"closes seq {record['ref']}, which is not an open control session"
         messages, size = record["messages"], record["bytes"]
+        # The caps are from the record that opened it, so polls are no way around the policy.
         if messages > session["max_messages"] or size > session["max_bytes"]:
             return f"closes a control session beyond its caps: {messages} messages, {size} bytes"
         self._add({**session, "job": "(control)"}, "(control)", Numbers(messages, bytes=size))
@@ -1154,7 +1264,10 @@ class Account:
         total.assumed += assumed
 
     def close(self) -> str:
-        """All records are in: what they say, in words; FaultError if a rule is broken."""
+        """End of the records: a summary in words; FaultError if any rule was broken.
+
+        A session that is still open counts with its caps.
+        """
         self._abandon()
         if more := self._counts["broken"]:
             shown = list(self._broken)
@@ -1168,7 +1281,7 @@ class Account:
         )
 
     def left(self) -> list[dict[str, Any]]:
-        """What left, by job, part and recipient."""
+        """The amounts that left, by job, part and recipient, sorted; for the report."""
         found = []
         for job, part, recipient in sorted(self.totals):
             numbers = asdict(self.totals[job, part, recipient])
@@ -1189,12 +1302,18 @@ class Account:
 
 
 def framed(label: str, *fields: bytes) -> bytes:
-    """What is signed by protocol keys: a label and fields, each behind its length."""
+    """The bytes that protocol keys sign: a label and fields, each behind its length.
+
+    The label keeps a signature for one purpose from holding for another.
+    """
     return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (label.encode(), *fields))
 
 
 def fingerprint(key: str) -> str:
-    """Of a key in hex, as people compare it."""
+    """The fingerprint of a key in hex, as people compare it.
+
+    SHA-256 of the raw key, in base64 without padding, as OpenSSH writes it.
+    """
     digest = base64.b64encode(hashlib.sha256(bytes.fromhex(key)).digest()).decode()
     return f"SHA256:{digest.rstrip('=')}"
 
@@ -1209,6 +1328,7 @@ class VerifiedRoster:
         # (1) It has one spelling and the form of a roster.
         data = data.removesuffix(b"\n")
         document = parse(data, "roster")
+        # The grammar accepts signatures in any order; the one spelling has them sorted.
         if canonical(document) != data:
             raise FaultError("has signatures twice, or not in the order of their ids")
         self.federation: str = document["federation"]
@@ -1216,9 +1336,11 @@ class VerifiedRoster:
         self.found = f"version {document['version']} of {self.federation!r}"
         self.signers = document.pop("signatures")
         self.payload = framed("staddle/roster/1", canonical(document))
+        # Without the signatures: another signature does not make another roster.
         self.digest = hashlib.sha256(self.payload).hexdigest()
         ids = [entry["id"] for entry in document["entries"]]
         self.entries: dict[str, dict[str, Any]] = dict(zip(ids, document["entries"]))
+        # The dictionary has each id once, so an id that is listed twice shows as well.
         if ids != sorted(self.entries):
             raise FaultError("has members twice, or not in the order of their ids")
         self._check_distinct()
@@ -1268,6 +1390,7 @@ class VerifiedRoster:
 
         # (5) Enough of them are founders whose fingerprints came from elsewhere.
         names = ", ".join(pinned)
+        # Never fewer than the roster itself requires.
         least = max(least or len(founders), self.threshold)
         if founders and len(pinned) < least:
             raise FaultError(
@@ -1284,7 +1407,11 @@ class VerifiedRoster:
         return has_signed(entry["protocol_key"], self.payload, signature)
 
     def keys(self) -> dict[str, Key]:
-        """The key of each silo's ledger, and that of the coordinator as a witness, by id."""
+        """The key of each silo's ledger, and that of the coordinator as a witness, by id.
+
+        The coordinator's is of kind 4: its cosignature says that it saw a checkpoint, and vouches
+        for no record.
+        """
         found = {}
         for member, entry in self.entries.items():
             public = bytes.fromhex(entry["log_key"])
@@ -1315,7 +1442,7 @@ NOT_SHOWN = (
 
 @dataclass
 class Result:
-    """What a run showed and what not, in a sentence each, and what it found."""
+    """The sentences on what a run showed and did not show, and the facts that it found."""
 
     shown: str
     not_shown: str
@@ -1365,6 +1492,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     yield f"{len(paths)} segments and a checkpoint"
     # (2) The folder's checkpoint is signed by this key, and has nothing that a log does not write.
     own = open_checkpoint(note, args.key)
+    # Five lines: origin, size, root, a blank line and one signature.
     if note.count(b"\n") != 5:
         raise FaultError("the checkpoint holds more than origin, size, root and one signature")
     yield f"of {own.size} records, signed by {args.key}"
@@ -1409,7 +1537,11 @@ def run_ledger(args: argparse.Namespace) -> Run:
 
 
 def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict[int, bytes]:
-    """Read all records; roots of the tree at these sizes, in one pass over a ledger of any size."""
+    """Read all records; roots of the tree at these sizes, in one pass over a ledger of any size.
+
+    For a size that the ledger does not reach, the root is meaningless; ``check_head`` does not look
+    at it.
+    """
     roots = dict.fromkeys(sizes, EMPTY_ROOT)
     for record in chain:
         account.take(record, chain.head)
@@ -1419,7 +1551,10 @@ def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict
 
 
 def check_head(holder: object, head: SignedHead, records: int, roots: dict[int, bytes]) -> None:
-    """FaultError unless the ledger has the records of a tree head, and these very ones."""
+    """FaultError unless the ledger has the records of a tree head, and these very ones.
+
+    ``holder`` names who has the head, for the error. ``roots`` is from ``roots_at``.
+    """
     if head.size > records:
         raise FaultError(
             f"records were cut off: {holder} is of {head.size}, the folder has {records}"
@@ -1445,6 +1580,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
             counts["without"] += outcome["status"] == "sent"
         elif why := receipt_fault(message, outcome["receipt"], rosters.get(account.roster)):
             counts["wrong"] += 1
+            # All are counted, but only the first are shown.
             wrong.extend([f"the receipt of seq {outcome['seq']} {why}"][: MAX_SHOWN - len(wrong)])
         elif message.digest:
             counts["good"] += 1
@@ -1474,7 +1610,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
 
 
 def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | None) -> str:
-    """What is wrong with a receipt.
+    """The fault of a receipt; empty if it holds.
 
     The coordinator signed it under the roster of the last start.
     """
@@ -1514,6 +1650,7 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
 
 def run_proof(args: argparse.Namespace) -> Run:
     """That one record stands in a ledger: c2sp.org/tlog-proof."""
+    # A final newline is not part of the leaf.
     record = read(args.record, MAX_LINE).removesuffix(b"\n")
     # (1) Header, somebody's extra line if any, index, hashes, an empty line and the checkpoint.
     head, _, note = read(args.file, MAX_PROOF).partition(b"\n\n")
@@ -1551,6 +1688,7 @@ def run_growth(args: argparse.Namespace) -> Run:
     # (3) The proof is between just these.
     head, _, note = read(args.proof, MAX_PROOF).partition(b"\n\n")
     size, hashes = numbered(head.split(b"\n"), b"old ")
+    # The old size in the file is not signed, and the checkpoint may be another: both are compared.
     if size != old.size or open_checkpoint(note, args.key) != new:
         raise FaultError(
             f"the proof is from {size} records, or to another checkpoint than the new one"
@@ -1578,6 +1716,7 @@ def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
         hashes = [base64_bytes(line.decode()) for line in rest]
     except ValueError as error:
         raise FaultError(f"the proof is malformed: {error}") from None
+    # 63 is the most that a witness accepts (c2sp.org/tlog-witness).
     if len(hashes) > 63 or any(len(each) != 32 for each in hashes):
         raise FaultError("the proof has more than 63 hashes, or one that is not 32 bytes long")
     return number, hashes
@@ -1657,7 +1796,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def printable(written: str) -> str:
-    """Text that moves no cursor and colours nothing, whoever wrote it."""
+    """Text that moves no cursor and colours nothing, whoever wrote it.
+
+    Terminal escape sequences in a file are printed as escapes, so they have no effect.
+    """
     return "".join(map(harmless, written))
 
 
@@ -1667,9 +1809,13 @@ def harmless(character: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status."""
+    """Run a command; the exit status.
+
+    0 if every check holds, 1 if one does not, 2 if it was called wrongly or a file cannot be read.
+    """
     args = arguments().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
+        # Characters that the terminal's encoding lacks must not end the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     checks: list[dict[str, Any]] = []
     result = None
@@ -1698,7 +1844,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(
     args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: Result | None
 ) -> None:
-    """Print what was found."""
+    """Print what was found.
+
+    As lines of text, or with ``--json`` as one document with the same facts.
+    """
     shown = result or Result(
         f"that it does not hold: check {checks[-1]['number']} failed.",
         "whether the checks behind it would hold; they were not run.",
@@ -1729,6 +1878,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         for name, value in row.items():
             if isinstance(value, int):
                 counts.append(f"{value:,} {name}")
+        # Names are from the file; escaped, they cannot imitate other output.
         message = f"job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}"
         print(f"left: {message}: {', '.join(counts)}")
     for row in facts.get("budgets", ()):

@@ -30,6 +30,7 @@ ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 def to_json(model: pydantic.BaseModel) -> bytes:
     """A document with its digest; LocalError for a model that has a field of that name."""
     document = model.model_dump(mode="json")
+    # The digest would overwrite that field, and ``from_json`` would remove it.
     if DIGEST in document:
         raise LocalError(f"{type(model).__name__} has a field {DIGEST!r}; this is a bug in Staddle")
     return canonical_json({**document, DIGEST: _sha256(canonical_json(document))})
@@ -42,6 +43,7 @@ def from_json(data: bytes, model: type[ModelT], origin: str) -> ModelT:
         if not isinstance(document, dict) or DIGEST not in document:
             return parse_canonical(data, model, origin)
         stated = document.pop(DIGEST)
+        # A flipped bit can change the spelling and no value, for example inside an escape sequence.
         spelling = canonical_json({**document, DIGEST: stated})
         digest = _sha256(canonical_json(document))
         read = validate(document, model, origin)
@@ -60,7 +62,7 @@ def write_json(path: Path, model: pydantic.BaseModel) -> None:
 
 
 def read_json(path: Path, model: type[ModelT]) -> ModelT:
-    """What ``write_json`` wrote; LocalError names the file and says what to do."""
+    """The model that ``write_json`` wrote; LocalError names the file and says what to do."""
     return from_json(documents.read_bytes(path), model, str(path))
 
 
@@ -75,11 +77,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What ``write_bytes`` wrote.
+    """The bytes that ``write_bytes`` wrote.
 
     A LocalError names the file and says nothing of its contents.
     """
     kept = documents.read_bytes(path)
+    # A file shorter than a digest leaves no data, and is itself too short to be a digest.
     data, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise _changed(str(path))

@@ -114,6 +114,7 @@ def _check_key(key: Any, where: str) -> None:
 
 
 def _check_scalar(value: Any, where: str) -> None:
+    # Before the integers: in Python, bool is a subclass of int.
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -270,7 +271,7 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
 
 
 def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
-    """Whether a step is a key or a number of a list, not the tag of a union."""
+    """True if a step is a key or a number of a list, not the tag of a union."""
     is_union = len(tables) > 1
     if not is_union or step.isdecimal():
         return True
@@ -278,7 +279,7 @@ def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
 
 
 def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
-    """What to write instead of an unknown key.
+    """A hint at what to write instead of an unknown key.
 
     It is the nearest key of the same table, or the table to which the key belongs.
     """
@@ -341,7 +342,9 @@ def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
     ]
     visited = set()
     while pending:
+        # Breadth first: the hint names the outermost table that has the key first.
         path, home, table = pending.pop(0)
+        # A model that contains itself would be walked for ever.
         if table in visited:
             continue
         visited.add(table)
@@ -363,6 +366,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     The order is: temporary name, fsync, rename, fsync of the folder.
     """
     # threads may write one path at once
+    # In the same folder: a rename cannot cross file systems.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         _write_exclusive(temporary, data, mode)
@@ -375,7 +379,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Create a file that must not exist yet (keys), with its mode from the first byte on."""
+    """Create a file that must not exist yet (keys), with its mode from the first byte on.
+
+    LocalError if the file exists, UnwritableError if the disk does not take it. A crash may leave
+    a part of it, unlike with ``write_atomic``.
+    """
     try:
         _write_exclusive(path, data, mode)
         sync_directory(path.parent)
@@ -388,7 +396,10 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there; UnwritableError where the disk does not let it go."""
+    """Remove a file if it is there; UnwritableError where the disk does not let it go.
+
+    The removal is not durable before the folder is synced.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -417,7 +428,10 @@ def _write_exclusive(path: Path, data: bytes, mode: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable.
+
+    Until then a power cut may undo a rename, or lose a new file. OSError if the disk fails.
+    """
     # A file that was fsynced under a name that was not is gone after a power cut.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -440,5 +454,7 @@ def disk(folder: Path) -> Disk:
     for base, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
+                # ``st_blocks`` counts units of 512 bytes whatever the file system's block size;
+                # a sparse file has only the blocks that it fills.
                 used += os.lstat(os.path.join(base, name)).st_blocks * 512  # noqa: PTH118 cheaper than a Path a file
     return Disk(used, shutil.disk_usage(folder).free)

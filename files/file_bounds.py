@@ -59,6 +59,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _check_mode(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
+        # The same error as opening a folder raises.
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         kind = KINDS.get(stat.S_IFMT(mode), "something else")
@@ -94,11 +95,12 @@ def _of_machine() -> int:
         found = AVAILABLE.search((PROC / "meminfo").read_text())
         if found:
             return int(found[1]) * 1024
+    # Other systems do not say how much is free, so all of the memory counts.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_control_groups() -> list[int]:
-    """What each group of the process has left, those above it included; bytes."""
+    """Memory that each group of the process has left, those above it included; bytes."""
     found = []
     for folder, (limit, used, cache) in product(_folders(), LIMITS):
         try:
@@ -135,6 +137,7 @@ def _of_process() -> int:
     """Bytes that the limit on addresses leaves, as ``LimitAS=`` and ``ulimit -v`` set it."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
+        # No limit: larger than every other bound, so it is never the smallest.
         return 2**63
     try:
         pages = int((PROC / "self" / "statm").read_text().split()[0])

@@ -31,6 +31,7 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The file; the same bytes for the same tensors and metadata."""
     data = bytearray(save(dict(tensors), _with_digest(metadata)))
+    # The library writes metadata in any order, so the same file would have several digests.
     start = _ordered(data)
     data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
     return bytes(data)
@@ -99,13 +100,14 @@ def check_ours(path: Path) -> None:
     Files of other programs have no digest and are not checked.
     """
     with path.open("rb") as file:
+        # Only the header is read: a large file of another program costs nothing.
         ours = is_ours(_head(file, path.stat().st_size))
     if ours:
         check(path)
 
 
 def is_ours(head: bytes) -> bool:
-    """Whether a safetensors file has a digest: only Staddle's have.
+    """True if a safetensors file has a digest: only Staddle's have.
 
     ``head`` is its header, or more of the file.
     """
@@ -134,6 +136,8 @@ def _ordered(data: bytearray) -> int:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    # The format allows spaces after a header, so its length and all tensor offsets stay as they
+    # are.
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
     if len(text) != length:
         raise LocalError(
@@ -147,6 +151,7 @@ def _head(file: BinaryIO, size: int) -> bytes:
     """The header with its length; the length alone where it is beyond the file."""
     head = file.read(8)
     length = int.from_bytes(head, "little")
+    # A flipped bit in the length may claim more than any memory has.
     return head + file.read(length) if length < size else head
 
 
@@ -154,6 +159,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
     start = head.find(_MARK) + len(_MARK)
     if start < len(_MARK):
         raise _unreadable(origin, "its header has no digest")
+    # The digest was computed with 64 zeros in its own place.
     digest = hashlib.sha256(head[:start] + _UNSIGNED.encode() + head[start + 64 :])
     for piece in rest:
         digest.update(piece)
@@ -165,6 +171,7 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
 
 def _metadata(head: bytes) -> dict[str, str]:
     found = metadata_of(head)
+    # ``to_bytes`` added the digest; it was not in the caller's metadata.
     found.pop(DIGEST, None)
     return found
 

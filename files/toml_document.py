@@ -17,6 +17,7 @@ MOST_BYTES = 1024 * 1024  # a job of 10,000 silos and as many named classes take
 MOST_PARTS = 16  # of a key: no format here has more than four
 # Python's own bound for decimal numbers, kept for those in hex, octal and binary too
 MOST_DIGITS = 4300
+# Possessive quantifiers: a hostile text cannot make the search backtrack.
 KEY = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 DEEP_KEY = re.compile(
     rf"(?:^|[\[{{,])[ \t]*+(?:{KEY}[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}{KEY}", re.MULTILINE

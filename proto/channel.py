@@ -13,6 +13,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a frame, a manifest of thousands of tenso
 MAX_METADATA_BYTES = 16 * 1024
 MAX_STREAMS_PER_CONNECTION = 16
 
+# Full names, since each ledger record of a message states its RPC.
 FETCH = "/staddle.v1.Federation/Fetch"
 UPLOAD = "/staddle.v1.Federation/Upload"
 SECURE = "/staddle.v1.Federation/Secure"
@@ -47,6 +48,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    # A small compressed message could make its reader unpack one of the largest size (SECURITY.md
+    # section 4).
     ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
@@ -62,9 +65,13 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    # Off, so that a second server on this port fails at start instead of taking some of the calls.
     ("grpc.so_reuseport", 0),
+    # Honest peers ping every KEEPALIVE_SECONDS. A peer that keeps pinging more often than every
+    # 10 s is cut off: two such pings are forgiven.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
+    # A peer that connects and sends nothing holds its connection no longer than this.
     ("grpc.server_handshake_timeout_ms", 20_000),
 )
 
@@ -86,13 +93,21 @@ def require_tls13() -> None:
 
 
 def transfer_seconds(size: int) -> float:
-    """Deadline of a transfer of ``size`` bytes."""
+    """Deadline of a transfer of ``size`` bytes.
+
+    In seconds: one minute, plus the time that the bytes take at 256 KiB per second.
+    """
     return UPLOAD_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 
 
 def checked_address(address: str) -> str:
-    """``host:port`` as written in a configuration; LocalError for anything else."""
+    """``host:port`` as written in a configuration; LocalError for anything else.
+
+    The port is 1 to 65535. The host is not looked up, so it may still be a name that does not
+    exist.
+    """
     host, _, port = address.rpartition(":")
+    # ``isdecimal`` on its own accepts digits of other scripts.
     number = int(port) if port.isascii() and port.isdecimal() else 0
     if not host or "/" in address or not 0 < number < 65536:
         raise LocalError(

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+# Ten groups of seven bits hold protobuf's longest number, which has 64 bits.
 MOST_VARINT = 10  # bytes
 FIXED_BYTES = {1: 8, 5: 4}  # wire types of numbers of 64 and 32 bits
 MOST_IN_ALL = 1 << 17  # fields of one message, with those in its fields
@@ -35,7 +36,11 @@ Bounds: TypeAlias = Mapping[int, FieldLimit]  # number of a field that is a mess
 
 
 def check_fields(data: bytes, most: int, bounds: Bounds) -> None:
-    """DecodeError for more than ``most`` fields, or for a field beyond its ``bounds``."""
+    """DecodeError for more than ``most`` fields, or for a field beyond its ``bounds``.
+
+    ``most`` counts the fields of ``data`` itself, of which one without bounds may be as long as
+    ``data``. Texts of the error have counts and lengths, never values.
+    """
     _check(data, 0, len(data), FieldLimit(most, len(data), bounds), "", MOST_IN_ALL)
 
 
@@ -45,9 +50,11 @@ def _check(data: bytes, at: int, end: int, bound: FieldLimit, where: str, left: 
     Fields are counted in all messages together: bounds that nest would multiply.
     """
     for count, (number, start, stop) in enumerate(_fields(data, at, end)):
+        # Checked before the walk enters the field, so that it ends at the bound.
         if count == bound.most or not left:
             raise DecodeError(f"more than {count} fields{where}")
         left -= 1
+        # A number has no length to bound.
         if start is None:
             continue
         if number in bound.inner:
@@ -75,8 +82,10 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int | None, i
             # Groups, of which proto3 has none: their end is not known before they are read.
             case other:
                 raise DecodeError(f"a field of wire type {other}")
+        # With a length beyond its message, the walk would read the bytes that follow as its fields.
         if at > end:
             raise DecodeError("a field ends behind its message")
+        # The low three bits are the wire type.
         yield tag >> 3, start, at
 
 
@@ -84,6 +93,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """The number that begins here, and where it ends."""
     number = 0
     for index in range(at, min(at + MOST_VARINT, end)):
+        # Groups of seven bits, the lowest first; the eighth says whether another follows.
         number |= (data[index] & 0x7F) << 7 * (index - at)
         if data[index] < 0x80:
             return number, index + 1

@@ -23,6 +23,7 @@ from .convert.shape import MOST_HASHES
 from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
+# Innermost message first; each bound is above what an honest message has.
 LETTER = FieldLimit(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
 # of a Mix, with its uploads
 ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})
@@ -39,7 +40,10 @@ LONGEST_VARINT = 5  # bytes of a length below 2^35
 
 
 class ChunkFrame:
-    """A chunk frame: as it crosses, and the payload in it."""
+    """A chunk frame: as it crosses, and the payload in it.
+
+    ``encoded`` is the whole message Frame; ``payload`` is a view of its end, not a copy.
+    """
 
     __slots__ = ("encoded", "payload")
 
@@ -59,12 +63,19 @@ Frame: TypeAlias = pb.Frame | ChunkFrame  # a pb.Frame that was decoded here is 
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a message Frame."""
+    """The bytes of a message Frame.
+
+    A chunk is encoded already, so its bytes are not copied.
+    """
     return frame.encoded if isinstance(frame, ChunkFrame) else frame.SerializeToString()
 
 
 def decode(data: bytes) -> Frame:
-    """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds."""
+    """The frame in these bytes; DecodeError for bytes that are none, or are out of bounds.
+
+    Bounds are checked before protobuf decodes anything, so a hostile frame costs no more memory
+    than the largest honest one.
+    """
     start = _payload_start(data)
     if start is not None:
         return ChunkFrame(data, start)
@@ -73,10 +84,12 @@ def decode(data: bytes) -> Frame:
     frame = pb.Frame.FromString(data)
     if frame.WhichOneof("body") != "chunk":
         return frame
+    # A chunk in another valid encoding is copied into ours, so callers see one kind of chunk.
     return ChunkFrame.of([frame.chunk])
 
 
 def _varint(number: int) -> list[int]:
+    # Seven bits in each byte, the lowest first; the eighth says that another follows.
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

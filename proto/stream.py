@@ -34,12 +34,19 @@ class Digests:
 
     @property
     def total(self) -> bytes:
-        """Digest of the whole payload."""
+        """Digest of the whole payload.
+
+        32 bytes. It is over the tensors' digests, so one tensor can be checked without the bytes of
+        the others.
+        """
         return sha256(b"".join(self.tensors)).digest()
 
 
 class Digester:
-    """Digests of tensors that lie back to back in a byte stream cut anywhere."""
+    """Digests of tensors that lie back to back in a byte stream cut anywhere.
+
+    Sizes are in bytes. An empty tensor has the digest of no bytes.
+    """
 
     def __init__(self, sizes: Sequence[int], known: Mapping[int, bytes] | None = None) -> None:
         """``known``: digests that need not be computed again, by the tensor's index."""
@@ -69,6 +76,7 @@ class Digester:
         while view:
             if self._left == 0:
                 raise LocalError(f"{len(view)} bytes more than the tensors have")
+            # A chunk may hold the end of one tensor and the beginning of the next.
             take = view[: self._left]
             if self._index not in self._known:
                 self._hash.update(take)
@@ -77,18 +85,25 @@ class Digester:
             self._advance()
 
     def digests(self) -> Digests:
-        """The digests, once every byte was taken."""
+        """The digests, once every byte was taken.
+
+        Called earlier, it returns the digests of the finished tensors only.
+        """
         return Digests(tuple(self._done))
 
 
 def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
-    """The tensors' bytes back to back, in chunks of ``size`` (the last may be smaller)."""
+    """The tensors' bytes back to back, in chunks of ``size`` (the last may be smaller).
+
+    Each chunk is a copy, so the tensors it came from may change once it was yielded.
+    """
     pieces: list[memoryview] = []
     left = size
     for tensor in tensors:
         view = tensor_bytes(tensor)
         while view:
             piece, view = view[:left], view[left:]
+            # Tensors share chunks, since the receiver accepts only full ones before the last.
             pieces.append(piece)
             left -= len(piece)
             if not left:
@@ -116,6 +131,7 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
             buffer[filled : filled + step] = left[:step]
             left, filled = left[step:], filled + step
             if filled == size:
+                # ``of`` copies, so the buffer can be filled again.
                 yield ChunkFrame.of([memoryview(buffer)])
                 filled = 0
     if filled:
@@ -123,13 +139,16 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
 
 
 def resumable(offset: int, size: int) -> bool:
-    """Whether a stream of ``size`` bytes may resume at ``offset``: between chunks or at the end."""
+    """True if a stream of ``size`` bytes may resume at ``offset``: between chunks or at the end."""
     # Bytes come in whole chunks, so an interrupted upload holds no part of one.
     return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
 
 
 class Inbound:
-    """The receiving end of one stream."""
+    """The receiving end of one stream.
+
+    Pass each frame to ``feed``, then call ``finish``, which refuses a stream that stopped early.
+    """
 
     def __init__(
         self,
@@ -151,7 +170,12 @@ class Inbound:
         self.digests: Digests | None = None
 
     def feed(self, frame: Frame) -> None:
-        """Take one frame; RefusedError for any that does not belong here."""
+        """Take one frame; RefusedError for any that does not belong here.
+
+        The codes are MANIFEST for a frame out of turn, LENGTH for a wrong number of bytes and
+        DIGEST for an end frame whose digests differ. The sink gets a chunk only after its size was
+        checked.
+        """
         body = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("body")
         if self.end is not None or body is None:
             raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
@@ -174,6 +198,7 @@ class Inbound:
         sizes = self._check(manifest)
         self._digester = Digester(sizes)
         self._left = sum(sizes)
+        # ``take_up`` hashes the bytes of an earlier stream before a chunk is taken.
         self._missing = manifest.offset
         if not resumable(self._missing, self._left):
             raise RefusedError(
@@ -213,9 +238,11 @@ class Inbound:
             )
         self._left -= len(chunk)
         digester.update(chunk)
+        # The sink never gets more bytes than declared, but their digest is checked only at the end.
         self._sink(chunk)
 
     def _finish(self, end: pb.End, digester: Digester) -> None:
+        # Digests of a part must not pass for those of the whole.
         if self._left:
             raise RefusedError(
                 self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest"

@@ -15,7 +15,10 @@ LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
 
 
 def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
-    """Headers of a manifest."""
+    """Headers of a manifest.
+
+    They stand in the order of the tensors' bytes that follow.
+    """
     return [
         pb.TensorHeader(
             part=item.part,
@@ -59,6 +62,7 @@ def check_manifest(
             peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest"
         )
 
+    # Words have no headers, so only the total size tells how many follow.
     total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
         what = "tensors and words" if words else "tensors"
@@ -68,6 +72,8 @@ def check_manifest(
 
 
 def _show(header: pb.TensorHeader) -> str:
+    # The header may be a hostile peer's: numbers that the schema lacks have no name, and texts are
+    # cut.
     dtype = pb.DType.Name(header.dtype) if header.dtype in pb.DType.values() else str(header.dtype)
     kind = (
         pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
@@ -79,7 +85,10 @@ def _show(header: pb.TensorHeader) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine."""
+    """Little-endian row-major bytes of a CPU tensor; no copy on a little-endian machine.
+
+    Without a copy it is a view, which changes with the tensor.
+    """
     # The wire's byte order is fixed, so that digests agree between machines.
     array = tensor.detach().contiguous().numpy()
     little = array.astype(LITTLE_ENDIAN[DTYPE_NAMES[tensor.dtype]], copy=False)
@@ -89,7 +98,11 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def tensor_from(
     buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0
 ) -> Tensor:
-    """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one."""
+    """The tensor at ``offset`` of a buffer; shares the memory of a writable, aligned one.
+
+    ``offset`` is in bytes. Read-only or unaligned memory is copied, and so is all of it on a
+    big-endian machine.
+    """
     if spec.elements == 0:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
     array = np.frombuffer(

@@ -49,8 +49,8 @@ COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"
 def check(holds: bool, peer: str, code: Code, why: str) -> None:
     """RefusedError unless it holds.
 
-    ``peer`` is whom it blames: a silo's id, or one of the words above. ``why`` is for this
-    machine's log and ledger.
+    ``peer`` is the party that is blamed: a silo's id, or one of the constants above. ``why`` is
+    for this machine's own log and ledger.
     """
     if not holds:
         raise RefusedError(peer, code, why)
@@ -66,8 +66,8 @@ def check_local(holds: bool, why: str) -> None:
 def passed_on() -> Iterator[None]:
     """Blame the coordinator for passing on what it could have seen, such as a bad signature.
 
-    For the body of a ``with``: a RefusedError inside keeps its code and gets another culprit. An
-    honest coordinator makes the same checks before it passes a message on.
+    A RefusedError in the body of the ``with`` keeps its code, but blames the coordinator. An honest
+    one makes the same checks before it passes a message on.
     """
     try:
         yield

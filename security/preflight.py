@@ -28,8 +28,7 @@ ValueT = TypeVar("ValueT")
 class Finding:
     """One thing that was checked: whether it is right, and what was found or what to do.
 
-    ``text`` names the file and what to do where it is not right, so that a finding can stand
-    alone.
+    If it is not right, ``text`` names the file and what to do, so it needs no context.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Finding:
 class PreflightReport:
     """Findings in the order in which they were made.
 
-    Nothing here stops at the first fault: an operator sees all of them in one run.
+    A fault does not end the run: the operator sees all faults at once.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -55,6 +54,7 @@ class PreflightReport:
         """Run one check: its value, or None where it fails; every error of ours is a finding."""
         try:
             value, text = check()
+        # Our own errors, and OSError below, become findings. Any other error is a bug.
         except StaddleError as error:
             self.findings.append(Finding(name, ok=False, text=str(error)))
             return None
@@ -74,6 +74,7 @@ def identity(
     report: PreflightReport, folder: Path, path: Path, pins: Pins, role: Role
 ) -> tuple[Keys | None, Roster | None]:
     """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
+    # The roster is checked even if the keys fail, so that one run shows all faults.
     ours = report.look("keys", partial(keys, folder))
     members = report.look("roster", partial(roster, path, pins))
     if ours is None or members is None:
@@ -90,8 +91,7 @@ def identity(
 def keys(folder: Path) -> tuple[Keys, str]:
     """The keys belong together, and nobody else can read the private ones.
 
-    LocalError as ``load_keys`` raises it: for a missing or wrong key, or a file that others can
-    read.
+    LocalError from ``load_keys``: for a missing or wrong key, or a file that others can read.
     """
     found = load_keys(folder)
     return (
@@ -106,7 +106,7 @@ def keys(folder: Path) -> tuple[Keys, str]:
 def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
     """The roster is signed as the pins want it.
 
-    LocalError or PeerError as ``rosters.verify`` raises them; the text names who signed.
+    LocalError or PeerError from ``rosters.verify``. The text names who signed.
     """
     found = rosters.load(path)
     rosters.verify(found, pins)
@@ -120,7 +120,7 @@ def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
 def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:
     """The roster has these very keys, in this role.
 
-    True, always: LocalError if the roster has another role or other keys, or lacks the member.
+    The value is always True. LocalError if keys or role are others, or the member is missing.
     """
     entry = found.entry
     check_local(
@@ -168,20 +168,21 @@ def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
 def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
     """We may write where the state goes, and there is room for what is needed, a GiB at least.
 
-    Returns the free bytes and a text. ``needed`` is in bytes and ``why`` says what needs them;
-    the folder itself need not exist yet.
+    Returns the free bytes and a text. ``needed`` is in bytes, and ``why`` names what needs them.
     """
+    # The nearest folder that exists: the first start may still have to make the folder itself.
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     check_local(
         place.is_dir(),
         f"{place}: is not a folder; the state goes to {folder}: choose another directory",
     )
     check_local(
+        # X_OK as well: without it no file in the folder can be opened.
         os.access(place, os.W_OK | os.X_OK),
         f"{place}: cannot write here; give this user the folder, or choose another directory",
     )
-    # A GiB even for a small job: a ledger that cannot be written closes for good
-    # (log/append_log.py).
+    # At least a GiB even for a small job: a ledger that meets a full disk takes no more records
+    # until a restart (log/append_log.py).
     free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)
     reason = why if needed > LEAST_FREE else "at least a GiB"
     room = f"{place}: {size(free)} free, {size(wanted)} needed ({reason}); make room"

@@ -53,6 +53,7 @@ SEALED = Shape(  # the secret for one recipient
         "what is sealed for {recipient!r} is sealed to prekey {found}, which there cannot be",
     ),
 )
+# Sorted by recipient, like the leaves under the root that the sender signed.
 PIECES = each(SEALED, "recipient", "sealed pieces", code=Code.SHARES)
 
 
@@ -79,12 +80,17 @@ CONTRIBUTION = Shape(
 )
 
 MOST_FIELDS = 8  # of a message, its entries aside
+# A contribution and a letter are a few hundred bytes; this is well above both.
 MOST_BYTES = 1024  # of an entry in an entry
 
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A silo's contribution to a job's key, and its secret sealed to each other silo, by id."""
+    """A silo's contribution to a job's key, and its secret sealed to each other silo, by id.
+
+    ``session`` authenticates the sender, so ``repr`` leaves it out. ``pieces`` are sorted by
+    recipient.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -95,7 +101,10 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class KeyPoll:
-    """A silo asks for what the others contributed."""
+    """A silo's request for the others' contributions.
+
+    The answer is empty while a silo of the job has not contributed yet.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -103,18 +112,27 @@ class KeyPoll:
 
 
 def read_contributed(data: bytes, silos: int) -> pb.Contributed:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    ``contributed_from_wire`` checks the sizes of its fields.
+    """
+    # Counted in the bytes: protobuf creates all entries before anybody can count them.
     check_fields(data, silos + MOST_FIELDS, {})
     return pb.Contributed.FromString(data)
 
 
 def read_told(data: bytes, silos: int) -> pb.KeyReply:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    The bounds keep a hostile coordinator from filling a silo's memory.
+    """
+    # Only the hashes of its proof repeat in a letter.
     letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
     check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
     return pb.KeyReply.FromString(data)
 
 
+# Session and job come first, so a message without them is refused before its keys are read.
 CONTRIBUTED = Shape(
     Contributed,
     pb.Contributed,
@@ -133,6 +151,7 @@ RELAYED = each(
         Relayed,
         pb.Relayed,
         Code.KEYS,
+        # Without ``own``: it comes from the coordinator, and ``make_key`` checks who signed.
         contribution=one(CONTRIBUTION),
         letter=one(LETTER),
     ),
@@ -142,18 +161,25 @@ RELAYED = each(
 
 
 def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
-    """At the silo."""
+    """At the silo: the message of a contribution.
+
+    Nothing is checked here: the coordinator reads it by the same table.
+    """
     made: pb.Contributed = CONTRIBUTED.to_wire(contributed)
     return made
 
 
 def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for session and job, KEYS or SHARES for the contribution. Signatures and sealed
+    pieces are still to be checked (security/blind/group_key.py).
+    """
     return CONTRIBUTED.whole_from_wire(silo, message)
 
 
 def poll_to_wire(poll: KeyPoll) -> pb.KeyPoll:
-    """At the silo."""
+    """At the silo: the message of a poll."""
     made: pb.KeyPoll = POLL.to_wire(poll)
     return made
 
@@ -174,5 +200,6 @@ def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> t
     sent = Sender(COORDINATOR, Code.KEYS)
     sent.few(message.relayed, most, "contributions")
     relayed: tuple[Relayed, ...] = RELAYED.read(sent, message.relayed, {})
+    # A field that the table does not know would pass without being checked.
     sent.check_whole(message, secagg_delivery_to_wire(relayed))
     return relayed

@@ -50,12 +50,16 @@ BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})
 
 
 class PartWord(NamedTuple):
-    """The word on another silo's newest upload of a part."""
+    """The word on another silo's newest upload of a part.
+
+    Only its form is checked here; security/blind/prekeys.py checks signatures and proof.
+    """
 
     part: str
     word: Word
 
 
+# In the order of the tables: once ``number`` is read, all four are known.
 VERSION_FIELDS = ("silo", "round", "attempt", "number")
 
 
@@ -63,6 +67,7 @@ def _upload_number(why: str, path: str) -> WireField:
     """The last of the fields that make a ``Version``; ``why`` has it as ``found``."""
 
     def read(sent: Sender, found: int, known: Known) -> int:
+        # ``Version`` itself holds the ranges of round, attempt and number.
         if not _is_version({**known, "number": found}):
             sent.refuse(why, known, found=found)
         return found
@@ -86,6 +91,7 @@ PREKEY = Shape(  # stands in messages that name its silo
     Prekey,
     pb.Prekey,
     Code.KEYS,
+    # 0 is the prekey in the contribution to the job's key (security/blind/prekeys.py).
     generation=within(
         1,
         MAX_SAFE_INTEGER,
@@ -97,6 +103,7 @@ PREKEY = Shape(  # stands in messages that name its silo
 
 
 def _part_word(part: str, root: bytes, prekey: Prekey, letter: Letter, **upload: Any) -> PartWord:
+    # Silo, round, attempt and number are fields of the message; here they make one ``Version``.
     return PartWord(part, Word(_version(upload), root, prekey, letter))
 
 
@@ -118,7 +125,10 @@ WORD = Shape(
 
 
 def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.DeliveredPrekey]:
-    """At the coordinator, by part."""
+    """At the coordinator, by part.
+
+    The caller sorts them by part and silo, the order that ``words_from_wire`` requires.
+    """
     return [WORD.to_wire(PartWord(part, word)) for part, word in words]
 
 
@@ -128,7 +138,9 @@ def words_from_wire(
     """At the silo: each silo's once per part; RefusedError blames ``peer``."""
     sent = Sender(peer, Code.KEYS)
     sent.few(messages, MOST_TOLD, "prekeys")
+    # Counted before any is read: each costs a signature and a proof to check later.
     words = tuple(WORD.whole_from_wire(peer, message) for message in messages)
+    # One per silo and part: only the newest upload of a part has a word.
     sent.ascending(((part, word.version.silo) for part, word in words), "prekeys", shown=200)
     return words
 
@@ -155,7 +167,10 @@ class PaddedWord:
 
 @dataclass(frozen=True, slots=True)
 class WireSummand:
-    """One other silo's upload in a row, and the recipient's letter with its seed."""
+    """One other silo's upload in a row, and the recipient's letter with its seed.
+
+    ``padded_mix.check_sent`` checks both; the seed is opened only after the row is admitted.
+    """
 
     upload: PaddedUpload
     letter: Letter
@@ -186,6 +201,7 @@ class Mixed:
 def _upload(
     sha256: bytes, tag: bytes, sealing: Sealing, signature: bytes, **upload: Any
 ) -> PaddedUpload:
+    # As in ``_part_word``: fields of the message make one ``Version``.
     return PaddedUpload(_version(upload), sha256, tag, sealing, signature)
 
 
@@ -212,6 +228,7 @@ PADDED = Shape(
     job=JOB,
     job_digest=JOB_DIGEST,
     part=length_within(1, MOST_PART_NAME, "names no part"),
+    # In its own name only: whoever an upload names is blamed for its faults.
     upload=one(UPLOAD, own="version.silo", why="gives an upload in the name of {named!r}"),
     pieces=PIECES,
     prekey=one(PREKEY),
@@ -225,16 +242,18 @@ ROW = Shape(
     document=length_within(
         0, MOST_DOCUMENT, "brings a row of {length} bytes, at most {high} it can have"
     ),
+    # Form only; the recipient checks the share itself (silo/ingress/, ``Method.mail_fault``).
     keep=within(0, 1, "brings a row with keep = {found}, not one of 0 to 1"),
     survivors=members("a survivor of a row", "survivors of a row"),
     signature=sized(SIGNATURE_BYTES, "the signature over a row"),
+    # Not sorted here: ``check_uploads`` wants them in the order of the document's shares.
     summands=every(SUMMAND, "uploads in a row"),
     tag=sized(TAG_BYTES, "the tag of a row"),
 )
 
 
 def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
-    """UPLOAD, or SHARES for its sealing."""
+    """A silo's signed statement on its upload; RefusedError UPLOAD, or SHARES for its sealing."""
     return UPLOAD.from_wire(peer, message)
 
 
@@ -245,18 +264,26 @@ def padded_to_wire(padded: PaddedWord) -> pb.PaddedWordUpload:
 
 
 def read_padded(data: bytes, silos: int) -> pb.PaddedWordUpload:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    An honest message has one sealed piece per silo and a few fields more.
+    """
     check_fields(data, silos + MOST_FIELDS, {})
     return pb.PaddedWordUpload.FromString(data)
 
 
 def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for session and job, UPLOAD, KEYS or SHARES for the rest; UPLOAD also for an
+    upload in another silo's name.
+    """
     return PADDED.whole_from_wire(silo, message, silo=silo)
 
 
 def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
     """At the coordinator."""
+    # One table serves both kinds: a directed row has survivors, every other row has summands.
     made: pb.MixedRow = ROW.to_wire(mixed)
     return made
 
@@ -266,5 +293,6 @@ def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tup
 
     RefusedError blames ``peer``.
     """
+    # Counted before any is read.
     Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
     return tuple(ROW.whole_from_wire(peer, message) for message in messages)

@@ -17,13 +17,14 @@ from .shape import SIGNATURE_BYTES, Sender, Shape, length_within, members, plain
 
 
 class PartClaim(NamedTuple):
-    """The claim on the open sum of a part."""
+    """The coordinator's claim on the open sum of a part; nothing in it is checked yet."""
 
     part: str
     claim: Claim
 
 
 def _part_claim(part: str, **claim: Any) -> PartClaim:
+    # On the wire, the part is a field next to those of the claim.
     return PartClaim(part, Claim(**claim))
 
 
@@ -31,6 +32,7 @@ SUM = Shape(
     _part_claim,
     pb.OpenSum,
     Code.SPEC,
+    # Any text: ``sums_from_wire`` compares it with the parts that are due before it reads the rest.
     part=plain(),
     document=length_within(
         0,
@@ -42,6 +44,7 @@ SUM = Shape(
     signature=sized(
         SIGNATURE_BYTES, "the signature over the specification of a sum", path="claim.signature"
     ),
+    # One tag, since the claim is on one group of the sum.
     tag=sized(TAG_BYTES, "the tag of a sum", path="claim.tag"),
 )
 
@@ -61,6 +64,7 @@ def sums_from_wire(
     """
     Sender(peer, ENVELOPE).few(messages, len(parts), "open sums")
     names = [message.part for message in messages]
+    # In order and once each, so that a delivery has one spelling.
     if names != [part for part in parts if part in names]:
         shown = ", ".join(name[:64] for name in names)
         why = f"brings sums of {shown}, not some of {', '.join(parts)}, each once and in order"

@@ -52,6 +52,7 @@ MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 g
 # Of all evidence that is delivered at a time: against twenty dealers of 100 silos, two of 1000.
 MOST_PROOF_BYTES = 1 << 20
 
+# Numbers on the wire; commitments and signatures are over the byte strings.
 KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
 
 BUNDLE = Shape(
@@ -93,6 +94,7 @@ DEALING = Shape(
 
 def _to_another(size: int, known: Known) -> int:
     """The size of a field that is empty in a dealer's portion to itself."""
+    # A dealer seals nothing to itself.
     return 0 if known["holder"] == known["dealing"].dealer else size
 
 
@@ -133,6 +135,7 @@ HEADER = Shape(
     Code.UPLOAD,
     silo=member("a header of"),
     h_u2=sized(HASH_BYTES, "H(U2) in the header of {silo!r}"),
+    # ``Header.check`` compares it with the one length that all uploads have.
     length=plain(),
     sha256=sized(HASH_BYTES, "the digest in the header of {silo!r}"),
     tags=tags("the header of {silo!r}"),
@@ -162,6 +165,7 @@ ABANDON = Shape(
 
 
 def _shown(context: bytes, **others: Any) -> SurvivorsShown:
+    # ``context`` in the schema is ``ctx`` in the state machines.
     return SurvivorsShown(ctx=context, **others)
 
 
@@ -178,6 +182,7 @@ SHOWN = Shape(
 
 
 def _revealed(dealer: str, kind: bytes, share: bytes, salt: bytes) -> Revealed:
+    # Share and salt are two fields of the message, and one ``HeldShare`` of ours.
     return Revealed(dealer, kind, HeldShare(share, salt))
 
 
@@ -197,6 +202,7 @@ REVEAL = Shape(
     silo=member("shares revealed by"),
     shares=each(REVEALED, "dealer", "revealed shares"),
     signature=sized(SIGNATURE_BYTES, "the signature over what {silo!r} reveals"),
+    # The exact length depends on the survivors (``read_revealed``); here only the maximum is known.
     products=numbers(MOST_PRODUCTS, "what {silo!r} reveals of inner products"),
 )
 
@@ -227,7 +233,10 @@ EVIDENCE_SHARES = each(HOLDER_SHARE, "holder", "shares of evidence")
 
 
 def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
-    """Evidence against a dealer."""
+    """Evidence against a dealer.
+
+    It has either a holder and its key, or a kind and shares (``_fault``).
+    """
     made = pb.Misdealing(
         document=evidence.document,
         bundle=BUNDLE.to_wire(evidence.bundle),
@@ -236,6 +245,7 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
     )
     match evidence.fault:
         case Unopened(holder, key):
+            # ``_fault`` refuses a message with the fields of both kinds.
             made.holder, made.key = holder, key
         case Unjoined(kind, shares):
             made.kind = KINDS[kind]
@@ -244,10 +254,14 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
 
 
 def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
-    """KEYS, SHARES or MISDEALT; ``Misdealing.spec`` reads the document."""
+    """Evidence in the right form; RefusedError KEYS, SHARES or MISDEALT.
+
+    It proves nothing yet: ``Misdealing.spec`` parses the document, and ``proves`` checks it all.
+    """
     sent = Sender(peer, Code.MISDEALT)
     bundle = BUNDLE.from_wire(peer, message.bundle)
     dealing = DEALING.from_wire(peer, message.dealing)
+    # The dealing tells the dealer: its portion to itself has other sizes.
     portions = PORTIONS.read(sent, message.portions, {"dealing": dealing})
     document = EVIDENCE_DOCUMENT.read(sent, message.document, {})
     return Misdealing(document, bundle, dealing, portions, _fault(sent, message))
@@ -274,6 +288,7 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
     made, left = [], MOST_PROOF_BYTES
     for message in map(misdealing_to_wire, proofs):
         left -= message.ByteSize()
+        # A smaller one further on is not squeezed in: the choice depends only on the order.
         if left < 0:
             break
         made.append(message)
@@ -281,9 +296,14 @@ def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
 
 
 def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misdealing, ...]:
-    """KEYS, SHARES or MISDEALT; one of each dealer at most, in order."""
+    """Evidence against dealers, at most one piece each, sorted by dealer.
+
+    RefusedError KEYS, SHARES or MISDEALT. ``evidence.proven`` checks what the evidence proves.
+    """
     sent = Sender(peer, Code.MISDEALT)
+    # Counted before any is read: checking one takes signatures and, often, joining shares.
     sent.few(messages, MOST_SILOS, "proofs")
     made = tuple(misdealing_from_wire(peer, message) for message in messages)
+    # One per dealer: a second proof adds nothing, and costs the silo as much to check.
     sent.ascending((evidence.dealer for evidence in made), "proofs")
     return made

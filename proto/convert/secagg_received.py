@@ -1,4 +1,4 @@
-"""What a silo receives in a secure sum: ``SecureDelivery``.
+"""Messages that a silo receives in a secure sum: ``SecureDelivery``.
 
 It receives the events of its machine, the signed specification before, or that the attempt is over:
 a code. The table has the largest size of each, in bytes, among n silos: ids of 64 characters, the
@@ -119,7 +119,10 @@ DeliveryBody: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SecaggDelivery:
-    """One message to a silo."""
+    """One message to a silo.
+
+    ``attempt`` tells a late message of an earlier attempt from one of the current attempt.
+    """
 
     attempt: Attempt
     body: DeliveryBody
@@ -133,8 +136,10 @@ SPEC = Shape(  # SPEC, or ABANDON for its notes and survivors; the machine reads
         1, MOST_SPEC_BYTES, "a specification of {length} bytes, {low} to {high} it can have"
     ),
     signature=sized(SIGNATURE_BYTES, "the signature over the specification"),
+    # Sorted by silo and signature: one silo may have signed notes on several attempts.
     notes=each(ABANDON, "silo signature", "abandon notes", MOST_NOTES, Code.ABANDON),
     shown=each(SHOWN, "ctx", "survivors of earlier rounds", MOST_SHOWN, Code.ABANDON),
+    # Evidence has two kinds, so functions convert it and not a table (secagg_messages.py).
     proofs=WireField(lambda sent, found, _: proofs_from_wire(sent.peer, found), proofs_to_wire),
 )
 KEYS = Shape(
@@ -184,7 +189,10 @@ BODY = OneOf(
 
 
 def secagg_delivery_to_wire(delivery: SecaggDelivery | None) -> pb.SecureDelivery:
-    """At the coordinator; None where nothing came before the hold time was over."""
+    """At the coordinator: the message with one body, chosen by the type of ``delivery.body``.
+
+    None stands for an answer without a message, where none came before the hold time was over.
+    """
     if delivery is None:
         return pb.SecureDelivery(nothing=pb.SecureNothing())
     attempt = attempt_to_wire(delivery.attempt)
@@ -192,18 +200,27 @@ def secagg_delivery_to_wire(delivery: SecaggDelivery | None) -> pb.SecureDeliver
 
 
 def spec_to_wire(spec: SignedSpec) -> pb.SignedSpec:
-    """At the coordinator, which also keeps it so."""
+    """At the coordinator, which also stores the specification in this form.
+
+    The coordinator's signature covers only the document, not the notes or the evidence.
+    """
     made: pb.SignedSpec = SPEC.to_wire(spec)
     return made
 
 
 def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
-    """SPEC, or ABANDON for its notes and survivors."""
+    """A signed specification, with the notes and evidence that a silo needs to enter the attempt.
+
+    RefusedError SPEC, or ABANDON for notes and survivors. The state machine parses the document.
+    """
     return SPEC.from_wire(COORDINATOR, message)
 
 
 def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    No body has more fields than its longest honest form.
+    """
     # A malicious coordinator must not exhaust a silo's memory either.
     bounds = {
         **dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
@@ -211,12 +228,16 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
             MOST_NOTES + MOST_SHOWN + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
             {
+                # One portion per silo, and shares of at most as many.
                 PROOFS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
                 SHOWN_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
             },
         ),
+        # A bundle and a receiving key per silo.
         KEYS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        # One portion per dealer.
         SHARES_FIELD: FieldLimit(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        # A header and a share of compared vectors per survivor; a share is as long as a vector.
         SURVIVORS_FIELD: FieldLimit(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
@@ -224,11 +245,17 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
 
 
 def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | None:
-    """At a silo; RefusedError blames the coordinator, also for what it only passed on."""
+    """At a silo; RefusedError blames the coordinator, also for what it only passed on.
+
+    None where nothing came before the hold time was over. Code MANIFEST for the attempt, else the
+    code of the step.
+    """
     sent = Sender(COORDINATOR, ENVELOPE)
     delivery = None
+    # An answer without a message ends this poll, not the attempt.
     if message.WhichOneof("body") != "nothing":
         attempt = ATTEMPT.from_wire(COORDINATOR, message.attempt)
         delivery = SecaggDelivery(attempt, BODY.from_wire(sent, message))
+    # Converted back, a message with fields that the tables do not know would differ.
     sent.check_whole(message, secagg_delivery_to_wire(delivery))
     return delivery

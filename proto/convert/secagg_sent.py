@@ -1,4 +1,4 @@
-"""What a silo sends in a secure sum, and how it asks for more: ``SecureUpload``, ``SecurePoll``.
+"""The messages of a silo in a secure sum, and its polls: ``SecureUpload``, ``SecurePoll``.
 
 It sends the effects of its machine (security/secagg/silo_events.py), or that the attempt is over
 for it: a code, never a text. The table has the largest size of each ``SecureUpload``, in bytes,
@@ -79,11 +79,14 @@ def step_codes() -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
+        # ENVELOPE is a code of the RPC already; codes of steps are not.
         if error.code == ENVELOPE:
             raise
+        # The RPC has one code for all steps; the text names the step's own.
         raise RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}") from error
 
 
+# By name: a ``Code`` that the schema lacks fails at import.
 CODES = {code: pb.SecureCode.Value(f"SECURE_CODE_{code.name}") for code in Code}
 
 
@@ -103,7 +106,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The attempt is over for its sender."""
+    """The attempt is over for its sender; ``code`` says why, and no text crosses."""
 
     code: Code
 
@@ -122,7 +125,11 @@ UploadBody: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SecaggUpload:
-    """One message of a silo."""
+    """One message of a silo.
+
+    ``session`` authenticates the sender, so ``repr`` leaves it out. ``body`` is in the silo's own
+    name.
+    """
 
     session: bytes = field(repr=False)
     attempt: Attempt
@@ -131,7 +138,10 @@ class SecaggUpload:
 
 @dataclass(frozen=True, slots=True)
 class SecaggPoll:
-    """A silo waits for the next message of a round's sums, of which it has taken in ``had``."""
+    """A silo waits for the next message of a round's sums, of which it has taken in ``had``.
+
+    ``had`` counts messages, so a message lost with its connection is delivered again.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -145,9 +155,12 @@ def most_contributed(silos: int, groups: int, products: int = 0) -> int:
 
     The sum of the table.
     """
+    # The coefficients are the sums of the table's columns. A field of products takes 4 bytes more
+    # than the products, and an empty one none.
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
+# Only the length is checked here; the server compares it with the open session.
 SESSION = length_within(
     1, MOST_SESSION_BYTES, "a session of {length} bytes, {low} to {high} it can have"
 )
@@ -156,6 +169,7 @@ JOB_DIGEST = sized(HASH_BYTES, "the digest of the job")
 
 
 def _attempt(context: bytes, **others: Any) -> Attempt:
+    # ``context`` in the schema is ``ctx`` in the state machines.
     return Attempt(ctx=context, **others)
 
 
@@ -213,19 +227,23 @@ POLL = Shape(
 
 
 def attempt_to_wire(attempt: Attempt) -> pb.SecureAttempt:
-    """Either way."""
+    """The attempt that a message belongs to; used in both directions."""
     made: pb.SecureAttempt = ATTEMPT.to_wire(attempt)
     return made
 
 
 def secagg_upload_to_wire(upload: SecaggUpload) -> pb.SecureUpload:
-    """At the silo."""
+    """At the silo: the message with one body, chosen by the type of ``upload.body``."""
     attempt = attempt_to_wire(upload.attempt)
     return pb.SecureUpload(session=upload.session, attempt=attempt, **BODY.to_wire(upload.body))
 
 
 def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
-    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos.
+
+    An honest body has at most one entry per silo, and a few fields more.
+    """
+    # Keys, shares and reveals have entries per silo; the other bodies have none.
     check_fields(
         data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES))
     )
@@ -233,7 +251,11 @@ def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
 
 
 def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload:
-    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    """At the coordinator, from the silo whose session it is; RefusedError blames it.
+
+    Code MANIFEST for session and attempt, else the code of the step. The state machine checks the
+    signatures.
+    """
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session and an attempt.
     session = SESSION.read(sent, message.session, {})

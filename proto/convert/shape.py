@@ -38,6 +38,7 @@ from ...security.secagg.spec import MOST_SILOS
 
 SIGNATURE_BYTES = 64  # Ed25519
 MOST_GROUPS = 4096  # of a specification
+# One hash per level of the tree, ceil(log2 n).
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
 
 Known: TypeAlias = Mapping[str, Any]  # fields that were read already, by name
@@ -64,7 +65,11 @@ class Sender:
         self.check(message == known, "has fields that its protocol version does not know")
 
     def refuse(self, why: str, known: Known, **found: object) -> NoReturn:
-        """RefusedError; ``why`` may name fields, and what was found."""
+        """RefusedError; ``why`` may name fields, and what was found.
+
+        ``why`` is a constant of this code with names in braces, which are filled in here.
+        """
+        # A peer's text is only ever an argument of ``format_map``, so braces in it do nothing.
         raise RefusedError(self.peer, self.code, why.format_map({**known, **found}))
 
     def ascending(self, keys: Iterable[Any], what: str, shown: int = 80) -> None:
@@ -81,7 +86,11 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class WireField:
-    """One field: how it is read and written, and where the value has it (``path``)."""
+    """One field: how it is read and written, and where the value has it (``path``).
+
+    ``read`` takes the sender, the protobuf value and the fields that were read before. It returns
+    our value, or refuses. ``write`` is its inverse.
+    """
 
     read: Callable[[Sender, Any, Known], Any]
     write: Callable[[Any], Any] = lambda value: value
@@ -103,10 +112,14 @@ class Shape(Generic[T]):
         self.code = code
         self.fields = fields
         self._make, self._message = make, message
+        # A dotted path: a field of the message may be nested deeper in our value.
         self._paths = {name: attrgetter(field.path or name) for name, field in fields.items()}
 
     def to_wire(self, value: T) -> Any:
-        """The protobuf message."""
+        """The protobuf message.
+
+        Nothing is checked here: the other end reads it by the same table.
+        """
         written = {
             name: field.write(self._paths[name](value)) for name, field in self.fields.items()
         }
@@ -137,7 +150,9 @@ def member(what: str, path: str = "") -> WireField:
     """A roster id."""
 
     def read(sent: Sender, found: str, known: Known) -> str:
+        # Form only; the state machines check that there is a member of this id.
         if re.fullmatch(ID_PATTERN, found) is None:
+            # Cut at 65 characters, one more than an id may have, so that the error stays short.
             sent.refuse(what + " {found!r} is not an id of a member", known, found=found[:65])
         return found
 
@@ -163,6 +178,7 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
     """Exactly this many bytes."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        # Some sizes depend on earlier fields: a dealer's portion to itself has empty ones.
         wanted = size if isinstance(size, int) else size(known)
         if len(found) != wanted:
             why = what + " has {length} bytes, not {wanted}"
@@ -173,9 +189,10 @@ def sized(size: int | Callable[[Known], int], what: str, path: str = "") -> Wire
 
 
 def within(low: int, high: int, why: str, path: str = "") -> WireField:
-    """A number in this range; ``why`` has it as ``found``."""
+    """A number in this range, both ends included; ``why`` has it as ``found``."""
 
     def read(sent: Sender, found: float, known: Known) -> float:
+        # Written this way round, NaN is refused: it compares as False.
         if not low <= found <= high:
             sent.refuse(why, known, found=found)
         return found
@@ -201,7 +218,10 @@ def tags(what: str) -> WireField:
 
 
 def numbers(most: int, what: str) -> WireField:
-    """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes."""
+    """Numbers of 8 bytes, or sealed ones, which are 16 bytes longer: at most ``most`` bytes.
+
+    They stay bytes; the state machines decode them.
+    """
     return _whole(NUMBER_BYTES, most, f"{what} has {{length}} bytes, not {NUMBER_BYTES} per number")
 
 
@@ -209,6 +229,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
     """Values of ``size`` bytes, at most ``most`` bytes together; ``why`` has the ``length``."""
 
     def read(sent: Sender, found: bytes, known: Known) -> bytes:
+        # Refused here, where the error can name the field, rather than where it is decoded.
         if len(found) % size or len(found) > most:
             sent.refuse(why, known, length=len(found))
         return found
@@ -218,6 +239,7 @@ def _whole(size: int, most: int, why: str) -> WireField:
 
 def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
     """A value of ours by its number in protobuf; ``why`` has the number as ``found``."""
+    # An enum of proto3 keeps numbers that the schema lacks, so each is looked up.
     values = {number: value for value, number in codes.items()}
 
     def read(sent: Sender, found: int, known: Known) -> Any:
@@ -229,7 +251,10 @@ def coded(codes: Mapping[Any, Any], why: str, path: str = "") -> WireField:
 
 
 def proof(what: str) -> WireField:
-    """The hashes of an inclusion proof."""
+    """The hashes of an inclusion proof.
+
+    Each has 32 bytes, and there are no more than a tree over MOST_SILOS leaves needs.
+    """
     return _listed(sized(HASH_BYTES, what), MOST_HASHES, "hashes of a proof")
 
 
@@ -247,6 +272,7 @@ def one(
     named = attrgetter(own) if own else None
 
     def read(sent: Sender, found: Any, known: Known) -> Any:
+        # Fields of the outer message go in too, since error texts may name them.
         value = shape.from_wire(sent.peer, found, **known)
         if named and named(value) != sent.peer:
             Sender(sent.peer, shape.code).refuse(why, {}, named=named(value))
@@ -262,6 +288,7 @@ def each(
 
     ``code`` is with what the set is refused, if not with that of the message that it is in.
     """
+    # Several paths make a tuple: sorted by the first, then by the second.
     key_of = attrgetter(*key.split())
 
     def read(sent: Sender, found: Sequence[Any], known: Known) -> tuple[Any, ...]:
@@ -275,7 +302,10 @@ def each(
 
 
 def every(shape: Shape[Any], what: str) -> WireField:
-    """Messages in an order of their own, no more than there are silos."""
+    """Messages in an order of their own, no more than there are silos.
+
+    Unlike in ``each`` they may be unsorted: the caller compares their order with a document.
+    """
     listed = _listed(one(shape), MOST_SILOS, what)
     return WireField(listed.read, lambda values: list(map(shape.to_wire, values)))
 
@@ -289,6 +319,7 @@ class OneOf:
     def __init__(self, missing: str, **bodies: tuple[type, WireField]) -> None:
         """``missing`` is why a message without a body is refused."""
         self._missing, self._bodies = missing, bodies
+        # No two bodies have one type, so the type of a value determines its field.
         self._names = {kind: name for name, (kind, _) in bodies.items()}
 
     def to_wire(self, value: object) -> dict[str, Any]:
@@ -301,6 +332,7 @@ class OneOf:
     def from_wire(self, sent: Sender, message: Message, oneof: str = "body") -> Any:
         """The value; RefusedError for a message without a body."""
         name = message.WhichOneof(oneof)
+        # ``name`` is None for a message without a body.
         if name not in self._bodies:
             raise RefusedError(sent.peer, sent.code, self._missing)
         kind, field = self._bodies[name]

@@ -25,8 +25,8 @@ def wrong_points(
 
     None if there is no such polynomial. The points are distinct.
     """
-    # Each error costs two more equations: there are d + 1 + 2 e unknowns and one equation per
-    # point.
+    # There are d + 1 + 2 e unknowns and one equation per point, so each error that is to be found
+    # takes two points more.
     errors = (len(points) - degree - 1) // 2
     if errors < 0:
         return None
@@ -43,8 +43,7 @@ def wrong_points(
 
     # The zeros of E may be right points too: only the values tell which points are wrong.
     wrong = tuple(x for x, y in pairs if value(polynomial, x, PRIME) != y)
-    # With more than e wrong values another polynomial may fit as well, and an honest silo be
-    # named.
+    # With more than e wrong values the polynomial may be another one, and would name honest silos.
     return wrong if len(wrong) <= errors else None
 
 
@@ -68,7 +67,8 @@ def _solved(rows: list[Row]) -> Row | None:
     # Rows without a pivot have zeros on the left, so a number on the right contradicts them.
     if any(row[-1] for row in rows[len(pivots) :]):
         return None
-    # Every solution gives the same quotient, so unknowns without a pivot may stay 0.
+    # With at most e wrong values every solution has the same quotient, so unknowns without a pivot
+    # may stay 0.
     solution = [0] * width
     for row, column in zip(rows, pivots, strict=False):
         solution[column] = row[-1]

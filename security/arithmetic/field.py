@@ -42,12 +42,12 @@ def uniform(source: Source, shape: Sequence[int]) -> Words:
 
     A p, which is no number of the field, is drawn again from the next words.
 
-    uint64 of this shape. The order of the draws is fixed, so one key and shape always give the
-    same numbers.
+    uint64 of this shape. The order of the draws is fixed, so a stream always gives the same
+    numbers for the same shape.
     """
     made = np.empty(shape, "<u8")
     source.fill(made.data.cast("B"))
-    # p is 2^61 - 1, so the low 61 bits are uniform from 0 to p, and p alone is one too many.
+    # p is 2^61 - 1: the low 61 bits are uniform from 0 to p, and only p itself is one too many.
     made &= _P
 
     # Taken as 0 instead, 0 would come twice as often, and shares would tell a little of vectors.
@@ -63,7 +63,7 @@ def uniform(source: Source, shape: Sequence[int]) -> Words:
 def from_signed(values: Integers) -> Words:
     """The numbers of the field that stand for integers between -p/2 and p/2.
 
-    uint64, of the shape of the int64 ``values``; larger ones are not noticed.
+    uint64, of the shape of the int64 ``values``. Integers outside of that range are not detected.
     """
     return np.where(values < 0, values + PRIME, values).astype("<u8")
 
@@ -71,14 +71,14 @@ def from_signed(values: Integers) -> Words:
 def to_signed(numbers: Words) -> Integers:
     """The integers between -p/2 and p/2 that numbers of the field stand for.
 
-    int64. A sum or product is the true one if its magnitude stayed below p/2.
+    int64. A sum or product of integers comes back exactly if its magnitude is below p/2.
     """
     values = numbers.astype(np.int64)
     return np.where(values > PRIME // 2, values - PRIME, values)
 
 
 def is_field(numbers: Words) -> bool:
-    """True if every word is a number of the field: below p."""
+    """True if every word is below p."""
     return bool((numbers < _P).all())
 
 
@@ -107,7 +107,8 @@ def product(left: Words, right: Words) -> Words:
     for shift in range(2 * _DIGITS - 2, -1, -1):
         lowest, highest = max(0, shift - _DIGITS + 1), min(shift, _DIGITS - 1)
         products = (ones[at] @ others[shift - at] for at in range(lowest, highest + 1))
-        # At most four products of 2^19 terms below 2^32: below 2^53, so float64 rounds nothing.
+        # At most four products, each of 2^19 terms below 2^32: their sum is below 2^53, so float64
+        # rounds nothing.
         summed = sum(products, np.zeros(total.shape))
         rotated = ((total << np.uint64(_DIGIT)) & _P) | (total >> (_BITS - np.uint64(_DIGIT)))
         total = _reduced(rotated + summed.astype(np.uint64))
@@ -121,7 +122,7 @@ def powers(points: Sequence[int], first: int, last: int) -> Words:
     """
     exponents = range(first, last + 1)
     table = [[pow(x, power, PRIME) for power in exponents] for x in points]
-    # Without points there are no rows to take the second dimension from.
+    # ``reshape`` is for the case of no points: the table is empty then, and has no columns.
     return np.array(table, "<u8").reshape(len(points), len(exponents))
 
 

@@ -51,8 +51,8 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 class Group(Strict):
     """Tensors that are clipped, weighted and summed alike: one flat vector of equal rows.
 
-    ``clip_exponent`` and ``scale_exponent`` are powers of two. A group as a job declares it has
-    scale 0 and no counts; ``unscaled`` gives that form again. It does not parse if its rows are
+    ``clip_exponent`` and ``scale_exponent`` are exponents of 2. As a job declares it, a group has
+    scale 0 and no counts; ``unscaled`` restores that form. A group does not parse if its rows are
     unequal, its private weights have no bounds, or 32 bits cannot hold their range.
     """
 
@@ -70,7 +70,7 @@ class Group(Strict):
     weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
     # "coordinator", "silos", or one silo's id
     reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS
-    # 1000 is ``MOST_SILOS`` of secagg/spec.py, which imports this module.
+    # 1000 is ``MOST_SILOS`` of secagg/spec.py, which imports this module and not the reverse.
     # public: by silo of the cohort, where the group has its own counts
     counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()
     # share of its own vector that the reader keeps, in units of 2^-32
@@ -113,8 +113,8 @@ class Group(Strict):
     @property
     def body(self) -> int:
         """Numbers that one silo sends of it, canaries aside."""
-        # Private weights are summed with the elements, one number per row, so that nobody sees a
-        # single one.
+        # Private weights are masked and summed like elements, one number per row, so that nobody
+        # sees those of one silo.
         return self.elements + (self.rows if self.weights == "private" else 0)
 
     @property
@@ -161,7 +161,7 @@ def weight_exponent(ring: int, silos: int) -> int:
 def pieces(values: Flat) -> tuple[Floats, ...]:
     """The arrays of a vector.
 
-    A vector is one array, or several of one dtype that are not copied together.
+    A vector is one array, or a tuple of arrays of one dtype, which saves a copy.
     """
     return values if isinstance(values, tuple) else (values,)
 
@@ -175,7 +175,7 @@ def cut(values: Flat, start: int, stop: int) -> Floats:
         at += piece.size
     if len(found) == 1:
         return found[0]
-    # A chunk that has private weights alone reaches no element.
+    # A chunk with nothing but private weights has no elements.
     return np.concatenate(found or [np.empty(0)])
 
 
@@ -223,8 +223,8 @@ def _check_form(group: Group, arrays: Sequence[Floats]) -> None:
 def check_weights(group: Group, weights: Reals) -> None:
     """LocalError unless private weights are ``group.rows`` numbers within the declared bounds.
 
-    The weights are float64 [rows], in the unit of ``weight_least`` and ``weight_most``. In a
-    group of several rows 0 is allowed, too.
+    Weights are float64 [rows], in the unit of ``weight_least`` and ``weight_most``. A group of
+    several rows may also have weights of 0.
     """
     if weights.dtype != np.float64 or weights.shape != (group.rows,):
         raise LocalError(
@@ -260,15 +260,15 @@ def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -
         factor = weight if isinstance(weight, float) else weight[span]
         block *= factor * scale
         np.rint(block, out=block)
-        # By the signed view: a negative float that is cast to an unsigned word is undefined in C.
+        # Into the signed view: in C, casting a negative float to an unsigned word is undefined.
         signed[span] = block
 
 
 def quantise_weights(group: Group, weights: Reals, silos: int, into: Words) -> None:
     """Write the private weights, as parts of the largest one allowed, into ``into``.
 
-    ``weights`` are some of the group's rows, checked before; ``silos`` is the size of the cohort,
-    whose sum must not wrap.
+    ``weights``, which the caller has checked, are of some of the group's rows. ``silos`` is the
+    size of the cohort: the sum over all of it must not wrap.
     """
     scaled = weights / group.weight_most * 2.0 ** weight_exponent(group.ring, silos)
     into.view(SIGNED[group.ring])[:] = np.rint(scaled)
@@ -287,8 +287,7 @@ def dequantise(total: Words, ring: int, exponent: int, into: Reals | None = None
 def error_bound(group: Group, members: int) -> Fraction:
     """Upper bound on how far an opened sum over ``members`` silos is from Σ w clip(x).
 
-    Exact, as a fraction; ``members`` are those that survived.
+    A fraction, since a bound that was itself rounded might be exceeded.
     """
-    # In fractions: a bound that is itself rounded may be exceeded.
     each = Fraction(1, 2 ** (group.scale_exponent + 1)) + Fraction(2) ** (group.clip_exponent - 52)
     return members * each

@@ -51,7 +51,7 @@ _ZEROS = memoryview(bytes(PIECE))
 class Term:
     """A key whose stream is added ``times`` times, or subtracted; printing it shows no secret.
 
-    ``key`` has 32 bytes. ``times`` is 1 except where an upload is weighted by an integer.
+    ``key`` has 32 bytes. ``times`` is above 1 only where an upload is weighted by an integer.
     """
 
     key: bytes = field(repr=False)
@@ -68,7 +68,7 @@ def pair_term(silo: str, other: str, key: bytes) -> Term:
     LocalError if both are the same silo.
     """
     check_local(silo != other, f"{silo!r} shares no mask with itself")
-    # The two sides take opposite signs by the order of their ids, so the pair cancels in the sum.
+    # Opposite signs on the two sides, by the order of ids, so that the pair cancels in the sum.
     return Term(key, negative=other < silo)
 
 
@@ -97,7 +97,7 @@ def _faster() -> Callable[[bytes], GCM | CTR]:
 class Keystream:
     """The stream of one key and group, from a byte offset on.
 
-    Not thread-safe: ``fill`` moves on. LocalError for a key that has not 32 bytes.
+    Not thread-safe: each ``fill`` advances it. LocalError for a key of other than 32 bytes.
     """
 
     def __init__(self, key: bytes, group: int, offset: int = 0) -> None:
@@ -107,28 +107,28 @@ class Keystream:
         self._group = group.to_bytes(4)
         self._segment, skipped = divmod(offset, SEGMENT)
         self._begin()
-        # Inside a segment the cipher cannot be moved to an offset, so the bytes before it are made
-        # in vain.
+        # The cipher cannot start inside of a segment, so the bytes before the offset, less than
+        # 1 MiB, are made and thrown away.
         self.fill(memoryview(bytearray(skipped)))
 
     def fill(self, into: memoryview) -> None:
         """Overwrite bytes with the next ones of the stream.
 
-        The next call continues where this one ended, in segments of any length.
+        The next call continues where this one ended, in pieces of any length.
         """
         while into:
             if not self._left:
                 self._segment += 1
                 self._begin()
-            # A step ends with its segment, whose nonce ends too, and with the zeros that are
-            # encrypted.
+            # A step stays within its segment, since the next has another nonce, and within the
+            # buffer of zeros.
             step = min(len(into), self._left, PIECE)
             self._encryptor.update_into(_ZEROS[:step], into[:step])
             self._left -= step
             into = into[step:]
 
     def _begin(self) -> None:
-        # All 12 bytes are taken: no two groups or segments of a key may share a nonce.
+        # Group and segment fill the 12 bytes, so no two of them share a nonce under one key.
         nonce = self._group + self._segment.to_bytes(8)
         self._encryptor = Cipher(self._cipher, _faster()(nonce)).encryptor()
         self._left = SEGMENT
@@ -142,6 +142,7 @@ class Mask:
 
     def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
         self._dtype = np.dtype(WORD[ring])
+        # In bytes. It is above 0 where several threads share a group.
         offset = first * self._dtype.itemsize
         self._streams = [
             (Keystream(term.key, group, offset), term.negative, term.times) for term in terms

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 
 def value(coefficients: Sequence[int], x: int, prime: int) -> int:
-    """The polynomial at x, coefficients from the lowest (Horner).
+    """The polynomial at x, modulo ``prime``, by Horner's rule.
 
-    ``coefficients`` start with the constant term, so the value at 0 is the first of them.
+    ``coefficients`` begin with the constant term.
     """
     total = 0
     for coefficient in reversed(coefficients):
@@ -21,6 +21,7 @@ def lagrange(points: Sequence[int], at: int, prime: int) -> list[int]:
     """
     weights = []
     for x in points:
+        # Both products come first, so that each point takes one inverse and not one per factor.
         above, below = 1, 1
         for other in points:
             if other != x:

@@ -34,8 +34,8 @@ Draw: TypeAlias = Callable[[int], bytes]
 def split(secret: bytes, threshold: int, holders: Sequence[int], draw: Draw) -> dict[int, bytes]:
     """Shares of a secret (32 bytes) by holder; any ``threshold`` of them restore it.
 
-    A holder is a number from 1 on, a share 33 bytes. LocalError for a secret of another length,
-    or a threshold that is not from 1 to the number of holders.
+    Holders are distinct numbers from 1 on, and a share has 33 bytes. LocalError for other holders,
+    a secret of another length, or a threshold that is not from 1 to the number of holders.
     """
     size = len(secret)
     check_local(
@@ -56,6 +56,7 @@ def split_number(
         1 <= threshold <= most, f"threshold {threshold} is not 1 to {most}, the number of holders"
     )
     check_holders(holders, prime)
+    # Degree t - 1: t shares determine the polynomial, and t - 1 shares fit every secret.
     coefficients = [secret, *(uniform(draw, prime) for _ in range(threshold - 1))]
     return {x: value(coefficients, x, prime) for x in holders}
 
@@ -63,7 +64,7 @@ def split_number(
 def uniform(draw: Draw, prime: int) -> int:
     """A number of 0 to ``prime`` - 1, each equally likely: draws until one is below it."""
     # A number reduced mod p would favour small ones, and with them what shares tell of a secret.
-    # Masked to as many bits as p has, at least half of the draws are below it.
+    # Cut to as many bits as p has, at least half of the draws are below p.
     bits = prime.bit_length()
     mask = (1 << bits) - 1
     number = prime
@@ -75,8 +76,8 @@ def uniform(draw: Draw, prime: int) -> int:
 def weights_at_zero(holders: Sequence[int], prime: int = PRIME) -> tuple[int, ...]:
     """Lagrange weights l_i with f(0) = Σ l_i f(x_i) mod p, the same for all secrets.
 
-    LocalError for holders that are not distinct numbers from 1 on. Among many holders it takes
-    long, so callers keep the weights of a set.
+    LocalError for holders that are not distinct numbers from 1 on. Time grows with the square of
+    their number, so callers keep the weights of a set.
     """
     check_holders(holders, prime)
     return tuple(lagrange(holders, 0, prime))
@@ -85,8 +86,8 @@ def weights_at_zero(holders: Sequence[int], prime: int = PRIME) -> tuple[int, ..
 def join_numbers(shares: Sequence[int], weights: Sequence[int], prime: int = PRIME) -> int:
     """f(0) from shares in the order of the holders to whom the weights belong.
 
-    LocalError for a share that is no number of the field; a peer's share is checked by
-    ``is_share`` first.
+    LocalError for a share that is not a number of the field. Check a peer's share before, by
+    ``is_share``, so that the peer is blamed.
     """
     check_local(
         all(0 <= share < prime for share in shares),
@@ -120,10 +121,10 @@ def is_share(data: bytes) -> bool:
 def commitment(
     ctx: bytes, dealer: str, holder: str, kind: bytes, salt: bytes, share: bytes
 ) -> bytes:
-    """The commitment that the dealer publishes to one share, 32 bytes; ``kind`` names its secret.
+    """The dealer's commitment to one share, 32 bytes; ``kind`` names the secret that is shared.
 
-    The salt hides the share, and context, dealer, holder and kind keep it from standing for
-    another.
+    The salt hides the share. Context, dealer, holder and kind keep one commitment from being used
+    as another's.
     """
     return hashlib.sha256(
         framed(SECAGG_SHARE, ctx, dealer.encode(), holder.encode(), kind, salt, share)

@@ -77,11 +77,12 @@ def sender_pads(
 def recipient_pads(
     spec: RoundSpec, group: Group, seed: bytes, prekeys: Mapping[str, bytes]
 ) -> dict[str, Term]:
-    """Like ``sender_pads``, at the recipient of a group: by sender, of the whole cohort.
+    """Like ``sender_pads``, at the recipient of a group: the pads of the whole cohort, by sender.
 
-    ``seed`` is the private half of the recipient's prekey. Of them only the survivors' come off
-    (``open_row``).
+    ``seed`` is the private half of the recipient's prekey. ``open_row`` removes only the
+    survivors' pads.
     """
+    # A reader that is in the cohort pads its own upload too, under a key with itself.
     known = {**prekeys, group.reader: public_key(seed)}
     return {silo: _pad(spec, group, silo, seed, known[silo], silo) for silo in spec.cohort}
 
@@ -101,6 +102,6 @@ def open_row(
 
 def _pad(spec: RoundSpec, group: Group, sender: str, seed: bytes, public: bytes, peer: str) -> Term:
     fields = (sender.encode(), group.reader.encode(), spec.round.to_bytes(8), group.name.encode())
-    # Sender and reader stand in one order, so both sides derive the same key.
+    # Always sender before reader, so that both sides derive the same key.
     info = framed(MIX_PAD, spec.prg.to_bytes(1), *fields)
     return Term(derive(agree(seed, public, peer), spec.context(), info))

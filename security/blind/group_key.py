@@ -53,8 +53,9 @@ from .sealing import (
 class Epoch:
     """One agreement on the key: roster and job (digests, hex), and each silo's X25519 key.
 
-    ``exchange_keys`` are raw X25519 public keys of the roster, 32 bytes, by silo of the job. All
-    of it is in the context, so nothing signed for one epoch holds in another.
+    ``exchange_keys`` are raw X25519 public keys of the roster, 32 bytes each, by silo of the job.
+    The context covers number, federation, job and roster, and the roster has the keys. So nothing
+    that is signed for one epoch holds in another.
     """
 
     number: int
@@ -146,7 +147,7 @@ class KeyContribution:
 class Relayed:
     """Another silo's contribution as the coordinator brings it to one silo.
 
-    ``letter`` is what the contribution has for this silo, with its proof under the signed root.
+    ``letter`` is this silo's sealed piece, with its proof under the signed root.
     """
 
     contribution: KeyContribution
@@ -157,7 +158,7 @@ class Relayed:
 class JobKeys:
     """A silo's keys of a job, 32 bytes each.
 
-    The private halves of its prekeys stand by themselves.
+    The private halves of its prekeys are kept apart, since they are erased one by one.
     """
 
     key: bytes = field(repr=False)  # that all its silos share
@@ -168,11 +169,10 @@ class JobKeys:
 def contribute(
     epoch: Epoch, silo: str, secret: bytes, ephemeral: bytes, prekey: bytes, sign: Sign
 ) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
-    """The contribution that a silo sends, made of three fresh seeds of 32 bytes, used for nothing
-    else.
+    """A silo's contribution, made of three fresh seeds of 32 bytes that are used for nothing else.
 
-    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something
-    may be sealed to it. Both are durable before this leaves.
+    The caller has made all three durable before the contribution leaves. It keeps ``secret`` until
+    it has the key, and ``prekey``, the private half, while something may be sealed to it.
     """
     sealing, pieces = seal_to_all(
         epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo)
@@ -191,14 +191,14 @@ def check_contribution(
 ) -> None:
     """At the coordinator, before it passes anything on: RefusedError names the sender.
 
-    Signature, sizes, and one piece for each other silo of the job. What is sealed inside only its
-    recipient can check.
+    It checks the signature, sizes, and that there is one piece for each other silo of the job.
+    Only its recipient can check what a piece seals.
     """
     contribution.check(epoch, signers)
     sender = contribution.sealing.sender
     check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
-    # Generation 0 stands for the key of the roster: before the job's key is made there are no
-    # prekeys.
+    # Generation 0 means the recipient's key of the roster: there are no prekeys before the job's
+    # key is made.
     late = [piece.recipient for piece in pieces if piece.generation]
     check(
         not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}"
@@ -232,7 +232,6 @@ def make_key(
     # without an honest silo's bytes could be known to it.
     senders = sorted(each.contribution.sealing.sender for each in relayed)
     missing = sorted(set(others) - set(senders))
-    # Two contributions of one silo: only one of them is in the key that the others make.
     doubled = sorted({sender for sender in senders if senders.count(sender) > 1})
     strangers = sorted(set(senders) - set(others))
     for found, what in (
@@ -253,8 +252,7 @@ def make_key(
 
     # (3) Each letter is for us, and opens to what its sender committed to.
     secrets = {silo: secret}
-    # Our own part as well: with another secret than was sealed, this silo alone would make another
-    # key.
+    # Our own secret, too: if it is not the one that we sealed, we would make a key of our own.
     if own.sealing.sender != silo or not is_secret(ctx, GROUP_SEAL, own.sealing, secret):
         raise LocalError(
             f"this is not what {silo!r} gave to the key of epoch {epoch.number}; begin a new epoch"

@@ -50,17 +50,17 @@ class MixRows:
         self._memories: dict[tuple[str, str], RowMemory] = {}  # (part, recipient)
 
     def gave(self, part: Part, members: Sequence[str], read: Read) -> None:
-        """Members give new versions; LocalError for values that do not fit.
+        """Note new versions of members; LocalError for values beyond the bounds.
 
-        A member's newest version is the one that rows are made of, until it gives the next.
+        Rows are made of each member's newest version.
         """
         number = self._rounds[part.name] = self._rounds.get(part.name, -1) + 1
         for silo in members:
             check_values(
                 self._group(part), tuple(_values(spec, silo, read) for spec in part.tensors)
             )
-            # Numbers grow with each upload, as a silo's own do, so rows are judged as in a
-            # federation.
+            # Version numbers grow with each upload, as in a federation: ``fault`` judges rows by
+            # them.
             self._numbers[part.name, silo] = number
 
     def row(
@@ -116,12 +116,12 @@ def compared(
         check_vectors(part.name, own)
     turned = np.empty((len(members), *spec.shape))
     for row in range(spec.shape[0]):
-        # As ``JobPlan.use`` makes it, so the rotations are those of a federation.
+        # Equal to ``JobPlan.use``, so that the rotations are those of a federation.
         use = Use(epoch=0, job=job, round=round_, attempt=0, group=part.name, row=row)
         turned[:, row] = hidden(
             np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key)
         )
-    # Rounded first: the coordinator has the vectors in the dtype of the wire.
+    # Rounded before they are multiplied: the coordinator gets them in the dtype of the wire.
     given = dict(zip(members, torch.from_numpy(turned).to(DTYPES[spec.dtype]), strict=True))
     return PLAIN.collect(part, members, lambda silo, _: given[silo])["gram"]
 
@@ -131,7 +131,7 @@ def compared_by_shares(
 ) -> Tensor:
     """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares.
 
-    LocalError for a part whose Gram discloses it, or a vector beyond 2^clip_exponent.
+    LocalError for a part whose Gram discloses it, or a vector longer than 2^clip_exponent.
     """
     (spec,) = part.tensors
     check_kind(part.name, part.kind)
@@ -154,8 +154,8 @@ def row_deviation(own: Group) -> float:
 def gram_deviation(width: int) -> float:
     """Bound on the relative error of an inner product of float32 vectors [width].
 
-    Relative to the product of their lengths: what rounding to float32 does, and what float64
-    loses in rotating.
+    Relative to the product of their lengths. The first term is for rounding to float32, the second
+    for what float64 loses in rotating.
     """
     return FLOAT32 * (1 + FLOAT32) + width * 2.0**-46
 
@@ -164,7 +164,7 @@ def _row(own: Group, spec: TensorSpec, weights: Mapping[str, int], read: Read) -
     total, words = np.zeros(spec.elements, "<u8"), np.empty(spec.elements, "<u8")
     for silo, weight in weights.items():
         quantise(own, _values(spec, silo, read), 1.0, words)
-        # Mod 2^64, like the words that cross; as signed integers no row wraps (mix_context.py).
+        # Words wrap mod 2^64 like those that cross; the signed sum stays in range (mix_context.py).
         total += words * np.uint64(weight)
     mixed = torch.from_numpy(dequantise(total, own.ring, MIX_BITS + own.scale_exponent))
     return mixed.reshape(spec.shape).to(DTYPES[spec.dtype])

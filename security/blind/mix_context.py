@@ -69,7 +69,7 @@ class MixContext(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         group = self.group
-        # All other fields follow from these three: with another scale a row could wrap.
+        # All other fields follow from these three. With another scale a row could overflow.
         if group.clip_exponent > LARGEST_CLIP or group != mix_group(
             group.name, group.elements, group.clip_exponent
         ):
@@ -77,7 +77,7 @@ class MixContext(Strict):
         return self
 
     def context(self) -> bytes:
-        """The 32 bytes to which all tags of the line are bound."""
+        """Ctx of the line, 32 bytes: all its tags are bound to it."""
         return hashlib.sha256(
             framed(MIX_LINE, canonical_json(self.model_dump(mode="json")))
         ).digest()
@@ -91,8 +91,8 @@ class MixContext(Strict):
 class Version(Strict):
     """One upload of a silo to a line; ``number`` grows with each, a restarted one included.
 
-    A restarted process cannot know how far its stream was used, so it begins a version with a new
-    seed.
+    A restarted process cannot know how much of its pad has left, so it begins a new version with a
+    new seed.
     """
 
     silo: Id
@@ -104,6 +104,7 @@ class Version(Strict):
         """Ctx of this upload, 32 bytes."""
         fields = (
             self.silo.encode(),
+            # The number too: a restarted upload of a round has another one, and so another pad.
             *(value.to_bytes(8) for value in (self.round, self.attempt, self.number)),
         )
         return hashlib.sha256(framed(MIX_VERSION, line.context(), *fields)).digest()

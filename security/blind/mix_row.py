@@ -37,7 +37,7 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 class Share(Strict):
     """One other silo's part of a row: which of its uploads, and the integer weight.
 
-    The weight is in steps of 2^-32; with the recipient's own they add up to 2^32.
+    The weight is in steps of 2^-32. All weights of a row add up to 2^32, the recipient's included.
     """
 
     version: Version
@@ -70,10 +70,10 @@ def make_row(
 ) -> tuple[RecipientRow, bytes]:
     """At the coordinator: a row and its signature.
 
-    It is signed so that one which breaks a rule names who made it. ``fault`` says before whether
-    its recipient would refuse it.
+    The signature proves who made a row that breaks a rule. ``fault`` tells beforehand why a
+    recipient would refuse it.
     """
-    # By id, as recipients demand: a row has one form, and one digest.
+    # Sorted by id, as recipients require: a row has one form, and one digest.
     ordered = tuple(sorted(shares, key=lambda share: share.version.silo))
     row = RecipientRow(
         line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered
@@ -134,7 +134,7 @@ class RowMemory(Strict):
         if why:
             return f"of its new uploads alone: {why}"
         new, total = _weight(fresh), _weight(shares)
-        # With the slack of ``seen_fault``: halves that were made whole may differ by a step.
+        # With the slack of ``seen_fault``: rounded to integers, equal halves may differ by a step.
         if 2 * new + (total >> SLACK_BITS) < total:
             return f"its new uploads weigh {new} of the {total} of all, less than half"
         return ""
@@ -170,7 +170,7 @@ def _weight(shares: Sequence[Share]) -> int:
 
 
 def _spread_fault(shares: Sequence[Share], terms: Terms) -> str:
-    # The reader counts too, as a silo does in a sum that has its own values.
+    # The recipient counts as one of the mixed silos.
     mixed = len(shares) + 1
     honest = mixed - terms.colluders
     if honest < terms.min_honest:
@@ -287,8 +287,8 @@ def admit(
 def check_uploads(row: RecipientRow, uploads: Sequence[PaddedUpload]) -> None:
     """RefusedError, for the coordinator, unless these are the row's uploads, in its order.
 
-    The signed row names each upload by silo and number, so another one in its place is the
-    coordinator's doing.
+    The coordinator signed the row, which names each upload by its version. So if it brings another
+    upload, the fault is its own.
     """
     named = [share.version for share in row.shares]
     check(

@@ -40,10 +40,10 @@ PIECE = 1 << 18  # words that are worked on at a time
 
 @dataclass(frozen=True)
 class Claim:
-    """The coordinator's word on a group of an open sum, besides its words.
+    """The coordinator's statement on one group of an open sum; the words come separately.
 
     ``document`` and ``signature`` are the attempt's specification, ``tag`` is that of the group
-    alone. Nothing of it is checked before ``check_claim`` and ``open_group``.
+    alone. ``check_claim`` and ``open_group`` check it all.
     """
 
     document: bytes
@@ -62,7 +62,8 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     spec = signed_spec(claim.document, claim.signature, signers)
 
     # (2) It is of the job and the round that we expect, and sums what we would have summed.
-    # The model of that round is taken as it is said: a silo that was away does not know it.
+    # The digest of that round's model is taken from the specification: a silo that was away does
+    # not have the model.
     check_frame(spec, replace(frame, model_digest=spec.model_digest))
 
     # (3) Its cohort is one that we would have joined.
@@ -117,7 +118,7 @@ def open_group(
 
 def tag_of(tags: bytes, group: int, groups: int) -> bytes:
     """The tag of one group, out of those of all."""
-    # All tags have one length.
+    # All tags have the same length, so no table of lengths is needed.
     size = len(tags) // groups
     return tags[group * size : (group + 1) * size]
 

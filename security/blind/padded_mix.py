@@ -74,8 +74,7 @@ class PaddedUpload:
     def check(self, line: MixContext, signers: Signers) -> None:
         """RefusedError, for the silo, unless it signed this for this line.
 
-        Code UPLOAD or SHARES. Whether the stored bytes have this digest is ``check_upload``'s to
-        see.
+        Code UPLOAD or SHARES. ``check_upload`` compares the digest with the stored bytes.
         """
         silo = self.version.silo
         signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
@@ -102,7 +101,7 @@ def hidden_pieces(
     first byte leaves.
     """
     # The tag is of the numbers before they are hidden: those are what a row's opener has.
-    # Ring 64: words are weighted by up to 2^32, and no row wraps there (mix_context.py).
+    # Ring 64, since words are weighted by up to 2^32 (mix_context.py).
     hidden, elements = Mask([_term(line, version, seed)], 0, 64), line.group.elements
     buffer = np.empty(min(LENT, elements), "<u8")
     for start in range(0, elements, LENT):
@@ -118,7 +117,7 @@ def hidden_pieces(
 def tagger_of(line: MixContext, group_key: bytes) -> Tagger:
     """A tagger of one vector of the line, whose uploads and rows have the same coefficients.
 
-    Tags are bound to the line, not to a version: rows add up uploads of several rounds.
+    Bound to the line and not to a version, since a row adds up uploads of several rounds.
     """
     return Tagger(group_key, line.context(), 1)
 
@@ -160,6 +159,7 @@ def check_upload(
     upload.check(line, signers)
     silo = upload.version.silo
     check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
+    # The seed is sealed to every other silo: any of them may get a row with this upload.
     check_sealed(upload.sealing, pieces, [other for other in signers.silos if other != silo])
 
 
@@ -210,7 +210,7 @@ def check_sent(
 ) -> None:
     """At ``silo``: RefusedError, for the coordinator, unless another silo signed both, for us.
 
-    It opens nothing: the sender's word on the generation counts before any seed is opened.
+    It opens nothing, so the generation that the sender signed is known before any seed is opened.
     """
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
@@ -273,7 +273,7 @@ class Opening:
         """``own`` are our values, unless ``own_weight`` is 0; ``dtype`` is that of the row."""
         self._line, self._key, self._summands = line, group_key, summands
         self._tagger = tagger_of(line, group_key)
-        # One mask of all seeds, each as often as its upload weighs: what is left of Y is the row.
+        # Y holds each upload's pad as many times as the upload weighs; this mask removes them all.
         self._mask = Mask(
             negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64
         )
@@ -284,8 +284,7 @@ class Opening:
     def add(self, piece: bytes | memoryview) -> None:
         """The next words of Y; RefusedError for half a word, or a row longer than its group.
 
-        Pieces may be cut anywhere between words. Nothing of the row may be used before
-        ``finish``.
+        Pieces may be cut anywhere between words. The row must not be used before ``finish``.
         """
         check(
             len(piece) % WORD_BYTES == 0,
@@ -298,7 +297,7 @@ class Opening:
         check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._row.size} numbers")
         for at in range(0, came.size, STEP):
             words = self._words[: min(STEP, came.size - at)]
-            # Copied: the bytes that came cannot be written to.
+            # Copied, since the received bytes are read-only.
             words[:] = came[at : at + STEP]
             self._mask.add_to(words)
             self._tagger.add(0, words)
@@ -313,7 +312,7 @@ class Opening:
             part *= self._own_weight
             words += part
         exponent, numbers = MIX_BITS + group.scale_exponent, self._part[: words.size].view("<f8")
-        # Numbers before their tag is checked: ``finish`` alone hands the row out.
+        # The tag is not checked yet: only ``finish`` hands the row out.
         self._row[here] = dequantise(words, group.ring, exponent, numbers)
         self._filled = here.stop
 

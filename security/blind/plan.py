@@ -35,6 +35,7 @@ from .mix_context import MixContext, mix_group
 from .rotation import Use
 from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 
+# Purpose and recipient are in each specification, and in the name of a silo's memory of its sums.
 PURPOSE = "update"
 WORDS = b"@words"  # in place of a tensor's name; "@" cannot start one
 RECIPIENT = "coordinator"
@@ -49,9 +50,9 @@ def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
 def uploaded(parts: Sequence[Part]) -> tuple[Part, ...]:
     """The parts of a round that are uploads of their own, in the order in which they leave.
 
-    Padded and rotated parts. Each has an intent of its own in the ledger, and leaves before the
-    masked words.
+    They are padded or rotated, and each has an intent of its own in the ledger.
     """
+    # A directed Mix is not among them: its rows are groups of the sum.
     return tuple(part for part in parts if _rotated(part) or part.exchange == Mix())
 
 
@@ -79,6 +80,7 @@ def sum_groups(
 
     ``readers`` are those who get rows.
     """
+    # Sums come before rows, since ``newest_sum`` names a group by its index among the sums.
     sums = [(part, group(part, bounds)) for part in summed(parts)]
     rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in readers]
     found = [*sums, *rows]
@@ -182,16 +184,16 @@ class RoundPlan:
         named: list[bytes] = []
         if not self.sums_no_model:
             for item, digest in zip(items, tensors, strict=True):
-                # What is addressed to one silo differs from silo to silo, and so would the digest
-                # and every mask.
+                # Silos must agree on the digest, so values that differ between them are left out.
                 if item.part not in own:
                     named += (*_names(item), digest)
             for part, digest in sums:
+                # No tensor can have the name WORDS, so words never pass for a tensor.
                 named += (part.encode(), WORDS, digest)
 
         # Two rounds of one digest could not both be summed (security/secagg/memory.py).
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
-        # The job is in it: two jobs that deliver the same tensors still have two digests.
+        # The job's digest keeps two jobs with equal deliveries apart.
         fields = framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
         return hashlib.sha256(fields).hexdigest()
 
@@ -256,13 +258,13 @@ def _named(parts: Sequence[Part], names: Collection[str]) -> tuple[str, ...]:
 class JobPlan:
     """The plan of all rounds of one job, made once from its signed document.
 
-    Silo and coordinator make the same one. Nothing here is secret, or depends on who takes part.
+    Silo and coordinator make the same one. Nothing here is secret, or depends on a round's cohort.
     """
 
     def __init__(self, job: Job) -> None:
         """Plans of rounds are made when they are first asked for."""
         self.job = job
-        # Cached per plan: a cache on the method would keep the plans of all jobs alive.
+        # Cached per instance: a cache on the method would keep the plans of all jobs alive.
         self.round: Callable[[int], RoundPlan] = lru_cache(ROUNDS_HELD)(self._round)
 
     @cached_property
@@ -327,6 +329,7 @@ class JobPlan:
             job.row_readers(round_) if rows else (),
             shared(up),
             uploaded(up),
+            # Without a key silos cannot check words, so the coordinator sends tensors.
             _named(down, self._summed if job.keyed else ()),
             _named(down, [part.name for part in before]),
             _named(sums, self._published),
@@ -343,8 +346,10 @@ class JobPlan:
     def _published(self) -> frozenset[str]:
         """Names of the summed parts of a keyed job that any delivery has."""
         job = self.job
+        # Without a key silos cannot check words, so none are kept for them.
         if not job.keyed:
             return frozenset()
+        # ``job.length`` is the final delivery, after the last round.
         return self._summed & {
             part.name for start in (*job.phase_starts, job.length) for part in job.down(start)
         }
@@ -353,7 +358,7 @@ class JobPlan:
         """The last sum of a part before a round, none or one."""
         # From the job alone, so the coordinator cannot pass off an older sum as the newest.
         starts = (*self.job.phase_starts, self.job.length)
-        # Newest phase first; within a phase its last round before this one is the newest.
+        # The newest phase comes first; in it, the newest sum is of the last round before this one.
         for start, end in reversed([pair for pair in pairwise(starts) if pair[0] < round_]):
             sums = summed(self.job.up(start))
             for index, part in enumerate(sums):
@@ -367,6 +372,7 @@ class JobPlan:
         The key is made once for a job and its roster, so its epoch is 0
         (security/blind/group_key.py).
         """
+        # All tensors of a part make one vector, with one upload, one seed and one tag.
         elements = sum(spec.elements for spec in part.tensors)
         return MixContext(
             federation=federation,

@@ -107,10 +107,10 @@ def _payload(line: MixContext, version: Version, root: bytes, generation: int, k
 
 
 class Newest(Strict):
-    """The newest prekey that is known of another silo.
+    """The newest known prekey of another silo.
 
-    ``key`` is its public half in hex. Seeds for that silo are sealed to it, and to no earlier one
-    again.
+    ``key`` is its public half in hex. Seeds for that silo are sealed to it, and never again to an
+    earlier one.
     """
 
     generation: Number
@@ -120,8 +120,8 @@ class Newest(Strict):
 class SealedGeneration(Strict):
     """Another silo's newest upload of a part: its number, and the generation of ours it uses.
 
-    Only the newest upload of a part may still come down, besides the rows just opened, so it
-    decides which generations must stay.
+    Only the newest upload of a part can still be delivered, apart from rows that were opened last.
+    So it determines which generations must be kept.
     """
 
     number: Number
@@ -146,7 +146,7 @@ class Known(Strict):
         return cls(newest={silo: Newest(generation=0, key=key.hex()) for silo, key in keys.items()})
 
     def keys(self) -> dict[str, bytes]:
-        """The public key to which is sealed, 32 bytes, by silo."""
+        """The public keys, 32 bytes each, to which seeds are sealed, by silo."""
         return {silo: bytes.fromhex(each.key) for silo, each in self.newest.items()}
 
     def generations(self) -> dict[str, int]:
@@ -207,8 +207,8 @@ class Known(Strict):
             if silo in of_part
         }
         coming = [generation for part, generation in sealed.items() if part in parts]
-        # Where none of its parts comes down any more, its latest word counts: no sender goes back
-        # behind it.
+        # If none of its parts is delivered any more, its latest generation counts: a sender never
+        # seals to an earlier one again.
         return min(coming) if coming else max(sealed.values(), default=0)
 
 
@@ -217,8 +217,8 @@ def check_own(own: Mapping[int, bytes], sender: str, generation: int) -> bytes:
 
     RefusedError says whose fault it is.
     """
-    # The sender signed the generation: above our newest it made one up; below, newer words had
-    # come before.
+    # The sender signed the generation, so one above our newest is its invention. One that we
+    # erased is old: the coordinator had brought later ones.
     made = max(own)
     why = f"sealed its seed to prekey {generation}, and the newest of this silo is {made}"
     check(generation <= made, sender, Code.SHARES, why)

@@ -36,10 +36,9 @@ LARGEST = 1 << 16  # numbers of a sketch: buckets are then uniform to 2^-47, and
 
 
 def hidden(vectors: Reals, size: int, key: bytes) -> Reals:
-    """The form in which ``vectors`` [n, d] leave: Q v [n, d], or Q S(v) [n, size] if they are
-    sketched.
+    """The form in which ``vectors`` [n, d] leave: Q v [n, d], or sketched, Q S(v) [n, size].
 
-    Size 0 is no sketch. The same bits for the same vector and key, whatever n is.
+    Size 0 means no sketch. The same vector and key give the same bits, whatever n is.
     """
     return sketched(vectors, size, key) if size else rotate(vectors, key)
 
@@ -47,7 +46,7 @@ def hidden(vectors: Reals, size: int, key: bytes) -> Reals:
 def hidden_each(vectors: Reals, size: int, keys: Sequence[bytes]) -> Reals:
     """Like ``hidden``, each vector under a key of its own.
 
-    One key per vector, in order; the bits are those of ``hidden`` for each of them alone.
+    One key per vector, in order. The bits are those of ``hidden``, called for one vector at a time.
     """
     if size:
         pairs = zip(vectors, keys, strict=True)
@@ -79,7 +78,7 @@ def _sketch(vectors: Floats, size: int, key: bytes) -> Reals:
         here = vectors[:, at : at + STEP]
         made = words[: here.shape[1]]
         source.fill(made.data.cast("B"))
-        # The lowest bit is the sign; 63 are left for the bucket.
+        # The lowest bit of a word is the sign, and the other 63 choose the bucket.
         bucket = ((made >> np.uint64(1)) % np.uint64(size)).astype(np.int64)
         sign = 1.0 - 2.0 * (made & np.uint64(1)).astype(np.float64)
         for i, vector in enumerate(here):

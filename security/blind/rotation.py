@@ -48,7 +48,7 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 class Use:
     """The one use of a Q; ``epoch`` is the group key's, ``row`` the compared class.
 
-    All fields are in the key of its rotation, so no other use has the same one. ``job`` is the
+    The key of a rotation depends on all fields, so no two uses share a rotation. ``job`` is the
     digest of the job's document, in hex.
     """
 
@@ -62,9 +62,10 @@ class Use:
     def key(self, group_key: bytes) -> bytes:
         """The key of this Q, 32 bytes.
 
-        Whoever has the group key makes it; the coordinator lacks that key.
+        Whoever has the group key can derive it; the coordinator lacks that key.
         """
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
+        # No salt is needed: ``info`` has every field of the use.
         return derive(
             group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers)
         )
@@ -121,7 +122,7 @@ def digest_of(vectors: Reals) -> str:
 
     It never leaves: guesses could be tried.
     """
-    # With the shape: two tables of the same numbers are not the same vectors.
+    # The shape is hashed too: the same numbers in another shape are other vectors.
     shape = (size.to_bytes(8) for size in vectors.shape)
     return hashlib.sha256(
         framed(GRAM_VECTORS, *shape, np.ascontiguousarray(vectors, "<f8").tobytes())
@@ -131,7 +132,7 @@ def digest_of(vectors: Reals) -> str:
 def check_kind(part: str, kind: Kind) -> None:
     """LocalError for a part whose Gram discloses it (rule 2): counts, memberships and metrics.
 
-    None of their numbers is negative, so inner products give them back up to the order of classes.
+    Their numbers are never negative, so inner products reveal them up to the order of classes.
     """
     check_local(
         kind not in DISCLOSED,
@@ -183,7 +184,7 @@ def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     turned = vectors.T.copy()
     d = len(turned)
     for m, g in enumerate(_reflecting(keys, d), start=1):  # [m, 1 or n]
-        # The sign of g_1, so that w_1 is a sum of two numbers of one sign and loses no digits.
+        # The sign of g_1: w_1 is then a sum of two numbers of one sign, which loses no digits.
         sign = np.where(g[0] < 0, -1.0, 1.0)
         here = turned[d - m :]  # [m, n]
         if m > 1:
@@ -215,14 +216,14 @@ def _streams(key: bytes, lengths: range) -> list[Reals]:
     words = np.empty((sum(pairs), 2), "<u8")
     ends = np.cumsum(pairs)
     for m, end, count in zip(lengths, ends, pairs, strict=True):
-        # Points outside of the circle are passed over, so how many words a vector takes varies:
-        # each has a stream of its own.
+        # A stream per vector: points outside of the circle are skipped, so the number of words
+        # that a vector takes varies.
         Keystream(key, m).fill(words[end - count : end].data.cast("B"))
     found, inside = _polar(words)
     upto = 2 * np.cumsum(inside)[ends - 1]
     each = [found[start:stop] for start, stop in zip((0, *upto[:-1]), upto, strict=True)]
     return [
-        # Where too few points lay inside, the same stream is read again, and further.
+        # If too few points lay inside, the same stream is read again from its start, and further.
         made[:m] if len(made) >= m else gaussians(key, m, m)
         for m, made in zip(lengths, each, strict=True)
     ]
@@ -254,6 +255,7 @@ def gaussians(key: bytes, stream: int, count: int) -> Reals:
     while filled < count:
         words = np.empty((_pairs(count - filled), 2), "<u8")
         source.fill(words.data.cast("B"))
+        # Numbers that are left over are dropped: nothing else reads this stream.
         found = _polar(words)[0][: count - filled]
         made[filled : filled + len(found)] = found
         filled += len(found)
@@ -281,7 +283,7 @@ def _logarithm(values: Reals) -> Reals:
     """
     mantissa, exponent = np.frexp(values)  # exact, in [1/2, 1)
     low = mantissa < 0.7071067811865476
-    # Around 1, |z| is at most 0.172 and the series short.
+    # With the mantissa around 1, |z| is at most 0.172, so the series is short.
     mantissa = np.where(low, mantissa * 2.0, mantissa)  # in [√½, √2)
     z = (mantissa - 1.0) / (mantissa + 1.0)
     square, series = z * z, np.zeros_like(z)

@@ -43,7 +43,7 @@ FIRST: Mapping[str, int] = MappingProxyType({})  # generations: the first of all
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """The sender's signed summary of it: E, the commitment and the root, 32 bytes each."""
+    """The sender's signed summary of a sealed secret: E, commitment and root, 32 bytes each."""
 
     sender: str
     ephemeral: bytes
@@ -57,8 +57,7 @@ class Sealing:
     def check(self) -> None:
         """RefusedError, for the sender, unless its fields have their sizes.
 
-        ``encoded`` frames each field, so only their sizes are left to check; the signature is the
-        caller's to check.
+        The caller checks the signature, which covers all fields (``encoded``).
         """
         sized = (
             len(self.ephemeral) == KEY_BYTES
@@ -89,8 +88,8 @@ class SealedSecret:
 class Letter:
     """A piece on its way to its recipient, with proof that the sender signed it.
 
-    The proof needs the sealing's signed root, and the recipient's place among all recipients, by
-    id.
+    Checking the proof takes the signed root, and the recipient's index among all recipients in
+    order of ids.
     """
 
     sealed: SealedSecret
@@ -117,6 +116,7 @@ def seal_to_all(
     check_local(
         size == SECRET_BYTES, f"a secret of {size} bytes cannot be sealed; it has {SECRET_BYTES}"
     )
+    # The sender keeps the secret, so it seals no piece to itself.
     others = bool(recipients) and sender not in recipients
     check_local(others, f"{sender!r} seals to other silos, not to {sorted(recipients)}")
 
@@ -151,8 +151,6 @@ def open_letter(
     check_letter(sealing.root, letter, sender, recipient, among)
 
     # (2) It opens.
-    # Our own public key is in it: what was sealed to an earlier prekey does not open by a later
-    # one.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
     try:
@@ -177,8 +175,7 @@ def check_letter(
 ) -> None:
     """RefusedError, for the coordinator, unless the signed root covers this letter.
 
-    ``among`` are all recipients of the secret. It opens nothing, so whoever knows the root can
-    check it.
+    ``among`` are all recipients of the secret. It takes no private key, since it opens nothing.
     """
     for_it = letter.sealed.recipient == recipient
     check(

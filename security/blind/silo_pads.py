@@ -25,7 +25,7 @@ from ..secagg.spec import RoundSpec
 def silo_pad(group_key: bytes, ctx: bytes, silo: str, prg: int) -> Term:
     """The pad that a silo adds in an attempt; each group has a stream of its own.
 
-    The context is in its key, so no two attempts have one pad.
+    Its key depends on the context, so no two attempts share a pad.
     """
     return Term(derive(group_key, ctx, framed(SECAGG_HIDE, prg.to_bytes(1), silo.encode())))
 

@@ -6,7 +6,7 @@ form       the group's elements                     weights                   ri
 ``mean``   all tensors, one after another           public (declared          32; 64 where private
                                                     counts), or private, one  weights spread more
                                                                               than 16-fold
-``ratio``  row by row, the tensors side by side     private, one a row        the same
+``ratio``  row by row, the tensors side by side     private, one per row      the same
 ``total``  all tensors, one after another           equal                     64: counts stay whole
 =========  =======================================  ========================  ======================
 
@@ -83,8 +83,8 @@ class Bounds:
 def group(part: Part, bounds: Bounds) -> Group:
     """The group of a part; LocalError for a part that is no Sum.
 
-    Without scale, which follows from the cohort. All who take part make the same one from the
-    job.
+    It has no scale yet, which depends on the cohort. Silos and coordinator make the same group
+    from the job.
     """
     own = _group(part, bounds)
     return own.model_copy(update={"reader": SILOS_READ}) if part.name in bounds.for_silos else own
@@ -114,7 +114,8 @@ def _group(part: Part, bounds: Bounds) -> Group:
             # a presence is 0 or 1, whatever counts the job declares
             own = most if most <= 1 else bounds.most
             least = bounds.least if own > 1 else 1
-            # The lightest silo's values have so many bits fewer (SECURITY.md rule 18).
+            # A silo of little weight loses bits, of which ring 32 has none to spare (SECURITY.md
+            # rule 18).
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(
                 name=part.name,
@@ -140,7 +141,7 @@ def row_name(part: str, recipient: str) -> str:
 def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
     """The group of one recipient's row.
 
-    Its weights follow with the cohort (``spec.specify``); its values are clipped like the part's.
+    Its weights are set with the cohort (``spec.specify``). Values are clipped at the job's bound.
     """
     name, clip = row_name(part.name, recipient), bounds.clip_exponent
     return Group(
@@ -154,6 +155,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors
     as they are.
     """
+    # One dtype for all: integers and float64 would lose digits in float32.
     dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
     flat = [
         tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False)
@@ -163,6 +165,7 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     values = (
         tuple(each.reshape(-1) for each in flat)
         if whole
+        # The elements of a row side by side, since each row has a weight of its own.
         else np.concatenate(flat, axis=1).reshape(-1)
     )
     if own.weights != "private":
@@ -179,7 +182,7 @@ def folded(
     """
     if own.weights == "equal":
         return _cut(part, own, opened.total, total=True)
-    # Copied, since ``from_numpy`` shares memory with the opened group.
+    # A copy, since ``from_numpy`` would share memory with the opened group.
     weight = torch.from_numpy(opened.weight.copy())
     mean = opened.mean(
         np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory
@@ -198,7 +201,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
     members = len(spec.cohort)
     if own.weights == "equal":
         return float(error_bound(own, members))
-    # A mean divides by the weight, so its lightest row is off the most.
+    # A mean is divided by its weight, so the lightest row has the largest error.
     lightest = float(opened.weight[opened.weight > 0].min(initial=np.inf))
     total = float(error_bound(own, members)) * opened.unit / lightest
     if own.weights != "private":
@@ -208,6 +211,7 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
         * own.weight_most
         / lightest
     )
+    # The divisor is rounded, too: it may be smaller by that part.
     return total + largest * off / (1 - off)
 
 
@@ -242,7 +246,7 @@ class Quantised:
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """All tensors: quantised where they are summed or mixed, sketched where compared.
 
-        That happens in ``collect``: here they are as they would cross in the clear.
+        ``collect`` quantises and sketches them; here they are as they would cross in the clear.
         """
         return laid_out(part, contribution)
 
@@ -253,6 +257,8 @@ class Quantised:
         """
         match part.exchange:
             case Sum():
+                # One specification per part has the same result as one for all parts, since groups
+                # do not depend on one another.
                 spec, opened = self.opened(part, members, read)
                 self._round += part.kind is Kind.METRIC
                 return folded(part, spec.groups[0], opened)
@@ -281,6 +287,7 @@ class Quantised:
             return None
         own = row_group(part, self._bounds, recipient)
         spec = specify(replace(self._frame(own), rows={own.name: weights}), sorted(weights), 0)
+        # Counts of zeros mean that there is no row (secagg/spec.py).
         if not any(spec.groups[0].counts):
             return None
         made = folded(part, spec.groups[0], self._sum(part, spec, read))
@@ -291,7 +298,7 @@ class Quantised:
     ) -> tuple[RoundSpec, OpenedGroup]:
         """The specification that the members would have, and the opened sum.
 
-        Nothing is masked: masks cancel, and the bounds are checked as a federation checks them.
+        Bounds are checked as in a federation.
         """
         spec = specify(self._frame(group(part, self._bounds)), members, 0)
         return spec, self._sum(part, spec, read)
@@ -300,7 +307,7 @@ class Quantised:
         """The sum of a specification's one group over its cohort: masks and pads cancel."""
         # Masks and pads cancel, so the sum is made without them; bounds are checked all the same.
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
-        # ``open`` checks bounds of groups that the coordinator reads alone.
+        # ``open`` checks bounds only where the coordinator is the reader, so here it always is.
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
         for silo in spec.cohort:
@@ -339,6 +346,7 @@ def _elements(part: Part) -> int:
 
 def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Tensor]:
     """The group's elements as the part's tensors again."""
+    # Only ratios have several rows; a row of the group has one row of each tensor.
     table, at = torch.from_numpy(values).reshape(own.rows, -1), 0
     found = {}
     for spec in part.tensors:

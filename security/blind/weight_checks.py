@@ -19,6 +19,7 @@ def weights_fault(
         return ""
     for batch in batches:
         if fault := concentration_fault([counts[silo] for silo in batch], min_cohort):
+            # The fault is the whole batch's; naming the heaviest tells the operator what to change.
             heaviest = max(batch, key=counts.__getitem__)
             return (
                 f"silo {heaviest!r} weighs too much among {', '.join(batch)}, with"

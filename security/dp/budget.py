@@ -72,8 +72,8 @@ class Ceiling:
 class JobSpending:
     """The cost of one job to a data set, and how much of it is still open.
 
-    ``epsilon`` is a decimal, rounded up, at the limit's δ; ``events`` are committed and open
-    steps.
+    ``epsilon`` is a decimal, rounded up, at the limit's δ. ``events`` are the steps that were taken
+    or are still reserved.
     """
 
     job: str
@@ -98,8 +98,8 @@ class _Job:
 class Budget:
     """The writer of one data set's budget; safe to share between threads.
 
-    Made by ``open``, which locks the folder and reads it all. Costs are computed from its own
-    records, never from what a job says of itself.
+    ``open`` makes it: it locks the folder and checks all records. Costs are always computed from
+    the records, so a restart forgets nothing.
     """
 
     def __init__(self, dataset: str) -> None:
@@ -164,7 +164,7 @@ class Budget:
         """
         with self._mutex:
             wanted = Limit(epsilon=epsilon, delta=delta, policy=policy)
-            # The same policy, read again at the next start, adds no record.
+            # Every start reads the policy; an unchanged limit adds no record.
             if wanted != self._limit:
                 self._append(wanted)
 
@@ -211,7 +211,7 @@ class Budget:
             what = f"{purpose} of round {round_} of job {job!r}"
             check_covered(self.dataset, what, self._limited, self._events(), asked)
             if ceiling:
-                # By digest: a job that is signed again under the same name is another job.
+                # By digest, since a job that is signed again under the same name is another job.
                 own = self._jobs[job_digest].events() if job_digest in self._jobs else []
                 check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
             return Reservation(self._append(record), record.events)
@@ -219,17 +219,16 @@ class Budget:
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
         """ExhaustedError unless the limit covers all of a job, on top of what others spent."""
         with self._mutex:
-            # After a restart the job's own reservations are in the log; its plan has them too.
+            # Without this job's own: after a restart its reservations are in the log, and its plan
+            # would count them a second time.
             others = self._events(without=job_digest)
             check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
         """Record how many steps of each event were taken; no more follow.
 
-        The rest is free again once that is durable.
-
-        Returns once it is durable. LocalError for a reservation that is not open, or more steps
-        than it had.
+        Returns once that is durable; the rest is free again. LocalError for a reservation that is
+        not open, or for more steps than it had.
         """
         with self._mutex:
             self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
@@ -244,8 +243,8 @@ class Budget:
     def jobs(self) -> list[JobSpending]:
         """The cost of each job so far, in the order in which they came.
 
-        ε is at the limit's δ, rounded up, and of the job alone; ε of jobs does not add up:
-        ``Budget.epsilon`` has what they cost together.
+        Each ε is at the limit's δ, rounded up, as if there were no other job. The sum of them is
+        not the total: that is ``Budget.epsilon``.
         """
         with self._mutex:
             delta = float(self.limit.delta)
@@ -310,8 +309,8 @@ class Budget:
     def _append(self, record: BudgetOpened | Limit | Reserve | Commit) -> int:
         # Counted once it is on the disk: an append that fails has spent nothing.
         stored = record.model_dump(mode="json")
-        # Before it is written: a record that ``replay`` refuses would keep the budget from
-        # opening.
+        # Checked before it is written: with a record that ``replay`` refuses, the budget would
+        # never open again.
         self._check(record)
         appended = self._log.append(stored)
         self._accept(appended.seq, record)
@@ -323,7 +322,8 @@ class Budget:
         LocalError for one that must not come next.
         """
         record = parse(line)
-        # A torn line was no reservation yet: its steps begin only once it is on the disk.
+        # A recovery record is for a torn line, which was no reservation: steps begin only once the
+        # whole record is on the disk.
         if not isinstance(record, BudgetRecovery):
             self._check(record)
             self._accept(line.seq, record)
@@ -344,8 +344,7 @@ class Budget:
                 reserved = self._open.get(ref)
                 if reserved is None:
                     raise LocalError(f"commit of seq {ref}, which is not an open reservation")
-                # More steps than were reserved would be spent without having been checked against
-                # the limit.
+                # More steps than were reserved were never compared with the limit.
                 most = [each.steps for each in reserved.events]
                 within = len(steps) == len(most) and all(map(le, steps, most))
                 check_local(within, f"commit of {list(steps)} steps, reserved were {most}")
@@ -369,7 +368,7 @@ class Budget:
                 job = self._jobs[reserved.job_digest]
                 job.open -= 1
                 for each, taken in zip(reserved.events, steps, strict=True):
-                    # Steps that were never taken are free again; those that were stay for ever.
+                    # Only steps that were never taken are free again.
                     job.steps[each.sigma, each.q] -= each.steps - taken
 
 
@@ -386,6 +385,7 @@ def check_covered(
     ``whose`` names that ceiling; without it, it is the policy's limit.
     """
     delta = float(most.delta)
+    # Both at the ceiling's own δ: only at the same δ can two ε be compared.
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
     if covers(most.epsilon, then):
         return
@@ -438,8 +438,7 @@ class Steppers:
 
         ExhaustedError where all of its steps were taken, or none may be.
         """
-        # Counted under a lock, and refused before the step: one more would be privacy that nobody
-        # paid for.
+        # Counted under a lock and refused before the step, so that no step goes unpaid.
         most = self.reservation.events[event].steps
         with self._mutex:
             if self._over or self._taken[event] >= most:

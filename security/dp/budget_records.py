@@ -41,14 +41,15 @@ class Limit(Strict):
     type: Literal["budget.limit"] = "budget.limit"
     epsilon: Number
     delta: Number
+    # The text of the file is in the silo's ledger (``policy.change``).
     policy: Hex32  # digest of the policy file that says so
 
 
 class MechanismSteps(Strict):
     """Equal steps of one mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``.
 
-    ``sigma`` is in units of the sensitivity and ``q`` the probability of a record, both decimals;
-    ``Event`` bounds them, and anything else does not parse.
+    ``sigma`` is the noise in units of the sensitivity, ``q`` the probability that a step draws a
+    record; both are decimals. Values that ``Event`` does not allow do not parse.
     """
 
     sigma: Number
@@ -58,6 +59,7 @@ class MechanismSteps(Strict):
     @model_validator(mode="after")
     def _event(self) -> "MechanismSteps":
         try:
+            # The accountant's own check: steps that it cannot price must not be recorded.
             self.event(self.steps)
         except LocalError as error:
             raise ValueError(str(error)) from None
@@ -76,6 +78,7 @@ class Reserve(Strict):
 
     type: Literal["budget.reserve"] = "budget.reserve"
     job: Text
+    # Costs are kept by digest, since a name may be used again.
     job_digest: Hex32
     round: Count
     purpose: Text
@@ -89,6 +92,7 @@ class Commit(Strict):
     """
 
     type: Literal["budget.commit"] = "budget.commit"
+    # ``seq`` of the reservation in this log.
     ref: Count
     steps: Annotated[tuple[Count, ...], Some]
 

@@ -34,8 +34,9 @@ class BudgetView:
 
     @property
     def left(self) -> Decimal:
-        """ε that is left up to the limit, rounded down; 0 where the limit was lowered below what
-        is spent.
+        """The ε that is left up to the limit, rounded down.
+
+        It is 0 where more is spent than a limit that was lowered since.
         """
         # ``shown`` rounds up, so what is left is never said to be more than it is.
         return max(Decimal(self.limit.epsilon) - Decimal(shown(self.spent)), Decimal(0))
@@ -61,7 +62,7 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = 
         raise LocalError(
             f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup"
         )
-    # The folder's own checkpoint goes back with the folder; the silo's ledger shows that.
+    # A restored folder agrees with its own checkpoint; only the silo's ledger shows that it is old.
     held = [HeldHead("the folder itself", own)]
     if known:
         held.append(HeldHead("the silo's ledger", known))

@@ -40,8 +40,7 @@ Draw = Callable[[int], bytes]  # random bytes; os.urandom but for tests
 class Randomness:
     """The random numbers of one step, in order; printing it shows no key.
 
-    Not thread-safe. Each call goes on in the stream, so the same calls in the same order are the
-    only way to the same numbers.
+    Not thread-safe: each call reads the stream where the previous one ended.
     """
 
     def __init__(self, draw: Draw = os.urandom) -> None:
@@ -61,7 +60,7 @@ class Randomness:
             here = made[at : at + _WORDS]
             words = self._words[: here.size]
             self._stream.fill(words.data.cast("B"))
-            # The upper 53 bits, as many as float64 holds exactly.
+            # The upper 53 bits: float64 holds every integer of 53 bits exactly.
             np.right_shift(words, np.uint64(11), out=words)
             np.multiply(words, _UNIT, out=here)
         return made
@@ -82,7 +81,7 @@ class Randomness:
             # The logarithm of 0 is infinite, so [0, 1) becomes (0, 1].
             np.subtract(1.0, radius, out=radius)
             np.log(radius, out=radius)
-            # Not -2: the sum of a pair has this radius (module text).
+            # -4, not the -2 of Box and Muller: this is the sum of a pair (module docstring).
             radius *= -4.0
             np.sqrt(radius, out=radius)
             angle *= 2 * np.pi
@@ -90,7 +89,7 @@ class Randomness:
             two = torch.from_numpy(angle).cos_().numpy()
             two *= radius  # z + z' of each pair
             np.add(two[: here.size], two[here.size :], out=here)
-            # Four numbers of variance 1 add up to a variance of 4.
+            # Four numbers of variance 1 have a sum of variance 4.
             here /= np.sqrt(SUMMED)
         return made
 
@@ -103,6 +102,5 @@ class Randomness:
             raise LocalError(
                 f"a step draws each record with probability {q:g}; give one above 0, at most 1"
             )
-        # Each record on its own, so a step may take none: the accounting is of Poisson sampling
-        # (rdp.py).
+        # One draw per record: the accounting assumes Poisson sampling (rdp.py).
         return np.flatnonzero(self.uniform(records) < q)

@@ -82,7 +82,7 @@ def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
 
 def _fixed(spends: Spends) -> list[PricedNoise]:
     """Releases whose noise is the same whatever σ is."""
-    # Tried with two values: what is the same in both does not follow from σ.
+    # Planned with two values of σ: releases that are the same in both do not depend on it.
     other = spends(str(2 * STEP))
     return [one for one in spends(str(STEP)) if one in other]
 
@@ -91,8 +91,9 @@ def _top(spends: Spends) -> int:
     """The largest σ, in steps, for which all noise that follows from it stays in range."""
     fixed = _fixed(spends)
     follows = [one for one in spends(str(STEP)) if one not in fixed]
-    # At one step of σ: all noise that follows from it grows in proportion.
+    # At σ of one step: the noise of these releases is proportional to σ.
     most = max((Decimal(one.sigma) for one in follows), default=STEP)
+    # Rounded down, so that the largest noise stays in range.
     return int(LARGEST_SIGMA / most)
 
 

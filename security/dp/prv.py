@@ -1,4 +1,4 @@
-"""The cost of releases by a tighter accountant, for people: a budget is never enforced by it.
+"""The cost of releases by a tighter accountant, for reports only: no budget is enforced by it.
 
 Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical
 composition of differential privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py).
@@ -34,7 +34,7 @@ _ANSWER = re.compile(rb"[0-9]{1,9}\.[0-9]{12}")
 class Question:
     """Asks what these events together cost at this δ.
 
-    ``delta`` is one of the job's or the budget's, above LEAST_DELTA for an answer.
+    There is no answer for a ``delta`` below LEAST_DELTA.
     """
 
     events: tuple[Priced, ...]
@@ -116,7 +116,7 @@ def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | Non
             input=canonical_json(asked),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # On the wall as well: a process that waits takes no processor time.
+            # Wall-clock time, next to the limit on processor time: a process that waits uses none.
             timeout=limits.seconds,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             check=False,

@@ -25,10 +25,9 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def answer(delta: float, events: list[tuple[float, float, int]]) -> str:
-    """The ε that they cost together; ``none`` where it cannot be told.
+    """The ε of all events together; ``none`` where the accountant finds none.
 
-    In decimals with 12 digits behind the point, which prv.py asks for: a line that was cut short
-    has fewer.
+    It has 12 digits after the point, so that prv.py recognises a line that was cut short.
     """
     accountant = PRVAccountant()
     accountant.history = events
@@ -42,11 +41,12 @@ def answer(delta: float, events: list[tuple[float, float, int]]) -> str:
 def main() -> None:
     """Answer what is asked.
 
-    A line per question, written at once: what was answered stays when a later question runs into
+    One line per question, flushed at once: earlier answers survive when a later question runs into
     a limit.
     """
     asked = json.load(sys.stdin)
-    # After the imports, so that what the libraries take is not counted.
+    # After the imports: the bound on memory comes on top of what the libraries take. The processor
+    # time that they took counts.
     limit(asked["seconds"], asked["memory"])
     for question in asked["questions"]:
         events = [(float(sigma), float(q), steps) for sigma, q, steps in question["events"]]

@@ -94,10 +94,9 @@ class Priced(Protocol):
 
 
 def cost(priced: Iterable[Priced], delta: float) -> float:
-    """The ε at δ of all of these together.
+    """The ε at δ of all of these together; ``math.inf`` where one of them has no noise.
 
-    ``math.inf`` where one of them has no noise. LocalError for a δ that is not between 0 and 1,
-    or numbers that no event may have.
+    LocalError for a δ that is not between 0 and 1, or for values that ``Event`` does not allow.
     """
     return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
 
@@ -116,19 +115,18 @@ def group(value: float, delta: float, records: int) -> tuple[float, float]:
 
 def covers(most: str, value: float) -> bool:
     """True if an ε is at most this decimal; never for infinity."""
-    # A Decimal of a float is exact, so the comparison rounds nothing.
+    # Decimal(float) is exact, so nothing is rounded before the comparison.
     return Decimal(value) <= Decimal(most)
 
 
 def spent(events: Sequence[Event]) -> Reals:
-    """ρ of all events together, order by order [orders]; infinity where one has no noise.
-
-    Costs add up at each order, whatever the order of the events.
-    """
+    """ρ of all events together, by Rényi order [orders]; infinity where one has no noise."""
     total = np.zeros(len(ORDERS))
     for event in events:
         # 0 steps without noise cost 0, but 0 times infinity is NaN.
         if event.steps:
+            # At each Rényi order costs add up, even where an event was chosen in view of earlier
+            # results.
             total += event.steps * _step(event.sigma, event.q)
     return total
 
@@ -146,9 +144,9 @@ def epsilon(rho: Reals, delta: float) -> float:
 
 
 def shown(value: float) -> str:
-    """An ε in decimals, rounded up; "inf" for infinity.
+    """An ε with four digits after the point, rounded up; "inf" for infinity.
 
-    Four digits behind the point, so the ε that is shown is never below the true one.
+    So the ε that people read is never below the computed one.
     """
     if math.isinf(value):
         return "inf"
@@ -167,9 +165,9 @@ def _step(sigma: str, q: str) -> Reals:
         made = analysis.compute_rdp(
             q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS)
         )
-    # Up by more than float64 can have lost: a step that rounds to nothing would be free.
+    # Raised by more than float64 can have lost: a step whose cost rounds to 0 would be free.
     rho = np.maximum(np.asarray(made, np.float64), 0) * (1 + SLACK) + LEAST
-    # The cache gives all callers the same array.
+    # Read-only, since the cache returns the same array to all callers.
     rho.setflags(write=False)
     return rho
 

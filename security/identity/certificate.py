@@ -37,7 +37,7 @@ LIFETIME = dt.timedelta(days=3653)  # ten years: revocation is a new roster, not
 def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
     """PEM of a certificate for ``member``, signed by its own key.
 
-    Valid from five minutes ago for ten years: a member is removed by a new roster, not by a date.
+    Valid for ten years, from five minutes ago: a new roster removes a member, not an expiry date.
     """
     now = utc_now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, member)])
@@ -60,19 +60,19 @@ def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
 
 @lru_cache(maxsize=1024)  # asked for each call of each member
 def subject_key(pem: str) -> bytes:
-    """SubjectPublicKeyInfo (DER) of a certificate; ValueError for what is no certificate.
+    """SubjectPublicKeyInfo (DER) of a certificate; ValueError for anything else.
 
-    The parser's other errors come through as well; ``check_certificate`` has seen a roster's
-    certificates before.
+    For an unusual key the library raises other errors; in a roster ``check_certificate`` comes
+    first.
     """
     key = x509.load_pem_x509_certificate(pem.encode()).public_key()
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def utc_now() -> dt.datetime:
-    """The time by which certificates are good or not.
+    """Now, in UTC, with its time zone.
 
-    Aware, in UTC. Certificates are made and judged by this one clock.
+    Both the validity of new certificates and ``staddle check`` go by this clock.
     """
     return dt.datetime.now(dt.UTC)
 

@@ -68,7 +68,7 @@ PROTOCOL_KEY, LOG_KEY, EXCHANGE_KEY = "protocol.key", "log.key", "exchange.key"
 class Role(StrEnum):
     """The part that a member has in its federation.
 
-    One member has one role; what it may sign or call follows from it.
+    A member has one role, which decides what it may sign and which calls it may make.
     """
 
     COORDINATOR = "coordinator"
@@ -145,8 +145,7 @@ class RosterEntry(Strict):
     def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
         """True if this member's protocol key signed ``framed(label, payload)``.
 
-        The label comes from ``domains.py``, so a signature for one purpose never holds for
-        another.
+        Labels come from ``domains.py``. A signature for one purpose does not hold for another.
         """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
@@ -184,10 +183,10 @@ def _shown(digest: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A member's private keys beside its entry; printing it shows no secret.
+    """A member's private keys with its entry; printing it shows no secret.
 
-    ``entry`` is the public half as it stands in the folder. Seeds and shares of a secure sum are
-    not here: those are drawn for each attempt and never stored.
+    ``entry`` is the public half, from the same folder. Keys and seeds of secure sums are not among
+    them: they are drawn for each attempt.
     """
 
     entry: RosterEntry
@@ -214,6 +213,8 @@ def create_keys(
             f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as"
             " 'hospital-a'"
         )
+    # P-256, since gRPC's TLS library offers no Ed25519 certificates by default (SECURITY.md
+    # section 1.4).
     tls = generate_private_key(SECP256R1())
     protocol, log, exchange = (
         Ed25519PrivateKey.generate(),
@@ -262,7 +263,9 @@ def _make_folder(folder: Path) -> None:
                 f"{folder}: holds files already; choose an empty folder, so that no key is"
                 " overwritten"
             )
+        # ``mkdir`` does not change the mode of a folder that exists.
         folder.chmod(0o700)
+        # The folder's own name is durable before keys are written into it.
         sync_directory(folder.parent)
     except OSError as error:
         raise LocalError(f"{folder}: cannot make this folder: {error.strerror or error}") from error
@@ -271,7 +274,7 @@ def _make_folder(folder: Path) -> None:
 def load_entry(path: Path) -> RosterEntry:
     """Read and check a public entry.
 
-    LocalError for a file that is no entry, or whose certificate, fingerprint or signature does
+    LocalError for a file that is not an entry, or whose certificate, fingerprint or signature does
     not fit.
     """
     return parse_canonical(read_bytes(path), RosterEntry, str(path))
@@ -300,6 +303,7 @@ def load_keys(folder: Path) -> Keys:
         ),
     }
     for name, (actual, declared) in found.items():
+        # The first that differs is enough: the whole folder has to be restored.
         if actual != declared:
             raise LocalError(
                 f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"

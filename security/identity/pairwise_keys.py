@@ -23,7 +23,7 @@ from ..faults import Code
 from .domains import SECAGG_PAIR, SECAGG_SEAL, SECAGG_SELF, framed
 
 KEY_BYTES = 32
-# One message per key, in one direction: no nonce comes twice under a key.
+# Always zero: each key seals one message, in one direction.
 NONCE = bytes(12)
 TAG_BYTES = 16
 
@@ -44,6 +44,7 @@ def agree(seed: bytes, public: bytes, peer: str) -> bytes:
     RefusedError if the peer's key is none, or gives zero with every key.
     """
     try:
+        # The library raises ValueError if the result is all zeros (RFC 7748 section 6.1).
         return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise RefusedError(
@@ -54,8 +55,8 @@ def agree(seed: bytes, public: bytes, peer: str) -> bytes:
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
     """HKDF-SHA256, 32 bytes.
 
-    RFC 5869, with ``salt`` the context of an attempt and ``info`` a framed label, so that one
-    secret gives a key for each use.
+    RFC 5869. ``salt`` is a context, or empty; ``info`` is a framed label, so that one secret has a
+    key for each use.
     """
     return HKDF(SHA256(), KEY_BYTES, salt, info).derive(secret)
 
@@ -63,8 +64,7 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
 def seal_key(agreed: bytes, ctx: bytes, sender: str, receiver: str) -> bytes:
     """The key of the one message of shares from sender to receiver.
 
-    Directed: what the receiver seals to the sender is under another key. ``agreed`` is from
-    ``agree``.
+    Each direction has its own key. ``agreed`` is the result of ``agree``.
     """
     return derive(agreed, ctx, framed(SECAGG_SEAL, sender.encode(), receiver.encode()))
 
@@ -82,7 +82,7 @@ def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: by
 def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes:
     """The key of the mask that a silo has to itself, from its self-mask seed b.
 
-    H(U2) is in it as in ``pair_key``: for another set of silos it is another key.
+    H(U2) goes in as in ``pair_key``, so another set of dealers has another key.
     """
     return derive(seed, ctx, framed(SECAGG_SELF, prg.to_bytes(1), silo.encode(), h_u2))
 
@@ -90,7 +90,7 @@ def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes
 def seal(key: bytes, ctx: bytes, sender: str, receiver: str, plain: bytes) -> bytes:
     """Ciphertext, 16 bytes longer; never twice with one key.
 
-    ChaCha20-Poly1305 with nonce 0; context, sender and receiver are authenticated with it.
+    ChaCha20-Poly1305 with nonce 0. Context, sender and receiver are authenticated as well.
     """
     return ChaCha20Poly1305(key).encrypt(NONCE, plain, _associated(ctx, sender, receiver))
 
@@ -106,4 +106,5 @@ def unseal(key: bytes, ctx: bytes, sender: str, receiver: str, sealed: bytes) ->
 
 
 def _associated(ctx: bytes, sender: str, receiver: str) -> bytes:
+    # The key is bound to the same fields; here they are authenticated a second time.
     return framed(SECAGG_SEAL, ctx, sender.encode(), receiver.encode())

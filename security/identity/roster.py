@@ -38,7 +38,7 @@ Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
 
 
 class Pins(Strict):
-    """A party's own knowledge of its federation, from its configuration, whatever any file says."""
+    """The facts about its federation that a party's configuration fixes, whatever a roster says."""
 
     federation: Id
     threshold: Annotated[int, Field(ge=1)]
@@ -50,9 +50,8 @@ class Pins(Strict):
 class Roster(Strict):
     """The members of a federation, sorted by id, and the founders' signatures so far.
 
-    Members are looked up by id, ``roster[member]``, with PeerError for a stranger. An instance
-    has one coordinator at most and no id or key twice; its signatures are checked by ``verify``
-    alone.
+    ``roster[member]`` looks up an id; PeerError for a stranger. An instance has at most one
+    coordinator, and no id or key twice. Only ``verify`` checks its signatures.
     """
 
     federation: Id
@@ -104,8 +103,8 @@ class Roster(Strict):
     def by_spki(self, spki_sha256: str) -> RosterEntry:
         """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger.
 
-        The fingerprint comes from the TLS handshake, so the peer has proven that it holds the
-        key.
+        The server passes the fingerprint of the TLS handshake, in which the peer proved that it
+        holds the key.
         """
         for entry in self.entries:
             if entry.spki_sha256 == spki_sha256:
@@ -140,8 +139,9 @@ class Roster(Strict):
     @property
     def in_one_hand(self) -> tuple[RosterEntry, ...]:
         """The silos that whoever runs the coordinator, or its host, runs too."""
-        # Whoever runs both has the coordinator's messages and a silo's keys: what is hidden from
-        # the coordinator alone is open to it (SECURITY.md rule 12).
+        # Such an organisation has the coordinator's messages and a silo's keys, so it can read what
+        # is hidden only from a coordinator without a silo (SECURITY.md rule 12). Whoever runs a
+        # host has its keys.
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
         return tuple(
             entry for entry in self.silos if runs & {entry.organisation, entry.host_operator}
@@ -155,8 +155,8 @@ class Roster(Strict):
 def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Roster:
     """Version 1 of a roster: its founders, nobody else, and no signature.
 
-    Other members are added afterwards, each by a version of its own. LocalError for an entry of
-    another role.
+    Other members are added afterwards, which raises the version by one each time. LocalError for
+    an entry with another role.
     """
     for entry in founders:
         check_local(
@@ -189,6 +189,7 @@ def _following(roster: Roster, without: str, *more: RosterEntry) -> Roster:
 
 
 def _made(federation: str, version: int, threshold: int, entries: Iterable[RosterEntry]) -> Roster:
+    # ``Roster`` requires them sorted; callers may have them in any order.
     ordered = tuple(sorted(entries, key=lambda entry: entry.id))
     document = {
         "federation": federation,
@@ -202,7 +203,7 @@ def _made(federation: str, version: int, threshold: int, entries: Iterable[Roste
 def payload(roster: Roster) -> bytes:
     """The bytes that founders sign, behind the label: the canonical roster without its signatures.
 
-    Every version has other bytes, so no signature of an older version holds for a newer one.
+    The version is among them, so a signature of an older version does not hold for a newer one.
     """
     return canonical_json(roster.model_dump(mode="json", exclude={"signatures"}))
 
@@ -210,7 +211,7 @@ def payload(roster: Roster) -> bytes:
 def digest(roster: Roster) -> str:
     """SHA-256 (hex) of the framed payload: names the roster, whoever has signed it so far.
 
-    Jobs, secure sums and receipts name the roster by it. More signatures do not change it.
+    Signed documents, secure sums and receipts name the roster by it.
     """
     return hashlib.sha256(framed(ROSTER, payload(roster))).hexdigest()
 
@@ -218,12 +219,11 @@ def digest(roster: Roster) -> str:
 def sign(roster: Roster, keys: Keys) -> Roster:
     """The roster with one founder's signature more; it must be complete, with its coordinator.
 
-    LocalError unless the keys are a founder's of this very roster. The roster itself is not
-    changed.
+    Returns a copy. LocalError unless the keys are those of a founder in this very roster.
     """
     signer = keys.entry
     check_local(
-        # The whole entry is compared: a founder's replaced keys do not sign under its id.
+        # The whole entry is compared, so a founder cannot sign with keys that were replaced.
         signer in roster.having(Role.FOUNDER),
         f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
         " keys",
@@ -338,9 +338,9 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
 
 
 def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
-    """Ids of those who signed and have one of these fingerprints, sorted.
+    """Ids, sorted, of founders who signed and whose fingerprints are among these.
 
-    Only ``verify`` says that their signatures hold.
+    It does not check the signatures; ``verify`` does.
     """
     return tuple(
         id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders
@@ -360,6 +360,6 @@ def load(path: Path) -> Roster:
 def save(roster: Roster, path: Path) -> None:
     """Write a roster file, replacing it at once.
 
-    Durable when it returns; a crash leaves the old file or the new one (``write_atomic``).
+    Durable when it returns. A crash leaves the old file or the new one (``write_atomic``).
     """
     write_atomic(path, canonical_json(roster.model_dump(mode="json")) + b"\n", 0o644)

@@ -24,8 +24,9 @@ class SignedDocument(Strict):
     signature: Hex64
 
     def payload(self) -> bytes:
-        """The bytes that are signed, behind the label: the canonical document without its
-        signature.
+        """The bytes that are signed, behind the label.
+
+        Canonical JSON of all fields but the signature: the signer and the roster are signed, too.
         """
         return canonical_json(self.model_dump(exclude={"signature"}))
 
@@ -35,8 +36,8 @@ def sign_document(
 ) -> dict[str, Any]:
     """Sign a document under a roster that knows these keys.
 
-    ``label`` says what kind of document it is (domains.py). LocalError for keys that the roster
-    does not list.
+    ``label`` is the kind of document (domains.py). LocalError for keys that the roster does not
+    list.
     """
     # Under a roster that does not list these very keys nobody could verify the signature.
     signer = keys.entry
@@ -49,7 +50,7 @@ def sign_document(
         document=dict(document),
         signer=signer.id,
         roster=rosters.digest(roster),
-        # A placeholder of the right form: the payload leaves the signature out.
+        # A placeholder of the right form, which the payload leaves out.
         signature="0" * 128,
     )
     return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}

@@ -79,8 +79,7 @@ class _Walk:
         if problem := self.rules.check(record):
             self.problems.append(f"seq {seq}: {problem}")
             return
-        # A record that broke a rule is not taken in: the later ones are judged as if it were not
-        # there.
+        # A record that broke a rule is left out: later ones are judged as if it were not there.
         self.rules.accept(seq, record)
         kind = record["type"]
         if kind == "egress.digest":
@@ -91,7 +90,7 @@ class _Walk:
                 self.undigested[seq] = None
 
     def close(self) -> None:
-        """Add the problems of all of them together."""
+        """Add the problems that show only once all records are in."""
         if self.missing:
             seqs = ", ".join(str(seq) for seq in sorted(self.missing))
             self.problems.append(
@@ -146,8 +145,8 @@ def verify(
     except LocalError as error:
         walk.problems.append(str(error))
     else:
-        # Only where the chain held to its end; behind a broken link every head would differ.
-        # (3) The records are those of the checkpoints.
+        # (3) The records are those of the checkpoints. After a broken chain this is not checked,
+        # since every later head would differ.
         walk.problems += agreement.problems()
 
     # A ledger is of one silo, the one that its key names.
@@ -165,7 +164,7 @@ def verify(
         undigested=tuple(walk.undigested),
         open_control=rules.control[0] if rules.control else None,
         checkpoint=own.size if own else None,
-        # ``_own`` gives no head that another key signed.
+        # With a key, ``_own`` returns no head that another key signed.
         signed=key is not None and own is not None,
     )
 
@@ -214,7 +213,7 @@ def ledger_folder(path: Path) -> Path:
 
     LocalError without one.
     """
-    # A removed first segment must not hide a ledger: its checkpoint shows it too.
+    # The checkpoint alone marks a ledger too: one whose first segment was removed must be found.
     for candidate in (path, path / LEDGER, path / STATE / LEDGER):
         if any(
             (candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)

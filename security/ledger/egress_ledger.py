@@ -54,7 +54,7 @@ class Ledger:
     def __init__(self, silo: str) -> None:
         self.silo = silo
         self._rules = Rules(silo)
-        # Bytes by job digest and round.
+        # bytes, by job digest and round
         self._sent: Counter[tuple[str, int]] = Counter()
         # digests of jobs into a secure sum of which keys were given
         self._entered: set[str] = set()
@@ -101,6 +101,7 @@ class Ledger:
         # Checked by the verifier's own rules: nothing is written that an audit would refuse.
         stored = record.model_dump(mode="json")
         with self._mutex:
+            # Check and write under one lock, so that no other record comes in between.
             self._check(stored)
             appended = self._log.append(stored, durable=is_durable(record))
             self._accept(appended, stored)
@@ -109,7 +110,7 @@ class Ledger:
     def seal(self, record: Digest) -> SignedRecord:
         """Append it, and sign the head that ends with it, for the coordinator to hold.
 
-        Records before it that were not durable yet are then. The head covers all of them.
+        All records before it are durable then, too, and the head covers them.
         """
         stored = record.model_dump(mode="json")
         with self._mutex:
@@ -119,13 +120,12 @@ class Ledger:
             return sealed
 
     def put_in_force(self, digest: str, text: str) -> Appended | None:
-        """From now on this policy decides; None where it is the one in force already.
+        """From now on this policy decides; None if it is in force already.
 
-        The record is durable when it returns, so nothing leaves under a policy that the ledger
-        does not have.
+        The record is durable when this returns, so nothing leaves under an unrecorded policy.
         """
         before = self._rules.policy
-        # The same file, read again at the next start, is no change.
+        # Every start reads the file; an unchanged one needs no record.
         if digest == before:
             return None
         return self.append(PolicyChange(before=before, after=digest, text=text))
@@ -149,8 +149,8 @@ class Ledger:
     def summed(self, job_digest: str) -> bool:
         """True if a sum of this job was signed or opened, restarts included.
 
-        An agent whose job folders say so and whose ledger does not was given an older ledger, and
-        does not start.
+        An agent does not start if a job's folder says so and the ledger does not: then the ledger
+        is an older copy (silo/admission/signed_sets.py).
         """
         with self._mutex:
             return job_digest in self._summed
@@ -189,7 +189,8 @@ class Ledger:
     def entered(self, job_digest: str) -> bool:
         """True if keys were given into a secure sum of this job, restarts included.
 
-        Its memory of the sum must be there then; without it an attempt could be entered twice.
+        Then the job's folder must hold a memory of the sum: without it, this silo could enter one
+        attempt twice.
         """
         with self._mutex:
             return job_digest in self._entered
@@ -251,7 +252,7 @@ class Ledger:
     def rekey(self, key: Ed25519PrivateKey) -> Appended:
         """From now on this log key signs; the old one signs a checkpoint that says so.
 
-        Both are durable when it returns.
+        Record and checkpoint are durable when this returns.
         """
         # The record is under the old key still: whoever trusts that key reads which one follows.
         old = self._log.signer
@@ -296,8 +297,7 @@ class Ledger:
                 self._unsettled[line.seq] = [line]
             case "egress.protocol":
                 self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
-                # A job folder that has lost its memory of a sum is found by this
-                # (silo/blind/rounds.py).
+                # It tells when a job's folder has lost its memory of a sum (silo/blind/rounds.py).
                 if record["kind"] == "keys":
                     self._entered.add(record["job_digest"])
                 if record["kind"] == "contribution":
@@ -319,7 +319,7 @@ class Ledger:
 
 def _message(lines: list[VerifiedLine]) -> Unsettled:
     intent, *digests = lines
-    # An intent has one digest at most (rules.py).
+    # There is one digest at most (rules.py).
     found = Unsettled(intent.seq, parse_record(intent, Intent))
     for line in digests:
         found = Unsettled(

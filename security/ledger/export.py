@@ -42,8 +42,8 @@ from .records import Count
 def tree_and_checkpoint(folder: Path) -> tuple[Tree, Note]:
     """All leaves of a ledger, verified as they are read, and its checkpoint as it is stored.
 
-    LocalError for a ledger that does not hold or has no checkpoint. The tree may be larger than
-    the checkpoint's.
+    LocalError for a ledger that breaks its rules or has no checkpoint. The tree may be larger than
+    that of the checkpoint, since records may follow it.
     """
     note = _stored(folder)
     return Tree(line.hash for line in lines(folder)), note
@@ -59,7 +59,7 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     for line in lines(folder):
         tree.append(line.hash)
         chosen.take(line)
-    # Records may have been written since the checkpoint: nothing proves those.
+    # Records that were written since the checkpoint cannot be proven by it.
     size = TreeHead.parse(note.text).size
     head = {"v": 1, "checkpoint": bytes(note).decode(), "job": job, "redacted": redact}
     yield canonical_json(head) + b"\n"
@@ -102,7 +102,7 @@ class _Chosen:
     def _is_ours(self, record: Mapping[str, Any]) -> bool:
         if self._job is None or record.get("job") == self._job:
             return True
-        # Digests and outcomes name no job, only the intent that they follow up on.
+        # Digests and outcomes name no job, only their intent.
         return record.get("ref") in self._intents
 
 
@@ -118,8 +118,7 @@ def _stored(folder: Path) -> Note:
 class Exported:
     """The proven content of an export.
 
-    ``seqs`` are the records that it has, in order. Without a job they are all that the checkpoint
-    covers.
+    ``seqs`` are its records, in order. If ``job`` is None, they are all that the checkpoint covers.
     """
 
     checkpoint: TreeHead
@@ -169,8 +168,7 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
             record = found.record
             same = leaf_hash(canonical_json(record)) == found.leaf
             require(same, f"export: line {number}: the record has another leaf hash than it says")
-            # Readers go by the line's own seq and type, and of a redacted record they have nothing
-            # else.
+            # Readers may go by the line's seq and type, so these must be the record's.
             same = (record.get("seq"), record.get("type")) == (found.seq, found.type)
             require(same, f"export: line {number}: the record is another than it says")
         proofs.verify(

@@ -1,5 +1,6 @@
-"""Checks that a line is one of the ledger's records, in one pass: this makes a ledger of a million
-lines quick to check.
+"""Checks in one pass that a line is one of the ledger's records.
+
+It makes a ledger of a million lines quick to check.
 
 A decoder for each type of record is made from its model and the frame of security/log/chain.py. It
 reads a line into plain dictionaries; these, written out again with sorted keys, give the same bytes
@@ -146,7 +147,7 @@ def well_formed(line: bytes) -> dict[str, Any] | None:
         return None
     if _ENCODE(record) != whole:
         return None
-    # Put back after the comparison: their bytes were compared on their own.
+    # The tensors were compared on their own, so they are put back after the comparison.
     if tensors is not None:
         record["tensors"] = tensors
     return record
@@ -162,7 +163,7 @@ _ENCODE = msgspec.json.Encoder(order="sorted").encode
 _TIME = re.compile(FRAME["time"].strip('"')).fullmatch
 
 
-# Equal tensors give one list each time, by which rules.py knows them again.
+# Cached, so that equal tensors are one and the same list, which rules.py recognises by identity.
 @lru_cache(maxsize=32)
 def _tensors(data: bytes) -> list[dict[str, Any]] | None:
     try:
@@ -254,7 +255,7 @@ def _gathering(plain: list[str], nested: list[tuple[str, Gather]]) -> Gather | N
     if not plain and not nested:
         return None
     get = itemgetter(*plain) if plain else None
-    # Of one name ``itemgetter`` gives the value itself, not a tuple.
+    # For a single name ``itemgetter`` returns the value itself, not a tuple.
     if get and len(plain) == 1 and not nested:
         return get
     if get and len(plain) > 1:
@@ -270,7 +271,7 @@ def _form(model: type[pydantic.BaseModel]) -> tuple[Callable[[bytes], Any], Gath
     schema = model.model_json_schema()
     frame = {name: _framed(name, pattern) for name, pattern in FRAME.items()}
     schema["properties"] |= frame
-    # ``type`` has a default in the model, and pydantic lists no such field; a line must have it.
+    # pydantic does not list ``type`` as required, since it has a default; a line must have it.
     schema["required"] = {*schema.get("required", ()), *frame, "type"}
     kind, gather = _type(schema, schema.get("$defs", {}))
     if gather is None:
@@ -283,7 +284,6 @@ def _form(model: type[pydantic.BaseModel]) -> tuple[Callable[[bytes], Any], Gath
 def _framed(name: str, pattern: str) -> dict[str, Any]:
     if name == "v":
         return {"const": 1}
-    # ``well_formed`` matches the time itself.
     if name == "time":  # well_formed looks into it
         return {"type": "string", "maxLength": len("2026-11-20T21:30:05.123456Z")}
     if pattern == "[0-9]+":

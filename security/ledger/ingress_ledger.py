@@ -58,7 +58,7 @@ class ReceivingLedger:
             why = f"the ledger is missing, and the database knows one of {known.size} records"
             raise LocalError(f"{folder}: {why}; {RESTORE}")
         log = AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed)
-        # A restored folder has its own older checkpoint and agrees with it; the database does not.
+        # A restored folder agrees with its own older checkpoint, but not with the database.
         if known is not None and (problem := log.disagreement(HeldHead("the database", known))):
             log.close()
             raise LocalError(
@@ -69,8 +69,8 @@ class ReceivingLedger:
     def append(self, record: Record) -> Appended:
         """Write a record.
 
-        LocalError where the disk does not take it, and from then on always: what cannot be
-        recorded must not be done.
+        LocalError if the disk fails, and for every record after that until a restart: what cannot
+        be recorded must not be done.
         """
         return self._log.append(record.model_dump(mode="json"), durable=is_durable(record))
 

@@ -95,7 +95,7 @@ class Session:
     def totals(self) -> "Totals":
         """Messages and bytes that left, or may have."""
         if self.closed is None:
-            # A crash left it open, and nobody knows how much of its cap was used (rule 32).
+            # It still runs or a crash ended it, so all of its cap counts (rule 32).
             most = self.opened.max_bytes
             return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
         return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
@@ -124,7 +124,7 @@ class LedgerFold:
             case Intent():
                 self.messages[seq] = LedgerMessage(seq, time, record)
             case Digest(ref=ref):
-                # The rules hold, so the intent that it refers to is here.
+                # The rules hold, so the intent was taken before.
                 digest = Digested(seq, line.leaf, self.roster, record.message)
                 self.messages[ref] = replace(self.messages[ref], digest=digest)
             case OutcomeRecord(ref=ref):
@@ -163,6 +163,7 @@ def jobs(folder: Path) -> tuple[str, ...]:
     In the order in which the ledger first names them.
     """
     return tuple(
+        # Read from the stored fields, so that every type of record with a job counts.
         dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record)
     )
 
@@ -171,8 +172,8 @@ def jobs(folder: Path) -> tuple[str, ...]:
 class Totals:
     """The amounts that left under one key of a summary.
 
-    ``elements`` are numbers, ``bytes`` those on the wire. ``assumed`` of the bytes are of intents
-    without digest.
+    ``elements`` counts the numbers in the tensors, ``bytes`` what crosses. ``assumed`` of the bytes
+    belong to intents without digest.
     """
 
     messages: int = 0
@@ -228,8 +229,9 @@ def _pieces(message: LedgerMessage, *, by_taint: bool) -> list[tuple[str, str, T
     rest = message.intent.message.bytes
     for tensor, size in message.intent.leaving:
         key = (tensor.part, tensor.taint if by_taint else "")
-        # 0 messages: the piece counts its message once, however many tensors it has.
+        # Adds 0 messages: a part counts as one message, however many tensors it has.
         found.setdefault(key, Totals(messages=1)).add(Totals(0, 1, tensor.elements, size))
+        # The rest belongs to no tensor, such as the canaries of a masked message.
         rest -= size
     pieces = [(part, taint, totals) for (part, taint), totals in found.items()]
     if rest or not message.intent.tensors:
@@ -262,9 +264,10 @@ def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:
 def lines(folder: Path) -> Iterator[VerifiedLine]:
     """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not.
 
-    Raises while it is read, so what came before a fault was right. A torn last line is left out.
+    LocalError comes when the fault is reached, after the lines before it were handed on. A torn
+    last line is left out.
     """
-    # Totals of a ledger that breaks its rules would be believed, so no line of it is handed on.
+    # Totals of a ledger that breaks its rules would be believed, so the fault ends the walk.
     rules = Rules()
     for line in Reading(folder, well_formed):
         record = checked(line)

@@ -209,14 +209,14 @@ def _of_message(message: LedgerMessage) -> Iterator[tuple[Flow, Totals]]:
 def _of_protocol(sent: At[ProtocolMessage]) -> tuple[Flow, Totals]:
     record = sent.record
     peer = record.recipient.id
-    # No outcome follows a message of the protocol: it counts as left.
+    # A protocol message has no outcome; it counts as left.
     flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
     return flow, Totals(messages=1, bytes=record.message.bytes)
 
 
 def _of_session(session: Session) -> tuple[Flow, Totals]:
     peer = session.opened.recipient.id
-    # An open session counts with its caps, and nobody knows how much of them left.
+    # An open session has no totals yet, and counts with its caps.
     status = "sent" if session.closed else "no outcome"
     return Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", status), session.totals
 
@@ -226,7 +226,7 @@ def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str,
     intent = message.intent
     pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
     for tensor, size in intent.leaving:
-        # A tensor names readers only where they are not the message's.
+        # A tensor names readers only if they differ from those of its message.
         key = (tensor.part, tensor.kind, tensor.readers or intent.readers)
         piece = pieces.setdefault(key, Totals(messages=1))
         piece.add(Totals(0, 1, tensor.elements, size))

@@ -26,13 +26,14 @@ class Receipt:
 
     federation: str
     roster: str  # digest
-    silo: str
+    silo: str  # that uploaded, and whose ledger it is
     job: str  # digest
     round: int
     size: int  # bytes
     sha256: str
     ledger_seq: int
     ledger_leaf: str
+    # The root makes a receipt fix all records up to this one, not this one alone.
     ledger_root: str  # of the first ledger_seq + 1 records
 
     def sign(self, keys: Keys) -> bytes:
@@ -42,8 +43,8 @@ class Receipt:
     def verify(self, coordinator: RosterEntry, signature: bytes) -> None:
         """PeerError unless the coordinator signed exactly these fields.
 
-        The silo makes the fields of what it sent itself, so a receipt for other bytes, or another
-        place in the ledger, does not fit.
+        The silo fills the fields from what it sent, so a receipt for other bytes, or for another
+        record, does not fit.
         """
         if not coordinator.has_signed(RECEIPT, canonical_json(asdict(self)), signature):
             raise PeerError(

@@ -57,12 +57,11 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
         if isinstance(record, Start | Intent | Digest | OutcomeRecord):
             left.take(line, record)
         if isinstance(record, Digest):
-            # Now, while the tree ends with the digest: the receipt names the root of just these
-            # records.
+            # Taken now, while the tree ends with the digest: a receipt names this root.
             roots[record.ref] = tree.root().hex()
         if not isinstance(record, OutcomeRecord):
             continue
-        # Nothing follows an outcome, so the message is done with.
+        # No record follows up on an outcome, so the message need not be kept.
         message, root = left.messages.pop(record.ref), roots.pop(record.ref, "")
         if record.receipt is None:
             found.without += record.status == "sent"

@@ -97,8 +97,8 @@ class SiloSide:
                 case Ingress():
                     self.deliveries[_delivery(record)] += 1
 
-        # Nobody can have received them: the digest is durable before the frame that makes a
-        # message count.
+        # The coordinator accepted none of them: a digest is durable before the END frame leaves,
+        # without which it accepts nothing.
         self.undigested: dict[int, Intent] = {}  # by seq of the intent
         uploads: dict[int, LedgerUpload] = {}
         for message in left.messages.values():
@@ -122,7 +122,7 @@ class SiloSide:
 
 
 class CoordinatorSide:
-    """The coordinator's ledger as far as it is of one silo."""
+    """The coordinator's ledger, read for the comparison with one silo's."""
 
     def __init__(self, folder: Path, silo: str) -> None:
         self.name = ""
@@ -131,6 +131,7 @@ class CoordinatorSide:
         self.refused: list[tuple[int, HeadRefused]] = []
         self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
         for line, record in records(folder):
+            # The tree takes all records, about every silo: heads are of the whole ledger.
             self.tree.append(line.hash)
             match record:
                 case Serving():
@@ -144,6 +145,7 @@ class CoordinatorSide:
 
 
 def _delivery(record: Ingress | DeliveredRecord) -> tuple[str, int, int, str]:
+    # Deliveries have no number; these fields are in the records of both sides.
     return record.job, record.round, record.message.bytes, record.message.sha256
 
 
@@ -204,11 +206,10 @@ def reconcile(
 
 
 class Matches:
-    """The coordinator's receipts of uploads, against the places of the silo's ledger that they
-    name.
+    """The uploads that the coordinator received, matched with the silo's ledger.
 
-    ``both`` has those that are there with the same bytes, ``strange`` those that are not, with
-    the seq of the coordinator's record.
+    ``both`` are those that the silo's ledger has in the place that the coordinator names, with the
+    same bytes. ``strange`` are the others, each with the seq of the coordinator's record.
     """
 
     def __init__(self, ours: SiloSide, theirs: CoordinatorSide) -> None:
@@ -228,6 +229,7 @@ def _unchecked(matches: Matches, roster: Roster | None) -> int:
     """How many uploads have a receipt under another roster than this one."""
     if roster is None:
         return 0
+    # A receipt is bound to its roster's digest: under another version it cannot be checked.
     digest = rosters.digest(roster)
     return sum(upload.digest.roster != digest for _, upload in matches.both)
 
@@ -311,7 +313,7 @@ def _refused(
 def _not_of(
     ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None
 ) -> str:
-    """The difference that a refused head shows; empty where it is of this ledger."""
+    """The difference that a refused head proves; empty if it is a head of this ledger."""
     try:
         head = _head(ours, refused.checkpoint, roster)
     except ProofError as error:
@@ -329,7 +331,7 @@ def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterato
         root = ours.tree.root(record.ledger_seq + 1)
         if fault := _head_fault(ours, record, root, roster):
             yield f"{where}: {fault}"
-        # None is a gap: the connection broke before the receipt came.
+        # None is no difference but a gap: the connection broke before the receipt came.
         if upload.receipt not in (None, record.receipt):
             yield (
                 f"{where}: the receipt in the silo's ledger is not the one that the coordinator"
@@ -347,6 +349,7 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
         head = _head(ours, record.checkpoint, roster)
     except ProofError as error:
         return f"the head that the coordinator holds is not the silo's: {error}"
+    # An upload carries the head that ends with its digest.
     if (head.size, head.root) != (record.ledger_seq + 1, root):
         return (
             "the silo signed another head for the coordinator than its ledger has up to there: it"
@@ -360,7 +363,7 @@ def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
     note = notes.parse(text.encode())
     if roster is not None:
         keys = ours.keys(roster)
-        # Where none of the known keys is named, verifying by the present one says so.
+        # If no known key is named, verifying by the present one raises the right error.
         now = log_key(roster.federation, ours.name, roster[ours.name].log_key)
         checkpoints.verify(note, next((keys[known] for known in _key_ids(text) & keys.keys()), now))
     return TreeHead.parse(note.text)
@@ -407,7 +410,7 @@ def _gaps(
         if seq not in earlier and not _not_of(ours, theirs, refused, roster):
             yield f"a head of this ledger was refused: {refused.why}"
     yield from _unsettled(ours, matches)
-    # Counted: a round may be delivered several times with the same bytes.
+    # Counters, since a round may be delivered several times with the same bytes.
     unnoted, unsent = theirs.deliveries - ours.deliveries, ours.deliveries - theirs.deliveries
     for what, count in unnoted.items():
         yield f"{_deliveries(what, count)}: delivered, and the silo has not noted it"

@@ -30,7 +30,7 @@ MOST_WHY, MOST_REFUSED_WHY = 500, 1000
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
 Text = Annotated[str, Field(max_length=1024)]
-# No record holds a float: its text could differ from one encoder to another.
+# Decimals are texts: JSON encoders may write one float in different ways.
 Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]  # a decimal
 RecordT = TypeVar("RecordT", bound=Strict)
 
@@ -40,7 +40,7 @@ def typed(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
 
     LocalError names its seq and what is wrong with it.
     """
-    # The chain has checked the frame, and models refuse fields that they do not know.
+    # The chain has checked the frame, and the models would refuse its fields as unknown.
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:
         return validate(body)
@@ -73,6 +73,7 @@ class Tensor(Strict):
     dtype: Text
     shape: tuple[Count, ...]
     bytes: Count
+    # The silo software's own statement, which the bytes cannot confirm (rule 32).
     taint: Literal["public", "dp", "private"]
     readers: tuple[Text, ...] = ()  # older records have none
 
@@ -120,7 +121,9 @@ class Size(Strict):
 class Payload(Size):
     """``{"bytes":248112,"sha256":"fcde…"}``.
 
-    Size and SHA-256 of the whole payload as it crosses, without its header.
+    ``bytes`` are those of all tensors and words, without the manifest. ``sha256`` is over the
+    digests in the END frame, one after another (proto/stream.py): one per tensor, or one for all
+    of a masked or padded upload. For a protocol message it is over the message itself.
     """
 
     sha256: Hex32
@@ -133,6 +136,7 @@ class Applied(Strict):
 
     file: Hex32
     rule: Text
+    # A denied message has a ``policy.deny`` record and no intent.
     decision: Literal["allow"]
 
 
@@ -171,6 +175,7 @@ class Paid(Strict):
     """
 
     dataset: Text
+    # All below the size of the data set's last ``privacy.head`` in this ledger.
     ids: tuple[Count, ...]  # in order, each once
 
     @classmethod
@@ -195,7 +200,7 @@ class Start(Strict):
 class StopRecord(Strict):
     """``{"reason":"asked to stop","type":"stop"}``.
 
-    A ledger that ends without one was cut off by a crash, or its agent still runs.
+    If the last record is another, the agent still runs, or it was killed.
     """
 
     type: Literal["stop"] = "stop"
@@ -220,6 +225,7 @@ class KeyRotate(Strict):
     """
 
     type: Literal["key.rotate"] = "key.rotate"
+    # Both as ``str`` of a ``VerifierKey``.
     old: Text
     new: Text
 
@@ -227,8 +233,8 @@ class KeyRotate(Strict):
 class JobAccept(Strict):
     """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``.
 
-    The signed document of this digest was checked, and the policy lets the job in. What it
-    uploads is decided message by message.
+    The silo checked the signed document of this digest, and its policy allows the job. The policy
+    still decides on each message.
     """
 
     type: Literal["job.accept"] = "job.accept"
@@ -240,7 +246,7 @@ class JobAccept(Strict):
 class JobDecline(Strict):
     """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``.
 
-    All reasons at once, each with what to change.
+    ``reasons`` are all that the checks found, not only the first.
     """
 
     type: Literal["job.decline"] = "job.decline"
@@ -262,6 +268,7 @@ class PolicyChange(Strict):
     type: Literal["policy.change"] = "policy.change"
     before: Hex32 | None
     after: Hex32
+    # The whole file, so that an auditor can read the policy from the ledger.
     text: Annotated[str, Field(max_length=MAX_FILE)]
 
 
@@ -294,6 +301,7 @@ class Intent(Strict):
     rpc: Text
     recipient: Peer
     readers: tuple[Text, ...]  # all who can open the payload, and under which collusion (rule 31)
+    # Plain, masked, padded or rotated (policy/release.py); rules.py checks what each requires.
     form: Text
     policy: Applied
     tensors: tuple[Tensor, ...]
@@ -324,7 +332,7 @@ class Intent(Strict):
         for tensor in self.tensors:
             end += tensor.bytes
             left = min(tensor.bytes, max(0, end - self.offset))
-            # A message that goes whole has all its tensors, those without elements too.
+            # A message from byte 0 has all its tensors, even those without elements.
             if left or not self.offset:
                 found.append((tensor, left))
         return tuple(found)
@@ -356,6 +364,7 @@ class OutcomeRecord(Strict):
     ref: Count
     status: Literal["sent", "failed", "unknown"]
     bytes_sent: Count
+    # Null if no receipt came; receipt_checks.py verifies receipts.
     receipt: Annotated[str, Field(max_length=4096)] | None
 
 
@@ -375,7 +384,8 @@ class ControlOpen(Strict):
 class ControlClose(Strict):
     """``{"bytes":5120,"messages":80,"ref":3,"type":"control.close"}``.
 
-    The totals of the session that ``ref`` opened, within its caps. Without it the caps count.
+    The totals of the session that record ``ref`` opened, within its caps. Without this record the
+    caps count.
     """
 
     type: Literal["control.close"] = "control.close"
@@ -432,8 +442,7 @@ class WitnessRecord(Strict):
 class Ingress(Strict):
     """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``.
 
-    A delivery to the silo: size and SHA-256 of its payload, and the TLS key that its sender
-    showed.
+    A delivery to the silo: its size and digest, and the TLS key of its sender.
     """
 
     type: Literal["ingress"] = "ingress"
@@ -448,7 +457,7 @@ class Ingress(Strict):
 class Deny(Strict):
     """``{"job":"lung-3","policy":"e3b0…","purpose":"update","reasons":["…"],"round":17,"type":"policy.deny"}``.
 
-    A message that the policy kept from leaving, and all reasons; ``policy`` is the digest of the
+    A message that did not leave, with all of the policy's reasons. ``policy`` is the digest of the
     file.
     """
 
@@ -467,7 +476,8 @@ class Serving(Strict):
     """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it
     has started.
 
-    The coordinator's ``start``: which software and roster its later records are under.
+    The counterpart of a silo's ``start``: it names the software and the roster of the records that
+    follow.
     """
 
     type: Literal["serving"] = "serving"
@@ -493,14 +503,17 @@ class Received(Strict):
     message: Payload
     ledger_seq: Count
     ledger_leaf: Hex32
+    # Signed by the silo, so the coordinator cannot have made it up.
     checkpoint: Annotated[str, Field(max_length=4096)]
+    # As it was sent: reconcile.py compares it with the silo's copy.
     receipt: Hex64
 
 
 class DeliveredRecord(Strict):
     """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``.
 
-    What went down to a silo; it pairs with the silo's ``ingress`` by job, round, size and digest.
+    A delivery to a silo. reconcile.py pairs it with the silo's ``ingress`` by job, round, size and
+    digest.
     """
 
     type: Literal["delivered"] = "delivered"
@@ -583,6 +596,7 @@ class SumEnd(Strict):
     ctx: Hex32
     code: Code
     blame: Text
+    # It stays at this silo: only the code crosses.
     why: Annotated[str, Field(max_length=MOST_WHY)]
 
 
@@ -602,6 +616,7 @@ class SumSigned(Strict):
     job_digest: Hex32
     round: Count
     ctx: Hex32
+    # sum_history.py judges per data set: sums over other records are another history.
     dataset: Text  # of this silo, whose records are in it
     survivors: tuple[Text, ...]  # U3, sorted
     absent: tuple[Text, ...]  # the other silos of the roster, sorted

@@ -85,7 +85,7 @@ def stream(record: Mapping[str, Any]) -> int | str:
 
 def astray(silos: Sequence[str], silo: str) -> bool:
     """True if these are not some silos in order, each once, and this one among them."""
-    # The silo is not known until a record names it.
+    # ``silo`` is empty until a record names it.
     return silos != sorted(set(silos)) or (bool(silo) and silo not in silos)
 
 
@@ -231,8 +231,8 @@ class Rules:
     def check(self, record: Mapping[str, Any]) -> str:
         """Why this record must not come next; empty if it may.
 
-        A finding in words, not an error: the writer raises it, the verifier lists it. Nothing is
-        changed.
+        It returns text, since the writer raises it and the verifier lists it. The state stays as
+        it was.
         """
         rule = self._rules.get(record["type"])
         return rule(record) if rule else ""
@@ -240,7 +240,7 @@ class Rules:
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
         """Take note of a record that ``check`` lets pass.
 
-        Only after ``check`` of the same record: it relies on what that has found to hold.
+        Call ``check`` for the same record first: this relies on it.
         """
         if note := self._notes.get(record["type"]):
             note(seq, record)
@@ -258,11 +258,11 @@ class Rules:
         # byte takes nothing back of what had left.
         offset, size = record.get("offset", 0), record["message"]["bytes"]
         hashed = record["form"] not in UNHASHED
-        # The digest of a hidden message names no tensor, since hashes would let guesses be
-        # compared.
+        # A masked, padded or rotated message has no hashes of tensors: by the hash of plain values
+        # a guess could be checked.
         named = self._read(record["tensors"]).names if hashed else []
         self.intents[seq] = OpenIntent(named, size, offset)
-        # By payload: bytes of one attempt at a sum say nothing of the next.
+        # Per byte stream: the next attempt at a sum sends other bytes, and starts from 0.
         declared, own = self.declared[record["job_digest"]], stream(record)
         declared[own] = max(offset + size, declared.get(own, 0))
         if record["form"] == PADDED:
@@ -299,13 +299,13 @@ class Rules:
         return self._check_policy(record["policy"])
 
     def _check_policy(self, digest: str) -> str:
-        # A ledger from before policies were recorded has none in force: any may decide there.
+        # A ledger from before policies were recorded has none in force, and accepts any.
         if self.policy in (None, digest):
             return ""
         return f"decided by policy {digest}, in force is {self.policy}"
 
     def _check_intent(self, record: Mapping[str, Any]) -> str:
-        # The first fault alone: later rules rely on the earlier ones, such as that a padded intent
+        # Only the first fault: later rules rely on earlier ones, for example that a padded intent
         # has a tensor.
         faults = (rule(record) for rule in self._rules_of_intents)
         return next(filter(None, faults), "")

@@ -1,5 +1,4 @@
-"""The knowledge that opened sums of one data set give together, over all jobs: SECURITY.md rules 33
-and 35.
+"""Values that opened sums of one data set reveal together, over all jobs: SECURITY.md rules 33, 35.
 
 A silo has the same number of records, and of the same classes, in every job. So the sums over {a,
 b, c, d, e} and over {a, b, d, e} tell those of c exactly. Several sums may do so where no two of
@@ -49,10 +48,10 @@ class SignedSet:
 
 @dataclass(frozen=True)
 class ImpliedSum:
-    """A value of these silos together, which a new sum would tell beside these others.
+    """A value of these silos together, which a new sum would reveal with those ``by``.
 
-    ``by`` are sums of this history without which it would not, from whose jobs an operator sees
-    which sets clash.
+    ``by`` are earlier sums, all of them needed. They tell the operator which jobs the new one
+    conflicts with.
     """
 
     silos: tuple[str, ...]
@@ -83,8 +82,8 @@ def _distinct(history: Iterable[SignedSet]) -> list[frozenset[str]]:
 def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) -> int:
     """An upper bound on the combinations that ``told`` looks at.
 
-    It grows fast with the number of silos that some set tells apart, so callers compare it with
-    what they can wait for.
+    It grows fast with the number of silos that the sets tell apart, so callers bound it before
+    they call ``told``.
     """
     groups = _alike([*_distinct(history), frozenset(silos)])
     small = len(_smaller(groups, least))
@@ -138,7 +137,7 @@ def _by(
     for silos in tuple(needed):
         fewer = needed.copy()
         del fewer[silos]
-        # A set that can be missing was not needed to tell it.
+        # If the other sums are enough without it, this one is not needed.
         basis = _reduced(_rows([*fewer, new], groups))
         if _tells(basis, chosen):
             needed = fewer
@@ -158,14 +157,14 @@ def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
 
 def _unions(groups: Mapping[str, Sequence[str]], least: int) -> Iterator[tuple[str, ...]]:
     """Groups that have fewer than ``least`` silos together, the fewest silos first."""
-    # A group of ``least`` silos or more is in no combination of fewer.
+    # A group of ``least`` silos or more is too large for any of these unions.
     small = _smaller(groups, least)
     sized = []
     for count in range(1, least):
         for chosen in combinations(small, count):
             size = sum(len(groups[name]) for name in chosen)
             sized.append((size, chosen))
-    # By silos, not by groups: the first that is told is the smallest.
+    # Sorted by number of silos, so that the first one revealed is the smallest.
     for size, chosen in sorted(sized):
         if size < least:
             yield chosen
@@ -177,7 +176,7 @@ def _smaller(groups: Mapping[str, Sequence[str]], least: int) -> list[str]:
 
 
 def _rows(sets: Iterable[frozenset[str]], groups: Iterable[str]) -> Iterator[Row]:
-    # Fractions: with floats, rounding would decide whether a combination vanishes.
+    # Exact fractions: with floats, rounding would decide whether a combination is zero.
     return ({name: Fraction(1) for name in groups if name in each} for each in sets)
 
 

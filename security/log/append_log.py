@@ -40,7 +40,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024  # a longer segment takes no more records
 class Appended:
     """Where a record stands: its index and the hex of its leaf hash.
 
-    Receipts, proofs and references between records name a record by both.
+    Receipts name a record by both. Other records refer to it by ``seq`` only.
     """
 
     seq: int
@@ -167,18 +167,18 @@ class AppendLog:
     def checkpoint(self) -> Note:
         """Make all records durable, sign their head, store it and return it.
 
-        The record's fdatasync comes before the checkpoint's rename. LocalError where the disk
-        takes either no more; the log is closed then.
+        Records are synced before the checkpoint is replaced. UnwritableError if the disk fails;
+        then the log takes no more records until a restart.
         """
         with self._mutex:
             self._check_open()
             return self._checkpoint()
 
     def rekey(self, signer: Signer) -> Note:
-        """Sign the head with the old key once more, then with this one, and go on with it.
+        """Sign the head with the old key once more, then with this one, as all later heads.
 
-        The last head by the old key covers all that was written under it, so who knows that key
-        alone can check so far.
+        The last head by the old key covers all records under it, so whoever knows only that key
+        can check up to there.
         """
         with self._mutex:
             self._check_open()
@@ -222,10 +222,10 @@ class AppendLog:
             self._write(line, durable=durable)
         except OSError as error:
             raise self._fail(unwritable(error)) from error
-        # A segment's day is that of its first record, whenever the later ones come.
+        # A segment's day is the day of its first record.
         self._day = self._day if self._size else now[:10]
         self._size += len(line)
-        # Head and tree follow the disk: a write that failed has changed neither.
+        # Head and tree change only after the write, so a failed write changes neither.
         self._head = leaf_hash(line[:-1])
         self._tree.append(bytes.fromhex(self._head))
         appended = Appended(len(self._tree) - 1, self._head)
@@ -252,8 +252,8 @@ class AppendLog:
         self._file = self._lock = -1
 
     def _framed(self, record: Mapping[str, Any], now: str) -> bytes:
-        # The frame is the log's own: a record that brings a place or a time could pass for another
-        # one.
+        # Only the log sets the frame: a record with a place or time of its own could pass for
+        # another.
         if reserved := sorted(set(record) & set(FRAME)):
             raise LocalError(
                 f"{self.folder}: a record must not bring {', '.join(reserved)}; the log adds them"
@@ -284,7 +284,7 @@ class AppendLog:
         if os.fstat(self._file).st_size != self._size:
             raise OSError(errno.EIO, "somebody else changed its length")
         if os.write(self._file, line) != len(line):
-            # The part that was written is a torn tail: the next opening puts it aside.
+            # The part that was written is a torn tail; the next ``open`` moves it aside.
             raise OSError(errno.ENOSPC, "only a part was written")
         # The length is synced with the data; nobody reads the file's times.
         if durable:
@@ -301,14 +301,14 @@ class AppendLog:
         if self._file >= 0:
             os.fdatasync(self._file)
         path = segment(self.folder, self._number + 1)
-        # Exclusively: a segment of this number that is there already is not ours.
+        # O_EXCL: a segment of this number that exists already is not ours.
         following = os.open(
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         if self._file >= 0:
             os.close(self._file)
         self._file, self._number, self._size, self._day = following, self._number + 1, 0, ""
-        # The removals have to survive as well, before the checkpoint is judged.
+        # Records are durable only once the name of their file is, too.
         sync_directory(self.folder)
 
     def _checkpoint(self) -> Note:
@@ -339,7 +339,8 @@ class AppendLog:
         """
         for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
             left.unlink()
-        # The folder too: records count as durable only in a file whose name survives.
+        # A writer that died may have renamed its checkpoint and not synced the folder: the names
+        # that are read from here on are durable first.
         sync_directory(self.folder)
 
         # (1) The checkpoint on the disk is ours.
@@ -350,8 +351,7 @@ class AppendLog:
         signed = before.size if before else 0
         reading = Reading(self.folder, form)
         agreement = Agreement([HeldHead("the folder itself", before)] if before else [])
-        # Bytes that earlier recoveries recorded; what the torn files hold beyond them was never
-        # recorded.
+        # ``recorded`` counts the bytes that earlier recoveries recorded; torn files may hold more.
         recorded, strange = 0, ""
         for line in reading:
             agreement.append(line.hash)
@@ -383,8 +383,7 @@ class AppendLog:
                 " of the whole folder, or keep this one as evidence, move it away and begin a"
                 " new one"
             )
-        # The tree that was compared with the checkpoint is the one that goes on: the disk is read
-        # once.
+        # The tree that was compared with the checkpoint is kept, so the disk is read once.
         self._tree, self._head = agreement.tree, reading.head
 
         # Signed before the first record, so that records without a checkpoint are never new.
@@ -420,7 +419,7 @@ class AppendLog:
             reading.began[:10],
         )
         if reading.torn:
-            # Copied first: a crash in between leaves the tail in both places, never in none.
+            # Copied before it is cut: a crash in between leaves the tail in both places.
             _append_file(torn(reading.last), reading.torn)
             os.ftruncate(self._file, reading.size)
             os.fdatasync(self._file)

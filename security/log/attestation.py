@@ -25,24 +25,27 @@ class Attestation:
     Digests and challenge are hex.
     """
 
+    # All fields are signed, so no answer holds for another silo, roster or session.
     federation: str
     roster: str  # digest
     by: str
     silo: str
+    # New in each session, so that an answer of an earlier session proves nothing.
     challenge: str
     head: str  # as it was signed; empty: none
 
     def sign(self, keys: Keys) -> bytes:
-        """The signature of ``by``, 64 bytes: Ed25519 by its protocol key, label HEAD, over
-        canonical JSON.
+        """The signature of ``by``, 64 bytes.
+
+        Ed25519 by its protocol key over label HEAD and canonical JSON of all fields.
         """
         return keys.sign(HEAD, canonical_json(asdict(self)))
 
     def verify(self, by: RosterEntry, signature: bytes) -> None:
         """PeerError unless ``by`` signed exactly these fields.
 
-        ``by`` is the roster's entry of the silo that is said to have signed; the caller compares
-        challenge and ledger with its own.
+        ``by`` is the roster's entry of the silo named in ``self.by``. The caller compares
+        challenge and head with its own.
         """
         if not by.has_signed(HEAD, canonical_json(asdict(self)), signature):
             raise PeerError(

@@ -96,8 +96,7 @@ class Chain:
             record = _framed_object(line)
 
         # (3) It stands in its place.
-        # Checked against our own count: a line that names its place wrongly would break proofs by
-        # index.
+        # Proofs are by index, so a line's ``seq`` must be its position.
         if record["seq"] != self.count:
             raise LocalError(f"has seq {record['seq']}, not {self.count}")
 
@@ -120,7 +119,7 @@ def _framed_object(line: bytes) -> dict[str, Any]:
     Records of known types have a faster way (ledger/fast_decoder.py).
     """
     record = parse_json(line, "line")
-    # A record has one spelling, so a leaf hash stands for exactly what a reader parses.
+    # A record has one spelling: two lines with the same content cannot have two leaf hashes.
     if (
         not isinstance(record, dict)
         or canonical_json(record) != line

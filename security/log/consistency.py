@@ -54,8 +54,9 @@ class Consistency:
         # The file may come from anybody, so its size bounds the work before it is decoded.
         size = len(data)
         require(size <= MAX_FILE, f"consistency proof has {size} bytes, more than {MAX_FILE}")
-        # The first blank line ends the proof: the note behind it has one of its own.
+        # The first blank line ends the proof; the note after it has another.
         head, _, note = data.partition(b"\n\n")
+        # Bytes that are not ASCII are replaced, and fail below as a size or as base64.
         first, *lines = head.decode("ascii", errors="replace").split("\n")
         try:
             if not first.startswith(_OLD):
@@ -80,7 +81,7 @@ def are_hashes(values: Sequence[bytes]) -> bool:
 def prove(tree: Tree, old: Note, new: Note) -> Consistency:
     """Proof between two checkpoints of our own log; LocalError unless both are of this ledger.
 
-    It proves to whoever holds ``old`` that nothing in it was changed. LocalError also where
+    Whoever holds ``old`` sees by it that none of those records was changed. LocalError also if
     ``old`` has more records than ``new``.
     """
     sizes = []
@@ -107,10 +108,9 @@ def verify(proof: Consistency, old: Note, log: VerifierKey) -> TreeHead:
 
 
 def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> TreeHead:
-    """Like ``verify``, for who has checked the old checkpoint already, or holds none (old size
-    0).
+    """Like ``verify``, for a caller that has checked the old head before, or holds none.
 
-    ProofError where the sizes, the signature or the hashes do not fit.
+    None stands for a head of no records. ProofError if sizes, signature or hashes do not fit.
     """
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
     before = held or TreeHead(after.origin, 0, EMPTY_ROOT)

@@ -52,6 +52,7 @@ class Signer:
 
     def record_key(self) -> bytes:
         """Key of the nonces of records (chain.py): who lacks the log key can write none."""
+        # The origin goes in: a silo's ledger and its budgets share the log key, but not this one.
         return derive(
             self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode())
         )
@@ -59,7 +60,7 @@ class Signer:
     def sign(self, size: int, root: bytes) -> Note:
         """The signed head of our own log: ``size`` records, and the root over them.
 
-        Plain Ed25519 by the log key. It must extend every head signed before
+        Nothing checks it here: the caller's log must extend every head that it signed before
         (``tree_head.issue``).
         """
         return checkpoints.issue(TreeHead(self.origin, size, root), self.key)
@@ -76,8 +77,8 @@ def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
     """The key that a checkpoint of one of the roster's silos must be signed with, by the origin
     that it claims.
     """
-    # A claim only: it chooses the key, and the note verifies under the key of its true origin
-    # alone.
+    # The note may claim any origin: with the key that the claim selects, ``verify`` fails unless
+    # that silo signed it.
     federation, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
     if federation != roster.federation:
         raise ProofError(
@@ -87,9 +88,7 @@ def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
 
 
 def own_log_key(federation: str, keys: Path) -> VerifierKey:
-    """Like ``log_key``, from a silo's own folder of keys, of which the public entry is read
-    alone.
-    """
+    """Like ``log_key``, from a silo's own folder of keys; only its public entry is read."""
     entry = load_entry(keys / ENTRY_FILE)
     return log_key(federation, entry.id, entry.log_key)
 
@@ -97,9 +96,10 @@ def own_log_key(federation: str, keys: Path) -> VerifierKey:
 def stored(folder: Path) -> Note | None:
     """The checkpoint of a ledger's folder, whoever signed it; None where there is none.
 
-    LocalError for a file that is no note. Nothing says yet who signed it: ``stored_by`` does.
+    LocalError for a file that is not a note. ``stored_by`` checks who signed it.
     """
     path = folder / CHECKPOINT
+    # A log signs one before its first record, so None means a new folder or a fault.
     if not path.exists():
         return None
     try:
@@ -159,7 +159,7 @@ class Agreement:
         self.tree.append(leaf)
 
     def problems(self) -> Iterable[str]:
-        """The reasons why heads that were signed earlier do not agree, once all records are in."""
+        """One reason per head that the ledger does not agree with; call it after all records."""
         for each in self._held:
             if problem := disagreement(self.tree, each):
                 yield problem

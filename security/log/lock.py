@@ -26,6 +26,8 @@ def locked(folder: Path) -> Iterator[None]:
     # The descriptor is the lock: the kernel releases it however the process ends, so no stale lock
     # file ever has to be removed by hand.
     try:
+        # Retried: ``held`` takes a shared lock for an instant, which must not keep a daemon from
+        # starting.
         for _ in range(TRIES):
             if _taken(descriptor, folder / "LOCK", fcntl.LOCK_EX):
                 break

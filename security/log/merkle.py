@@ -38,7 +38,7 @@ def leaf_hash(record: bytes) -> bytes:
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Hash of two subtrees.
 
-    RFC 6962 section 2.1; the byte 0x01 before it keeps a node from passing for a leaf.
+    RFC 6962 section 2.1: a first byte of 0x01 keeps a node from passing for a leaf.
     """
     return hashlib.sha256(NODE + left + right).digest()
 
@@ -65,8 +65,8 @@ class Tree:
     def append(self, leaf: bytes) -> None:
         """Add a leaf's hash at the end.
 
-        LocalError for anything but 32 bytes. Nothing is hashed before somebody asks for a root or
-        a proof.
+        LocalError for anything but 32 bytes. Nodes are hashed only when a root or proof is asked
+        for.
         """
         if len(leaf) != HASH_BYTES:
             raise LocalError(
@@ -77,8 +77,8 @@ class Tree:
     def root(self, size: int | None = None) -> bytes:
         """Root of the first ``size`` leaves, by default of all.
 
-        32 bytes; SHA-256 of nothing for no leaves. LocalError for a size that the tree has not
-        had.
+        32 bytes; for no leaves, SHA-256 of the empty string. LocalError for a size that the tree
+        never had.
         """
         size = self._size(size)
         return self._node((size - 1).bit_length(), 0, size) if size else EMPTY_ROOT
@@ -86,8 +86,7 @@ class Tree:
     def inclusion_proof(self, index: int, size: int | None = None) -> Hashes:
         """RFC 6962 section 2.1.1: that leaf ``index`` is in the tree of ``size`` leaves.
 
-        The siblings from the leaf up, 32 bytes each. LocalError for a leaf or a size that is not
-        there.
+        Siblings from the leaf up, 32 bytes each. LocalError for a missing leaf or size.
         """
         size = self._size(size)
         inside = 0 <= index < size
@@ -131,7 +130,7 @@ class Tree:
             if level + 1 == len(self._levels):
                 self._levels.append(bytearray())
             above = self._levels[level + 1]
-            # The level above has half as many hashes, so it says how far this one was paired.
+            # The level above has one hash per pair that is done, so new ones begin behind those.
             new = bytes(self._levels[level][2 * len(above) :])
             for at in range(0, len(new) - len(new) % pair, pair):
                 above.extend(sha256(NODE + new[at : at + pair]).digest())
@@ -142,7 +141,7 @@ class Tree:
         A node without one moves up as it is.
         """
         path = []
-        # At level 0 this is the last leaf; the root's level has one node, and no sibling.
+        # Ends at the root's level, where the last node has index 0.
         last = (size - 1) >> level  # index of the last node of this level
         while last:
             if index ^ 1 <= last:
@@ -156,7 +155,7 @@ class Tree:
         """
         if (index + 1) << level <= size:
             return bytes(self._levels[level][index * HASH_BYTES : (index + 1) * HASH_BYTES])
-        # Subtrees at the right edge depend on the size of the tree, so they are never kept.
+        # An incomplete subtree at the right edge changes with the size, so its hash is not kept.
         left = self._node(level - 1, 2 * index, size)
         if (2 * index + 1) << (level - 1) >= size:
             return left
@@ -251,8 +250,7 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
     """
     for sibling in path:
         require(last > 0, f"{what} is too long: its last hashes lead nowhere")
-        # The last node of a level may have no sibling there: it moves up until it has one, on its
-        # left.
+        # The last node of a level may lack a sibling; it moves up until it has one, on its left.
         on_left = bool(at & 1) or at == last
         yield on_left, sibling
         while on_left and not at & 1 and at:  # levels on which the node has no sibling
@@ -263,8 +261,8 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
 
 def _check_hashes(*hashes: bytes) -> None:
     for value in hashes:
-        # Nodes are hashed without lengths: with hashes of other sizes, the border between two of
-        # them could be moved.
+        # Node hashes have no length fields: of inputs with other lengths, the same bytes could be
+        # split in two ways.
         if len(value) != HASH_BYTES:
             raise ProofError(
                 f"a hash has {HASH_BYTES} bytes, this one {len(value)}: {value.hex()[:64]}"

@@ -87,6 +87,8 @@ class VerifierKey:
         key_id, _, encoded = rest.partition("+")
         try:
             decoded = base64_bytes(encoded)
+            # ``SignatureKind`` raises ValueError for an unknown kind, as ``base64_bytes`` does for
+            # malformed text.
             kind = SignatureKind(decoded[0]) if decoded else None
         except ValueError:
             kind = None
@@ -118,7 +120,7 @@ class VerifierKey:
 class Signature:
     """One line below the text, as it claims to be; ``data`` is what follows the key id.
 
-    Nobody has checked it: ``name`` and ``key_id`` only say which key to try.
+    Nothing in it is checked: ``name`` and ``key_id`` only tell which key to try.
     """
 
     name: str
@@ -165,8 +167,8 @@ class Note:
     def signed_by(self, *signatures: Signature) -> Self:
         """The note with more signatures below it.
 
-        The text stays as it is, so signatures that it has already still hold. ProofError for a
-        note that grows too long.
+        The text does not change, so the earlier signatures still hold. ProofError if the note
+        becomes too long, or has too many signatures.
         """
         return replace(self, signatures=(*self.signatures, *signatures))
 
@@ -200,6 +202,7 @@ def parse(data: bytes) -> Note:
         end >= 0 and text.endswith("\n"),
         "note is not a text, a blank line and signature lines, each with its newline",
     )
+    # ``Note`` refuses a text without any signature.
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
 
     # (3) Each signature, and the text, is well-formed.
@@ -220,6 +223,7 @@ def _parse_signature(line: str) -> Signature:
         raise ProofError(
             f"note: signature of {name[:64]!r} is not base64: {encoded[:64]!r}"
         ) from None
+    # ``Note`` refuses data that is too short for a key id and a signature.
     return Signature(name, decoded[:ID_BYTES], decoded[ID_BYTES:])
 
 
@@ -258,7 +262,7 @@ def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
     if key.kind is SignatureKind.COSIGNATURE:
         time, signature = int.from_bytes(data[:TIME_BYTES]), data[TIME_BYTES:]
     try:
-        # Eight bytes can hold more than the format allows.
+        # Eight bytes can hold larger times than the format allows.
         if (time or 0) > MAX_TIME:
             raise InvalidSignature
         Ed25519PublicKey.from_public_bytes(key.public).verify(signature, _message(text, time))
@@ -272,7 +276,7 @@ def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
 def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
     """Plain Ed25519 signature, kind 1, over a text that ends with a newline.
 
-    LocalError for a text that could pass for a cosignature's message, or is no text of a note.
+    LocalError for a text that could pass for a cosignature's message, or that no note may have.
     """
     if text.startswith(COSIGNED):
         raise LocalError(
@@ -306,6 +310,7 @@ def _message(text: str, time: int | None = None) -> bytes:
     """The bytes that are signed below a text, with a time for a cosignature."""
     if fault := _text_fault(text):
         raise LocalError(f"note: {fault}")
+    # A cosignature is over the time and the text (c2sp.org/tlog-cosignature).
     return (text if time is None else f"{COSIGNED}time {time}\n{text}").encode()
 
 
@@ -331,12 +336,10 @@ def base64_text(data: bytes) -> str:
 def base64_bytes(text: str) -> bytes:
     """The bytes of which ``text`` is the one base64 spelling; ValueError for any other text.
 
-    Unlike the decoder of the standard library it takes no other spelling, so bytes and text stand
-    for one another.
+    Bytes and text correspond one to one, which the standard library's decoder does not ensure.
     """
     data = base64.b64decode(text)
-    # The decoder skips foreign characters and stray bits, so one signature could be spelled in
-    # many ways.
+    # It skips foreign characters and unused bits, so one signature would have many spellings.
     if base64_text(data) != text:
         raise ValueError("not the canonical base64 of its bytes")
     return data

@@ -81,7 +81,7 @@ class Proof:
             f"proof has no line {_INDEX!r} with the number of the record where it should stand",
         )
         try:
-            # In one spelling, so that writing the proof again gives the same bytes.
+            # ``decimal`` takes one spelling only, so that ``bytes`` of the result are ``data``.
             index = decimal(first.removeprefix(_INDEX))
         except ValueError as error:
             raise ProofError(f"proof: index {error}") from None

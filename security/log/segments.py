@@ -37,7 +37,7 @@ EVIDENCE = (
 def segment(folder: Path, number: int) -> Path:
     """The segment of this number, from 1.
 
-    The digits keep the order of names the order of numbers.
+    Leading zeros make the order of names the order of numbers.
     """
     return folder / f"seg-{number:08d}.jsonl"
 
@@ -109,7 +109,7 @@ class Reading:
         return self._chain.head
 
     def __iter__(self) -> Iterator[VerifiedLine]:
-        # Listed once: a segment that begins while this one is read belongs to the next reading.
+        # Listed once: segments that are begun meanwhile are left to the next reading.
         paths = segments(self._folder)
         for path in paths:
             self.last, self.size, self.began, self._before = path, 0, "", self.count
@@ -124,7 +124,7 @@ class Reading:
 
     def _lines(self, file: BinaryIO) -> Iterator[VerifiedLine]:
         follow = self._chain.follow
-        # Bounded: a damaged file without newlines is not read into memory whole.
+        # Bounded, so that a damaged file without newlines does not fill the memory.
         while data := file.readline(MAX_LINE):
             if not data.endswith(b"\n"):
                 if len(data) == MAX_LINE:
@@ -154,8 +154,9 @@ class Reading:
 
 
 def _is_whole(data: bytes) -> bool:
-    """True if this is a record to its end."""
+    """True if this is a whole record, a JSON object."""
     try:
+        # RecursionError: damaged bytes may hold thousands of nested brackets.
         return isinstance(json.loads(data), dict)
     except (ValueError, RecursionError):
         return False

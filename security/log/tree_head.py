@@ -44,8 +44,8 @@ _DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 def origin(federation: str, silo: str) -> str:
     """Origin of the egress ledger of a silo; both are roster ids.
 
-    It is the log's name in its checkpoints and the name of its key, so a head of one silo's log
-    never verifies as another's.
+    It names the log in its checkpoints, and its key. So a head of one silo's log does not verify
+    as another's.
     """
     return ORIGIN.format(federation=federation, silo=silo)
 
@@ -63,7 +63,7 @@ def owner(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TreeHead:
-    """A log's statement: the first ``size`` records of ``origin`` hash to ``root``, 32 bytes."""
+    """A log's statement: the first ``size`` records of ``origin`` have this root, 32 bytes."""
 
     origin: str
     size: int
@@ -90,6 +90,7 @@ class TreeHead:
     def parse(cls, text: str) -> Self:
         """Read the text of a note, signed by whomever; ``text`` of the result is this text."""
         lines = text.split("\n")
+        # After the final newline ``split`` leaves an empty string.
         whole = len(lines) >= 4 and not lines.pop()
         require(whole, "checkpoint has not the lines origin, size and root, each with its newline")
         try:
@@ -161,6 +162,7 @@ def verify(
 
     # (3) It is a checkpoint of that log.
     checkpoint = TreeHead.parse(signed.text)
+    # One log key signs several logs, a silo's ledger and its budgets, each with its own origin.
     own = checkpoint.origin == log.name
     require(own, f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
 

@@ -112,7 +112,7 @@ def _decimal(value: object) -> object:
     """A TOML number as the decimal that was written, or as the float that is nearest to it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("is not a number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
-    # The shortest text that stands for the float, so 1e-5 is the number that was written.
+    # ``repr`` is the shortest text of a float, so 1e-5 becomes the decimal that was written.
     return Decimal(repr(value))
 
 
@@ -125,10 +125,10 @@ Some = Field(min_length=1)
 
 
 class PolicyLimits(Strict):
-    """``[limits]``: bounds on what leaves in a round, and on the deliveries that are trained
-    from.
+    """``[limits]``: bounds on what leaves in a round, and on deliveries before training.
 
-    Bytes are of tensors. ``max_step`` and ``max_parallel`` are None where any delivery is taken.
+    ``max_bytes_per_round`` counts all messages of a round, begun ones in full and protocol
+    messages of secure sums included. ``max_step`` and ``max_parallel`` are None for no bound.
     """
 
     max_bytes_per_round: Bytes
@@ -140,7 +140,7 @@ class PolicyLimits(Strict):
 class ControlCaps(Strict):
     """``[control]``: caps on one session of polls and heartbeats.
 
-    Polls and heartbeats have no record each, so these caps bound what could hide in them.
+    The ledger has no record per poll or heartbeat, so these caps bound what could hide in them.
     """
 
     max_messages: Count
@@ -150,13 +150,15 @@ class ControlCaps(Strict):
 class SecureAggregation(Strict):
     """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum.
 
-    The file's example above says what each of them is; a job that asks for less is declined.
+    The module docstring explains each key. A job that does not meet them is declined.
     """
 
     required: Annotated[bool, Field(strict=True)] = False
+    # A sum over one silo would be that silo's values.
     min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
     min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
     assumed_colluders: Count = 1
+    # The sum of a row that only one silo holds would be that silo's row.
     min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
     min_difference: Annotated[int, Field(strict=True, ge=1, le=MOST_DIFFERENCE)] | None = None
     dropouts: Literal["batches", "any"] = "batches"
@@ -166,7 +168,7 @@ class SecureAggregation(Strict):
     @property
     def least_difference(self) -> int:
         """``min_difference``, or what a single sum must have."""
-        # The difference of two sums tells as much as a sum, so by default it needs as many silos.
+        # The difference of two sums reveals a sum, so by default it needs as many silos as one.
         return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
@@ -176,8 +178,10 @@ class BudgetTable(Strict):
     With ``required``, every job must spend from it.
     """
 
+    # All accounting is per record; ``records_per_person`` is for the report on several together.
     unit: Literal["record"]
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    # A δ of 1 would promise nothing.
     delta: Annotated[Real, Field(ge=Decimal("1e-20"), lt=1)]
     required: Annotated[bool, Field(strict=True)] = False
     min_sigma: Annotated[Real, Field(gt=0, le=100_000)] | None = None
@@ -185,17 +189,19 @@ class BudgetTable(Strict):
 
 
 class AllowRule(Strict):
-    """One ``[[allow]]``: the methods and parts that it is for, and what of them may leave.
+    """One ``[[allow]]``: the methods and parts that it covers, and which tensors may leave.
 
-    It applies to a message's part only if it is the first with that method and part.
-    ``max_elements`` is per tensor, ``max_norm`` per part.
+    Only the first rule with a method and part decides. ``max_elements`` is per tensor, ``max_norm``
+    per part.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    # Whole names, no globs, so that a method installed later is not allowed by accident.
     methods: Annotated[tuple[str, ...], Some]
     parts: Annotated[tuple[str, ...], Some]
     kinds: Annotated[tuple[KindName, ...], Some]
     tensors: Annotated[tuple[Glob, ...], Some]
+    # It overrides ``tensors``: a name that matches both may not leave.
     never: tuple[Glob, ...] = ()
     dtypes: Annotated[tuple[Dtype, ...], Some]
     max_elements: Count

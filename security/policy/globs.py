@@ -12,6 +12,7 @@ one segment, ``**`` for any number of segments::
 def check_glob(glob: str) -> str:
     """The glob itself; ValueError if it is none."""
     segments = glob.split(".")
+    # Inside a segment, "**" would look as if it crossed dots, but match like "*".
     mixed = [segment for segment in segments if "**" in segment and segment != "**"]
     if mixed or "" in segments:
         raise ValueError("is not a glob: '**' stands alone between dots, and no segment is empty")
@@ -31,7 +32,7 @@ def matches(glob: str, name: str) -> bool:
         if wanted == "**":
             eaten = set(range(min(eaten, default=end + 1), end + 1))
         else:
-            # Where the whole name is eaten, no segment is left for this one.
+            # ``end`` has no next segment.
             eaten = {n + 1 for n in eaten - {end} if _matches_segment(wanted, segments[n])}
     return end in eaten
 

@@ -30,9 +30,9 @@ DEFAULT_DENY = "default-deny"  # the rule that stands where none matches
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The policy's answer for one tensor: its rule, and every reason why it may not leave.
+    """The policy's decision on one tensor: its rule, and every reason why it may not leave.
 
-    ``rule`` is the rule's name, or "default-deny" where none is for the method and part.
+    ``rule`` is the rule's name, or "default-deny" if no rule has the method and part.
     """
 
     release: Release
@@ -42,9 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for one message: whether it may leave, by which rules, and, if not, every
-    reason.
-
+    """The decision on one message: its rules, and every reason why it may not leave.
     ``tensors`` has the verdicts one by one, ``whole`` the reasons that are of no single tensor.
     """
 
@@ -80,7 +78,7 @@ class Policy:
 
     def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method and part, which alone decides."""
-        # The first alone: a wider rule further down must not open what this one closes.
+        # Only the first: a wider rule further down must not allow what this one forbids.
         rules = (rule for rule in self.file.allow if part in rule.parts)
         return next((rule for rule in rules if method in rule.methods), None)
 
@@ -176,7 +174,7 @@ class Policy:
             )
             return Verdict(release, DEFAULT_DENY, (missing,))
         reasons = Reasons(f"{tensor}: rule {rule.name!r}: ")
-        # A tensor with readers of its own, such as a row, is opened by fewer than its message.
+        # A tensor with readers of its own, such as a row, is judged by those.
         rule.check(release, recipient, release.readers or readers, reasons)
         return Verdict(release, rule.name, tuple(reasons.found))
 
@@ -221,7 +219,7 @@ class Policy:
 def load(path: Path, dataset: str = DATASET) -> Policy:
     """Read a policy file for this data set; the digest is of the very bytes that were parsed.
 
-    LocalError for a file that cannot be read, or that ``parse`` refuses.
+    LocalError if the file cannot be read, or ``parse`` refuses it.
     """
     return parse(read_bytes(path), str(path), dataset)
 
@@ -236,7 +234,7 @@ def parse(data: bytes, origin: str, dataset: str = DATASET) -> Policy:
             f"{origin}: {len(data)} bytes, at most {MAX_FILE} fit into the ledger; use globs, fewer"
             " rules"
         )
-    # Unknown keys are errors: a mistyped bound would bound nothing.
+    # Unknown keys are errors, since a mistyped bound would bound nothing.
     file = parse_toml(data, PolicyFile, origin)
 
     # A mistyped name would protect nothing, and nobody would see it.

@@ -60,7 +60,7 @@ class Release:
     @property
     def is_row(self) -> bool:
         """True if it is masked for single silos, which its readers are then."""
-        # These three stand for who reads a sum; any other reader is one silo's id.
+        # These three name groups of readers; any other reader is the id of one silo.
         of_sums = {SUM_READER, SILOS_READER, GRAM_READER}
         return self.form == MASKED and not of_sums.issuperset(self.readers)
 

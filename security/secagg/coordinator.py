@@ -233,6 +233,7 @@ def _receive(
     except RefusedError as error:
         state, more = advance(state, SiloDropped(silo, error.code))
         return state, (Refuse(silo, Code(error.code), error.why), *more)
+    # The answer that was awaited last closes its stage.
     taken, more = _close_if_complete(taken)
     return taken, (*effects, *more)
 
@@ -388,6 +389,7 @@ def _close_if_complete(state: CoordinatorState) -> Step:
         return state, ()
     answered, possible = len(_answered(state, state.stage)), len(_possible(state))
     if state.stage in FOR_ALL:
+        # Whoever failed meanwhile is not waited for.
         complete = _answered(state, state.stage).keys() >= set(_possible(state))
         return _close(state) if complete else (state, ())
 

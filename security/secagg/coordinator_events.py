@@ -35,6 +35,7 @@ class WordsUploaded:
 
     header: Header
     length: int
+    # Of what arrived, not of what the header says: ``_take_words`` compares the two.
     sha256: bytes
 
 
@@ -43,6 +44,7 @@ class SiloDropped:
     """A silo cannot take part any more: it said so, it was lost, or what it sent was malformed."""
 
     silo: str
+    # A ``Code``, or a word of the shell's own, such as "deadline".
     code: str
 
 
@@ -71,6 +73,7 @@ class OpenFailed:
     """
 
     why: str
+    # Then nobody is asked to abandon: survivors have signed, and the next attempt needs no notes.
     spoiled: bool = False
 
 
@@ -97,6 +100,7 @@ class Ask:
     """Send the signed specification to these silos."""
 
     silos: tuple[str, ...]
+    # The very bytes that are signed: silos hash them for the context.
     document: bytes
     signature: bytes
 
@@ -137,7 +141,7 @@ class StartTimer:
 class Refuse:
     """Refuse a silo's message; it drops out of the attempt unless it is a late or repeated one.
 
-    ``why`` is for the coordinator's log; the code alone crosses.
+    The shell raises it as a RefusedError that blames the silo.
     """
 
     silo: str
@@ -149,10 +153,12 @@ class Refuse:
 class Open:
     """Fold the survivors' uploads in this order, take these masks off, check canaries.
 
-    Then Opened or OpenFailed.
+    Then SumPublished or OpenFailed.
     """
 
+    # The masks that did not cancel: each survivor's to itself, and a lost silo's with survivors.
     terms: tuple[Term, ...]
+    # Whose uploads are added; the order does not change the sum.
     survivors: tuple[str, ...]
     tags: bytes = b""  # of all survivors together, where there are some
     # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
@@ -167,6 +173,7 @@ class EndAttempt:
     """
 
     code: Code
+    # A dealer against whom there is evidence; nothing else names anybody here.
     blame: str
     why: str
 

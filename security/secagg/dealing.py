@@ -81,8 +81,8 @@ class KeyBundle:
         """RefusedError unless these are keys, and the silo signed them for this attempt."""
         signed = signers.by_silo(self.silo, SECAGG_KEYS, self.payload(ctx), self.signature)
         check(signed, self.silo, Code.KEYS, "the signature over its keys does not fit this attempt")
-        # With a key of low order every agreement is zero: everybody would know the masks, and what
-        # opens the shares.
+        # Every agreement with a key of low order is zero: everybody would know the masks, and the
+        # keys under which shares are sealed.
         for key in (self.seal, self.mask):
             agree(PROBE, key, self.silo)
 
@@ -119,7 +119,7 @@ class HeldShare:
 
     def fits(self, ctx: bytes, dealer: str, holder: str, kind: bytes, committed: bytes) -> bool:
         """True if it is the share that the dealer committed to."""
-        # A dealer may commit to bytes that are no share at all.
+        # A dealer may commit to bytes that are not a share.
         sized = is_share(self.share) and len(self.salt) == SALT_BYTES
         return sized and commitment(ctx, dealer, holder, kind, self.salt, self.share) == committed
 
@@ -164,8 +164,8 @@ class Portion:
 class Dealing:
     """A dealer's signed word on all of its portions, in the order of U1.
 
-    ``seed`` is the commitment to its self-mask seed (``seed_commitment``), ``root`` the Merkle
-    root over one leaf per portion, ``h_u1`` the digest of the keys that it saw; 32 bytes each.
+    ``seed`` is the commitment to its self-mask seed (``seed_commitment``), ``root`` the Merkle root
+    with one leaf per portion, and ``h_u1`` the digest of the keys that it saw. All have 32 bytes.
     """
 
     dealer: str
@@ -214,8 +214,8 @@ def deal(
     ``keys`` are those to which it seals, one of each other member of U1; the caller checked them.
     """
     public = {delivery.silo: delivery.key.public for delivery in keys}
-    # All draws come from one stream, so members are taken in one order: a replay gives the same
-    # bytes.
+    # Shares and salts are drawn from one stream, so members come in one order: the same seeds then
+    # make the same bytes.
     members, draw = sorted([dealer, *public]), seeds.drawing()
     numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
@@ -231,8 +231,8 @@ def deal(
             commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share)
             for kind in (SELF, PAIR)
         ]
-        # A dealer's own share stays in memory; its portion gives all members a leaf, at the place
-        # that proofs expect.
+        # The dealer's own share stays in memory. Its portion has commitments only, and keeps the
+        # leaves of all members at their places.
         if silo == dealer:
             kept, sealed = held, b""
         else:
@@ -248,10 +248,9 @@ def deal(
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
-    """RefusedError unless these are all that the dealing covers: one per member of U1.
+    """RefusedError, for the dealer, unless these are all that the dealing covers, one per member.
 
-    RefusedError blames the dealer. It runs at the coordinator for each dealing, and wherever
-    evidence against a dealer is checked.
+    It runs at the coordinator for each dealing, and wherever evidence against a dealer is checked.
     """
     check(
         [portion.holder for portion in portions] == list(members),
@@ -285,8 +284,8 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
 class PortionDelivery:
     """One dealer's portion for one holder, with its proof under the dealing's root.
 
-    All holders check it against the one root that the dealer signed, so a dealer cannot sign a
-    portion for one of them alone.
+    All holders check theirs against the same signed root. So whatever a dealer did to one of them
+    is signed, and can be shown to all.
     """
 
     dealing: Dealing
@@ -297,7 +296,7 @@ class PortionDelivery:
 def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDelivery, ...]:
     """The delivery for each holder, in the order of U1.
 
-    The inclusion proofs let a holder check its portion without the portions of others.
+    By its inclusion proof, a holder checks its portion without those of the others.
     """
     tree = Tree(portion.leaf() for portion in portions)
     return tuple(

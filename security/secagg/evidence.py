@@ -125,7 +125,7 @@ def make_complaint(
 class ShownShare:
     """A share that its holder revealed.
 
-    Whoever checks it needs the dealer's signed portions: the commitment to it stands there.
+    The commitment to it is in the dealer's signed portions.
     """
 
     holder: str
@@ -183,8 +183,8 @@ class Misdealing:
     def proves(self, spec: RoundSpec, signers: Signers) -> bool:
         """True if it shows to anyone that the dealer broke the rules in this attempt.
 
-        ``signers`` has the dealer's key. Nothing else is taken on trust, neither who brings the
-        evidence nor who signed the specification.
+        Only the dealer's key, in ``signers``, is trusted. It does not matter who brings the
+        evidence, or who signed the specification.
         """
         try:
             self._check(spec, signers)
@@ -203,7 +203,7 @@ class Misdealing:
 
     def _check_dealt(self, spec: RoundSpec, signers: Signers) -> None:
         ctx, dealer = spec.context(), self.dealer
-        # A fault in one attempt lets no sum of another be repeated.
+        # Evidence of another attempt proves nothing here.
         check(self.document == spec.payload(), dealer, Code.MISDEALT, "it is of another attempt")
 
         # (1) The dealer signed its keys and all that it dealt, in this attempt, among members of
@@ -211,6 +211,7 @@ class Misdealing:
         check(
             self.bundle.silo == dealer, dealer, Code.MISDEALT, "keys and dealing are of two silos"
         )
+        # With the dealer's keys of another attempt, its honest shares would seem not to join.
         self.bundle.check(ctx, signers)
         signed = signers.by_silo(
             dealer, SECAGG_DEALING, self.dealing.payload(ctx), self.dealing.signature
@@ -230,6 +231,7 @@ class Misdealing:
 
         # (2) There is one share of each of t holders, and each is the one that was dealt to it:
         # holders could make up shares that join to nothing.
+        # The evidence has all portions, since the signed root covers all of them.
         portions = {portion.holder: portion for portion in self.portions}
         holders = [each.holder for each in shares]
         enough = (
@@ -292,6 +294,7 @@ def proven(
             spec = proof.spec
         except LocalError as error:
             raise RefusedError(COORDINATOR, Code.MISDEALT, str(error)) from None
+        # A dealer that misdealt in another job is not left out of this one.
         ours = (spec.federation, spec.job_digest) == (federation, job_digest)
         check(
             ours,
@@ -345,8 +348,8 @@ def _weights(numbers: tuple[int, ...]) -> tuple[int, ...]:
 def is_secret(ctx: bytes, bundle: KeyBundle, dealing: Dealing, kind: bytes, secret: bytes) -> bool:
     """True if joined shares are what the dealer committed to before.
 
-    Shares of the mask key's seed must lead to the mask key in its bundle, those of the self-mask
-    seed to the commitment in its dealing.
+    The mask key's seed must lead to the mask key in the dealer's bundle, the self-mask seed to the
+    commitment in its dealing.
     """
     if kind == PAIR:
         return public_key(secret) == bundle.mask

@@ -85,14 +85,16 @@ def share_key(agreed: bytes, ctx: bytes, dealer: str, holder: str) -> bytes:
 
 def sealed_bytes(spec: RoundSpec) -> int:
     """Length of one sealed share."""
+    # For the whole cohort, so that all uploads have one length, whoever was lost.
     return NUMBER_BYTES * compared(spec).numbers(len(spec.cohort)) + TAG_BYTES
 
 
 def payload_bytes(spec: RoundSpec) -> int:
     """Length of every upload: its masked words, and the sealed shares behind them.
 
-    In bytes. It follows from the specification, so a silo's upload says nothing by its length.
+    In bytes. It depends only on the specification, so a length reveals nothing about a silo.
     """
+    # One less than the cohort: the dealer keeps its own share.
     behind = (len(spec.cohort) - 1) * sealed_bytes(spec) if spec.compared else 0
     return upload_bytes(spec) + behind
 
@@ -100,9 +102,9 @@ def payload_bytes(spec: RoundSpec) -> int:
 def place_of(spec: RoundSpec, dealer: str, holder: str) -> int:
     """Where in a dealer's upload the share for a holder begins.
 
-    In bytes from the upload's first one. ``holder`` is another member of the cohort.
+    An offset in bytes. ``holder`` is another member of the cohort than ``dealer``.
     """
-    # By the cohort, not by U2: lengths and places are then the same, whoever was lost.
+    # Counted over the cohort, not over U2, so that places do not depend on who was lost.
     others = [silo for silo in spec.cohort if silo != dealer]
     return upload_bytes(spec) + others.index(holder) * sealed_bytes(spec)
 
@@ -115,6 +117,7 @@ def deal_sealed(
     The same bytes for the same vectors and keys.
     """
     own, cohort, ctx = compared(spec), len(spec.cohort), spec.context()
+    # The seed is used for nothing else, so its stream may begin at 0.
     shares = deal(own, quantised, cohort, spec.colluders, Keystream(hiding.seed, 0))
     pieces = []
     for holder, share in zip(spec.cohort, shares, strict=True):
@@ -156,7 +159,7 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
 def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
     """RefusedError, for the coordinator, unless each of ``others``, in order, has one share.
 
-    In a round that compares nothing, ``others`` is empty and any share is refused.
+    ``others`` is empty in a round that compares nothing, so that any share is refused.
     """
     named = [share.dealer for share in shares]
     why = f"brings shares of compared vectors of {named}, not of the other survivors {list(others)}"
@@ -166,6 +169,7 @@ def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
 def revealed(spec: RoundSpec, shares: Mapping[str, GramShare]) -> bytes:
     """A holder's shares of all survivors' inner products, from its shares by dealer."""
     return products_dumped(
+        # By number in the cohort, so that all holders have the pairs in the same order.
         multiply({spec.holder(dealer): share for dealer, share in shares.items()})
     )
 
@@ -183,6 +187,7 @@ def read_revealed(spec: RoundSpec, silo: str, survivors: int, data: bytes) -> Wo
             "reveals inner products in a round that compares nothing by shares",
         )
         return None
+    # Only form and number are checked; wrong products show when they are opened.
     products = products_loaded(spec.compared, survivors, data)
     if products is None:
         why = (

@@ -59,14 +59,14 @@ _MASKS = 2**32 - 1  # the stream of a mask that tags take; no sum has a group of
 class Tagger:
     """Takes in a vector group by group, in order, and gives H(q) of each group.
 
-    The groups must come in order, each in any number of pieces. Memory holds one page of a table,
-    whatever the size of the group.
+    A group may come in any number of pieces. Memory holds one page of a table, whatever the size of
+    the group.
     """
 
     def __init__(self, group_key: bytes, ctx: bytes, groups: int) -> None:
         self._key = derive(group_key, ctx, framed(SECAGG_TAG))
         self._done = [0] * groups
-        # -1 until words come: the sum of a group that gets none is 0.
+        # -1 before the first words; a group without words has the sum 0.
         self._group, self._table = -1, _Table(Keystream(self._key, 0))
         self._scratch = np.empty((_AT_ONCE, SIDE))
 
@@ -90,7 +90,7 @@ class Tagger:
         if group > self._group:
             self._done = self.sums
             self._group, self._table = group, _Table(Keystream(self._key, group))
-        # Tags are of the signed integers: those add up without wrapping, words add up mod 2^b.
+        # Tags are over signed integers, whose sums do not wrap; words are added mod 2^b.
         self._table.add(words.view(SIGNED[8 * words.itemsize]), self._scratch)
 
     def padded(
@@ -103,8 +103,8 @@ class Tagger:
     ) -> bytes:
         """The tags that a silo sends: its sums under its pads and, in a secure sum, its masks.
 
-        8 bytes per group. ``terms`` are the masks. ``own``, by group, are keys of pads that one other silo has, in place of
-        the key that all have.
+        8 bytes per group. ``terms`` are the masks. ``own``, by group, are pad keys that only one
+        other silo has; they replace the key that all silos have.
         """
         # A row's tag must not show its numbers to other silos, which have the key that all share.
         pads = self._pads(group_key, ctx, silo)
@@ -117,8 +117,8 @@ class Tagger:
     ) -> None:
         """RefusedError unless this vector is the sum of what the survivors tagged.
 
-        RefusedError (SUM) blames the coordinator or a silo of the cohort, for nobody can tell
-        which of them falsified a tag or a word.
+        The code is SUM. A malformed tag is the coordinator's fault. For one that does not fit it
+        blames the coordinator or a silo of the cohort, since nobody can tell who altered what.
         """
         self.check_weighted(combined, group_key, [TagPads(silo, ctx) for silo in survivors])
 
@@ -127,8 +127,8 @@ class Tagger:
     ) -> None:
         """RefusedError unless this vector is the weighted sum of these tagged ones.
 
-        ``summed`` has the silo, the context and the integer weight of each vector in the sum. The
-        fault is that of ``check``.
+        ``summed`` has the silo, the context and the integer weight of each vector in the sum. Code
+        and blame are those of ``check``.
         """
         tags = decoded(combined, len(self._done))
         if tags is None:
@@ -210,7 +210,7 @@ def combine(
 def decoded(data: bytes, groups: int) -> list[int] | None:
     """The tags in one spelling each; None for anything else.
 
-    ``data`` may be anything that a peer sent: TAG_BYTES big-endian per group, each below p.
+    ``data`` is a peer's. A tag has TAG_BYTES, big-endian, and is below p.
     """
     if len(data) != TAG_BYTES * groups:
         return None
@@ -230,7 +230,7 @@ def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
 
 
 def _uniform(key: bytes, stream: int, count: int) -> list[int]:
-    # 128 bits per number: reduced mod p they are uniform but for 2^-64.
+    # From 128 bits per number, so that the numbers mod p are uniform but for 2^-64.
     made = memoryview(bytearray(16 * count))
     Keystream(key, stream).fill(made)
     return [int.from_bytes(made[at : at + 16]) % PRIME for at in range(0, len(made), 16)]
@@ -250,6 +250,7 @@ class _Table:
     """
 
     def __init__(self, stream: Keystream) -> None:
+        # The stream begins with α, which serves all pages; β follows page by page.
         self._columns, self._stream = _digits(_field(stream, SIDE)), stream
         self._total, self._at = 0, 0  # H of whole pages; numbers in the open page
         self._begin()
@@ -267,15 +268,17 @@ class _Table:
             rows = min(len(scratch), SIDE - row)
             block, left = left[: rows * SIDE - column], left[rows * SIDE - column :]
             end = column + block.size
-            # A block whose integers all fit into 32 bits has no high halves to add.
+            # ``_halves`` yields no high halves for a block whose integers all fit into 32 bits.
             for page, half in zip(self._page, _halves(block), strict=False):
                 used = scratch[: -(-end // SIDE)]
                 flat = used.reshape(-1)
-                # The scratch still has numbers of the last block around this one.
+                # The scratch holds numbers of the previous block before and after this one.
                 flat[:column], flat[end:] = 0, 0
                 flat[column:end] = half
+                # Exact in whatever order BLAS adds the 512 products (class docstring).
                 page[row : row + len(used)] += used @ self._columns
             self._at += block.size
+            # A full page becomes one number, so memory does not grow with the group.
             if self._at == SIDE * SIDE:
                 self._total, self._at = self.value(), 0
                 self._begin()
@@ -284,10 +287,12 @@ class _Table:
         """H of the numbers so far."""
         total = self._total
         for shift, sums in zip((0, _HALF), self._page, strict=True):
+            # With words of 32 bits, the page of high halves is all zeros.
             if not sums.any():
                 continue
             high = np.rint(sums * 2.0**-_HALF)  # below 2^21, and what is left at most 2^31
             for half, part in ((0, sums - high * 2.0**_HALF), (_HALF, high)):
+                # Python integers from here on, since the shifts exceed 64 bits.
                 products = (part.T @ self._rows).tolist()
                 for i, j in product(range(_DIGITS), repeat=2):
                     total += int(products[i][j]) << (shift + half + _DIGIT * (i + j))
@@ -301,7 +306,7 @@ def _halves(numbers: Words) -> Iterator[Words]:
         return
     low = numbers.astype(np.int32)  # mod 2^32
     yield low
-    # A low half that is taken as negative is 2^32 below the bits that it stands for.
+    # A low half that reads as negative is 2^32 too low, so the high half takes one more.
     high = (numbers >> _HALF) + (low < 0)
     if high.any():
         yield high

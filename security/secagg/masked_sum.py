@@ -54,8 +54,8 @@ LAST_CANARIES = 4
 class GroupValues:
     """A silo's values [elements] for one group, and weights [rows] where they are private.
 
-    Values are float32 or float64, in one vector or in pieces of one dtype. Weights are float64,
-    within the bounds that the group declares. ``check_group_values`` says what else is required.
+    Values are float32 or float64, in one array or in several of one dtype. Weights are float64,
+    within the bounds that the group declares. ``check_group_values`` checks all of it.
     """
 
     values: Flat
@@ -66,8 +66,8 @@ class GroupValues:
 class GroupChunk:
     """A piece of one group: ``body`` of its numbers from ``start`` on, then canaries.
 
-    ``group`` is the group's index in the specification, ``number`` the chunk's own within it.
-    ``start`` counts numbers without canaries, ``first`` all words.
+    ``group`` is the group's index in the specification, ``number`` the chunk's index in the group.
+    ``start`` counts numbers without canaries, ``first`` counts all words.
     """
 
     group: int
@@ -133,7 +133,7 @@ class OpenedGroup:
     def _result(self, dtype: np.dtype[Any], memory: Words | None) -> Floats:
         if memory is None or memory.itemsize != dtype.itemsize:
             return np.empty(self.elements, dtype)
-        # In place, because ``mean`` copies each block out before it writes as many bytes over it.
+        # In place: ``mean`` copies each block before it writes the result over the same bytes.
         return memory[: self.elements].view(dtype)
 
     def blocks(self) -> Iterator[tuple[int, Words]]:
@@ -164,7 +164,7 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
 def upload_bytes(spec: RoundSpec) -> int:
     """Length of the masked words of every upload, canaries included.
 
-    Shares of compared vectors, if any, follow behind them (``gram_pieces.payload_bytes``).
+    Shares of compared vectors, if any, follow after them (``gram_pieces.payload_bytes``).
     """
     return sum(chunk.words * (spec.groups[chunk.group].ring // 8) for chunk in chunks(spec))
 
@@ -172,11 +172,11 @@ def upload_bytes(spec: RoundSpec) -> int:
 def canaries(ctx: bytes, chunk: GroupChunk, ring: int) -> Words:
     """The words at the end of a chunk.
 
-    They follow from the context, the group and the chunk, so silos and coordinator compute the
-    same ones. Nothing about them is secret.
+    They depend on context, group and chunk, so silos and coordinator compute the same ones. They
+    are not secret.
     """
     fields = (ctx, chunk.group.to_bytes(8), chunk.number.to_bytes(8))
-    # The 32 bytes are at least four words of either ring, as many as a last chunk has.
+    # 32 bytes are enough in either ring for the four words that the last chunk has.
     digest = hashlib.sha256(framed(SECAGG_CANARY, *fields)).digest()
     return np.frombuffer(digest, WORD[ring])[: chunk.canaries]
 
@@ -258,7 +258,7 @@ def _write_body(
     spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words
 ) -> None:
     """Quantise a chunk of a group: its elements, then its private weights."""
-    # A chunk may end among the elements, begin among the weights, or hold some of both.
+    # A chunk may hold elements, weights, or the last elements and the first weights.
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
     values, elements = cut(given.values, chunk.start, stop), into[:split]
@@ -288,15 +288,15 @@ class Accumulator:
     def __init__(self, spec: RoundSpec) -> None:
         self.spec = spec
         self._chunks = tuple(chunks(spec))
-        # A group's later chunks replace its earlier ones here, so what stays is where it ends.
+        # Later chunks of a group overwrite earlier ones in this dictionary, so its last one stays.
         ends = {chunk.group: chunk.first + chunk.words for chunk in self._chunks}
         self._words = [np.zeros(ends[i], WORD[group.ring]) for i, group in enumerate(spec.groups)]
 
     def add(self, upload: Iterable[bytes | memoryview]) -> None:
         """Add one silo's whole upload, chunk by chunk; the caller checked it against its header.
 
-        LocalError for chunks of other sizes, or another number of them, than the specification
-        has. What was added before stays in the sum, which is worth nothing then.
+        LocalError for chunks of other sizes or of another number than the specification has. The
+        sum holds a part of the upload then, and must be discarded.
         """
         # Chunk by chunk: memory does not grow with the number of silos.
         pieces = iter(upload)
@@ -308,7 +308,7 @@ class Accumulator:
                 f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
                 f" {total.size}",
             )
-            # Unsigned words wrap around, which is the sum mod 2^b.
+            # Unsigned words wrap around: this adds mod 2^b.
             total += piece
         check_local(
             next(pieces, None) is None,
@@ -321,8 +321,8 @@ class Accumulator:
         ``terms`` are those that are still on. Pads stay, so the sum of a padded group means
         nothing. RefusedError (SUM) if canaries do not come out: then there is no sum.
         """
-        # In place: the words are as large as one upload, and a second ``open`` would take masks
-        # off that are not on any more.
+        # In place, since the words are as large as an upload. So ``open`` works only once: a second
+        # call would subtract the masks again.
         for index in range(len(self.spec.groups)):
             add_whole(negated(terms), index, self._words[index])
 
@@ -351,8 +351,7 @@ class Accumulator:
     def numbers(self) -> Iterator[tuple[int, Words]]:
         """The integers of the open sum by group, piece by piece, for silos to check tags.
 
-        Valid once ``open`` has returned. The pieces are views of the accumulator, without
-        canaries.
+        Call it after ``open``. The pieces are views of the accumulator, without canaries.
         """
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
@@ -374,7 +373,7 @@ def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) 
     slack, weight = 0.0, opened.weight
     if group.weights == "private":
         slack = survivors * group.weight_most * 2.0 ** -weight_exponent(group.ring, silos)
-        # A silo without records of a row's class has weight 0 there (``check_weights``).
+        # With several rows, a silo without records of a class has weight 0 (``check_weights``).
         least = survivors * group.weight_least if group.rows == 1 else 0
         most = survivors * group.weight_most
         sound = (weight >= least - slack) & (weight <= most + slack)

@@ -63,9 +63,8 @@ NO_STATE = -1  # the start of a round that sums nothing of a model
 class Pending(Strict):
     """An attempt whose masked bytes may have left and whose survivors this silo has not signed.
 
-    ``start`` is the state that the values were trained from, ``model`` and ``ctx`` are hex,
-    ``threshold`` and ``colluders`` those of its specification. It says who may still open the
-    attempt, long after its specification is gone.
+    ``start`` is the state that the values were trained from. ``threshold`` and ``colluders`` are
+    those of its specification, which is not kept: they tell who may still open the attempt.
     """
 
     round: Number
@@ -110,9 +109,9 @@ class Pending(Strict):
 class Memory(Strict):
     """The newest attempt entered, what was signed, and what others may still open.
 
-    Numbers are -1 and texts empty before the first attempt, or before the first signature.
-    ``signed_models`` has the models of all signed sums, the other ``signed_`` fields only the
-    newest. Methods return a changed copy; nothing is durable before ``MemoryStore.save``.
+    Before the first attempt or signature, rounds and attempts are -1 and texts are empty.
+    ``signed_models`` are of all signed sums, the other ``signed_`` fields of the newest. Methods
+    return a changed copy; it is durable only after ``MemoryStore.save``.
     """
 
     round: Number = -1
@@ -164,8 +163,8 @@ class Memory(Strict):
     def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
         """Memory without the attempts that were shown to be signed without ``silo``, this one.
 
-        A signature counts if its silo was of the attempt's U1 and signed exactly those survivors.
-        An attempt stays pending where fewer than t did.
+        A signature counts if its silo is in U1 of that attempt and signed exactly those survivors.
+        With fewer than t signatures, the attempt stays pending.
         """
 
         def stays(attempt: Pending) -> bool:
@@ -267,15 +266,15 @@ class Memory(Strict):
         """
         if attempt.round == spec.round:
             return not terms.regroups(spec)
-        # Rounds that sum nothing of a model begin from no state, so they have none in common.
+        # Rounds that sum nothing of a model start from NO_STATE, which is no common state.
         same_state = attempt.start == self.start != NO_STATE
         return same_state or attempt.model == spec.model_digest
 
     def uploading(self, spec: RoundSpec, members: Sequence[str]) -> Self:
         """Memory of the first masked byte, before it leaves; ``members`` are U1.
 
-        From here on the attempt is pending, until one of the ways in this module's text settles
-        it.
+        From here on the attempt is pending, until it is settled in one of the ways that the module
+        docstring lists.
         """
         pending = Pending(
             round=spec.round,
@@ -291,7 +290,7 @@ class Memory(Strict):
     def signed(self, spec: RoundSpec, survivors: Sequence[str]) -> Self:
         """Memory of signing survivors, before the signature leaves.
 
-        LocalError for an abandoned attempt: other silos may rely on the note, and begin another
+        LocalError for an abandoned attempt: other silos may rely on the note and enter another
         attempt over the same values.
         """
         if self.abandoned:
@@ -303,8 +302,7 @@ class Memory(Strict):
             signed_ctx=spec.context().hex(),
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
-            # Those of all rounds: a model that was summed from once may be delivered again at any
-            # time.
+            # Models of all rounds: the coordinator may deliver an old one again at any time.
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
             # What this silo trains next begins from a later state.
             pending=tuple(p for p in self.pending if p.round != spec.round),
@@ -313,7 +311,7 @@ class Memory(Strict):
     def given_up(self) -> Self:
         """Memory of an abandon note for the newest attempt, before the note leaves.
 
-        LocalError once its survivors were signed, for whoever has t signatures may open the sum.
+        LocalError if this silo signed its survivors: with t signatures the sum may be opened.
         """
         if self.signed_ctx == self.ctx:
             raise LocalError(
@@ -326,7 +324,7 @@ class Memory(Strict):
         return self if pending == self.pending else self._with(pending=pending)
 
     def _with(self, **fields: object) -> Self:
-        # ``model_copy`` would not validate, and what is saved must be readable after a restart.
+        # ``model_copy`` does not validate, and a memory that does not parse stops the next start.
         return type(self).model_validate({**self.model_dump(), **fields})
 
 

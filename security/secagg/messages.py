@@ -51,8 +51,8 @@ from .spec import RoundSpec
 class Header:
     """A silo's signed word on its masked upload; ``tags`` are its linear tags, padded, or empty.
 
-    ``length``, in bytes, and ``sha256`` are of the whole upload, with the sealed shares of
-    compared vectors behind the words. ``h_u2`` names the silos for whose masks it was made.
+    ``length``, in bytes, and ``sha256`` are of the whole upload: words, then sealed shares of
+    compared vectors. ``h_u2`` is H(U2), of the silos with which it is masked.
     """
 
     silo: str
@@ -75,14 +75,14 @@ class Header:
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
         """RefusedError unless the silo signed an upload of the right length and tags for our U2.
 
-        The code is UPLOAD and the fault the silo's. A silo that is passed such a header blames
-        the coordinator instead, which could have seen the same (``faults.passed_on``).
+        The code is UPLOAD, and the silo is to blame. At another silo the coordinator is, since it
+        could have seen the same (``faults.passed_on``).
         """
         # Every upload has one length, which follows from the specification alone.
         due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
-        # A sum without tags has no groups of them here, so any byte of tags is refused.
+        # ``groups`` is 0 in a sum without tags, so any bytes of tags are refused.
         tags = decoded(self.tags, groups)
         check(
             tags is not None,
@@ -114,8 +114,7 @@ def make_header(
 class Survival:
     """A survivor's signature over the sets; whose they are, the receiver knows itself.
 
-    The sets do not cross with it: a signature over other sets than the receiver's own does not
-    hold.
+    The sets are not sent along, so only a signature over the receiver's own sets verifies.
     """
 
     silo: str
@@ -149,6 +148,7 @@ class Sets:
 
     def payload(self, ctx: bytes, silo: str) -> bytes:
         """The bytes that a survivor signs, behind SURVIVORS."""
+        # All three digests, so that signers of the same survivors saw the same keys and dealings.
         return framed(ctx, silo.encode(), self.h_u1, self.h_u2, self.h_u3)
 
 
@@ -166,8 +166,7 @@ class SurvivorsShown:
         """The ``members`` that are survivors and signed exactly these."""
         h_u3 = set_digest(b"U3", self.ctx, [header.encoded(self.ctx) for header in self.headers])
         sets, survivors = Sets(self.h_u1, self.h_u2, h_u3), {header.silo for header in self.headers}
-        # Only members of the attempt's U1 could have agreed to its survivors; others' signatures
-        # count for nothing.
+        # Only members of the attempt's U1 had a part in it; other signatures do not count.
         return frozenset(
             each.silo
             for each in self.survivals
@@ -262,8 +261,8 @@ def make_reveal(
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
     """The kind of share of each member of U2 that opens the sum: SELF of a survivor, else PAIR."""
-    # A survivor's values are in the sum, so its mask to itself has to come off. A lost silo left
-    # only the masks that it shares with survivors.
+    # A survivor's self mask is in the sum and has to be removed. A lost silo's own mask is not;
+    # what remains are the survivors' halves of the masks that they share with it.
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 
@@ -272,8 +271,8 @@ def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[st
 class Abandon:
     """A silo's word that it never signs survivors of this attempt and never unmasks it.
 
-    Once n - t + c + 1 members of U1 have signed one, nobody finds t signatures over survivors of
-    the attempt, and another attempt over the same values may follow.
+    After n - t + c + 1 of the n members of U1 have signed one, nobody can collect t signatures over
+    survivors of the attempt. Then another attempt over the same values may follow.
     """
 
     silo: str
@@ -294,7 +293,8 @@ def make_abandon(ctx: bytes, silo: str, sign: Sign) -> Abandon:
 def set_digest(name: bytes, ctx: bytes, encoded: Sequence[bytes]) -> bytes:
     """H(U) of the encoded messages of a set, in the order of their silos' ids; 32 bytes.
 
-    ``name`` is b"U1", b"U2" or b"U3". The messages are encoded with their signatures, so two
-    silos with one digest saw the same signed words.
+    ``name`` is b"U1", b"U2" or b"U3". The messages are encoded with their signatures, so two silos
+    with the same digest saw the same signed messages.
     """
+    # The name keeps the set of one step from passing for that of another.
     return hashlib.sha256(framed(SECAGG_SET, name, ctx, *encoded)).digest()

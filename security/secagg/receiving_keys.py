@@ -49,8 +49,7 @@ class KeyDelivery:
 def receiving_seed(seed: bytes, ctx: bytes, silo: str, dealer: str) -> bytes:
     """The private key, 32 bytes, of ``silo`` for what ``dealer`` seals to it.
 
-    It is derived apart for each dealer. So a silo may show one as evidence, and no other follows
-    from it.
+    There is one per dealer, so a silo can show it as evidence without revealing the others.
     """
     return derive(seed, ctx, framed(SECAGG_RECEIVING, silo.encode(), dealer.encode()))
 
@@ -59,6 +58,7 @@ def receiving_keys(
     seed: bytes, ctx: bytes, silo: str, cohort: Sequence[str]
 ) -> tuple[ReceivingKey, ...]:
     """The public keys of ``silo``, one for each other member of the cohort, in its order."""
+    # For the whole cohort, since keys are made before U1 is known.
     others = (dealer for dealer in cohort if dealer != silo)
     return tuple(
         ReceivingKey(dealer, public_key(receiving_seed(seed, ctx, silo, dealer)))
@@ -74,8 +74,8 @@ def key_root(keys: Sequence[ReceivingKey]) -> bytes:
 def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Sequence[str]) -> None:
     """At the coordinator: RefusedError unless these are usable keys under the root.
 
-    One per other member of the cohort, in its order, none of low order. The fault is the silo's,
-    the code KEYS.
+    There must be one per other member of the cohort, in its order, none of low order. The silo is
+    to blame, with code KEYS.
     """
     others = [dealer for dealer in cohort if dealer != silo]
     whole = [key.dealer for key in keys] == others
@@ -98,9 +98,7 @@ def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Seq
 
 
 def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelivery]:
-    """At the coordinator: the key that each dealer gets of a silo's keys, with its proof, by
-    dealer.
-    """
+    """At the coordinator: by dealer, the key of a silo that this dealer gets, with its proof."""
     tree = Tree(key.leaf() for key in keys)
     return {
         key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)
@@ -112,9 +110,10 @@ def check_key_delivery(
 ) -> None:
     """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key.
 
-    ``root`` is that of the silo's bundle, whose signature the dealer has checked before.
+    ``root`` comes from the silo's bundle, whose signature the dealer has checked before.
     """
     # A key that the silo did not sign would be the coordinator's, which could open what is dealt.
+    # Leaves are in the order of the cohort without the owner of the keys.
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
     check(

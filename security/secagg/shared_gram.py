@@ -127,8 +127,7 @@ def quantise(own: Compared, vectors: Reals) -> Integers:
 def dequantise(own: Compared, products: Integers) -> Reals:
     """Inner products of the vectors, float64, from those of their q.
 
-    Each q is v 2^e, so a product is divided by 2^(2 e); ``deviation`` bounds what rounding
-    leaves.
+    A q is v 2^e, rounded, so products are divided by 2^(2 e). ``deviation`` bounds the error.
     """
     return products.astype(np.float64) * 2.0 ** (-2 * (NORM_BITS - own.clip_exponent))
 
@@ -142,8 +141,8 @@ def deviation(own: Compared, one: float, other: float) -> float:
 def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
     """The opened inner products [groups, n, n] of n silos' vectors, to the same bits.
 
-    Used in place of the protocol where one process has all vectors, each [groups, width] float64:
-    quantised and multiplied alike, so simulated rounds equal real ones.
+    A simulation has all vectors, each [groups, width] float64, in one process. It quantises and
+    multiplies them like the protocol, so simulated rounds equal real ones.
     """
     # [groups, n, width]
     numbers = np.stack([from_signed(quantise(own, each)) for each in vectors], axis=1)
@@ -174,6 +173,7 @@ def deal(
     """
     # Numbers from 1 on: the value at 0 is the vector itself.
     d, holders = degree(colluders), range(1, cohort + 1)
+    # d uniform coefficients per number: the shares of d holders fit every vector.
     hiding = uniform(source, (d, own.elements))
     coefficients = np.concatenate([from_signed(quantised).reshape(1, -1), hiding])
     values = product(powers(holders, 0, d), coefficients)  # [holders, elements]
@@ -194,6 +194,7 @@ def dumped(share: GramShare) -> bytes:
 
 def loaded(own: Compared, cohort: int, data: bytes) -> GramShare | None:
     """The share of these bytes, which may be anything; None where they are none."""
+    # The dealer may have sealed bytes of any form.
     if len(data) != NUMBER_BYTES * own.numbers(cohort):
         return None
     numbers = _numbers(data)
@@ -211,13 +212,14 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
     ``shares`` are what it holds, by the dealer's number in the cohort, 1 and up.
     """
     dealers = sorted(shares)
+    # Inner products are symmetric, so each pair is computed once.
     first, second = np.triu_indices(len(dealers))
     # [i, j, groups]
     zeros = np.stack([shares[i].zeros for i in dealers])[:, [j - 1 for j in dealers]]
     vectors = np.stack([shares[i].vectors for i in dealers], axis=1)  # [groups, i, width]
     found = np.stack([product(each, each.T) for each in vectors], axis=2)[first, second]
-    # z_ij and z_ji hide a product of two dealers; in the square of one dealer's vector both are
-    # the same z_ii.
+    # z_ij and z_ji hide the product of two dealers' vectors. For i = j there is only z_ii, which
+    # must not be added twice.
     both = np.where((first != second)[:, None], zeros[second, first], np.uint64(0))
     return add(add(found, zeros[first, second]), both)
 
@@ -226,8 +228,8 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
 class OpenedGram:
     """Inner products of the quantised vectors [pairs, groups], and holders of wrong shares.
 
-    Products are signed 64-bit integers, of pairs (i, j) with i ≤ j in the order of the dealers'
-    numbers. ``wrong`` has numbers in the cohort, 1 and up.
+    Products are int64, for pairs (i, j) with i ≤ j in the order of the dealers' numbers. ``wrong``
+    are numbers in the cohort, 1 and up.
     """
 
     products: Integers
@@ -243,13 +245,13 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     holders, least = sorted(revealed), needed(colluders)
     count = len(holders)
     check_local(count >= least, f"shares of {count} silos open no inner product; it takes {least}")
+    # [holders, pairs · groups]: each column lies on a polynomial of its own.
     values = np.stack([revealed[holder].reshape(-1) for holder in holders])
-    # The usual case first: where all shares fit, one product of matrices opens and checks them.
+    # The usual case first: if all shares fit, one matrix product opens and checks them.
     products, wrong = _joined(holders, values, least), tuple[int, ...]()
     if products is None:
         # One wrong share must not end the sum, nor stay unnamed.
-        # One combined number per holder: the search takes n³ steps for each value that it looks
-        # at.
+        # All values of a holder are combined into one, since the search takes n³ steps per value.
         wrong = wrong_points(holders, _combined(values), least - 1) or ()
         kept = [at for at, holder in enumerate(holders) if holder not in wrong]
         products = _joined([holders[at] for at in kept], values[kept], least) if wrong else None
@@ -297,7 +299,7 @@ def products_loaded(own: Compared, silos: int, data: bytes) -> Words | None:
 def squares(own: Compared, products: Reals, silos: int) -> Reals:
     """Inner products [pairs, groups] as symmetric matrices [groups, silos, silos].
 
-    ``products`` are float64, of pairs (i, j) with i ≤ j, row after row of the upper triangle.
+    ``products`` are float64, the upper triangle row by row: pairs (i, j) with i ≤ j.
     """
     first, second = np.triu_indices(silos)
     made = np.empty((own.groups, silos, silos))
@@ -306,5 +308,6 @@ def squares(own: Compared, products: Reals, silos: int) -> Reals:
 
 
 def _numbers(data: bytes) -> Words | None:
+    # Little-endian on the wire; ``astype`` converts to the machine's order.
     numbers = np.frombuffer(data, "<u8").astype(np.uint64)
     return numbers if is_field(numbers) else None

@@ -5,18 +5,20 @@ before what follows it leaves) and reports what came of them.
 
 ::
 
-    stage      event                      next       effects
-    -          begin(...)                 keys       Remember, SendKeys
-    keys       DeliveredKeys(U1)               shares     SendShares
-    shares     DeliveredShares(U2)             uploading  Remember, Upload(terms)
-    shares     the same, not all opens    ended      SendComplaint, End: the dealer is to blame
-    uploading  Streamed(length, sha256)   uploaded   SendHeader
-    uploaded   Streamed, the same         uploaded   SendHeader: a lost connection was resumed
-    uploaded   DeliveredSurvivors(U3)          signed     Remember, SendSurvival
-    signed     DeliveredNotes(≥ t of U3)       revealed   SendReveal
-    signed, revealed  DeliveredResult          done       Finish
-    up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
-    any        a check fails, or Stopped  ended      End(code, blame, why)
+    stage      event                       next       effects
+    -          begin(...)                  keys       Remember, SendKeys
+    keys       KeysReceived(U1)            shares     SendShares
+    shares     SharesReceived(U2)          uploading  Remember, UploadWords(terms)
+    shares     the same, not all opens     ended      SendComplaint, LeaveAttempt: the dealer is to
+                                                      blame
+    uploading  Streamed(length, sha256)    uploaded   SendHeader
+    uploaded   Streamed, the same          uploaded   SendHeader: a lost connection was resumed
+    uploaded   SurvivorsReceived(U3)       signed     Remember, SendSurvival
+    signed     NotesReceived(≥ t of U3)    revealed   SendReveal
+    signed, revealed  ResultReceived       done       Finish
+    up to uploaded    AbandonAsked         ended      Remember, SendAbandon, LeaveAttempt
+    any        a check fails, or           ended      LeaveAttempt(code, blame, why)
+               AttemptStopped
 
 Where the round compares vectors by shares (gram_pieces.py), ``UploadWords`` brings the keys to deal
 them under, ``SurvivorsReceived`` what the other survivors dealt to us, and ``SendReveal`` has our
@@ -107,8 +109,8 @@ Stage: TypeAlias = Literal[
 class Participant:
     """A silo with its policy, its protocol key and its randomness (``os.urandom``).
 
-    ``signers`` are the coordinator and the silos of the job. It is the same in all attempts; what
-    changes is in ``SiloAttempt`` and ``Memory``.
+    ``signers`` are the coordinator and the silos of the job. A participant is the same in all
+    attempts; ``SiloAttempt`` and ``Memory`` hold what changes.
     """
 
     silo: str
@@ -184,18 +186,18 @@ def begin(
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
     state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
-    # The memory comes first: after a crash in between, the attempt counts as entered, and is never
-    # entered again with other secrets.
+    # Memory first: after a crash in between, the attempt counts as entered, so it is never entered
+    # again with other secrets.
     return state, (Remember(memory), SendKeys(bundle, keys))
 
 
 def advance(state: SiloAttempt, event: Event) -> Step:
     """The next state and what has to be done; whatever a check finds ends the attempt.
 
-    It never raises RefusedError: the fault is in ``LeaveAttempt``. Effects are to be run in
-    order, and a failed one reported as ``AttemptStopped``.
+    It never raises RefusedError: ``LeaveAttempt`` has code and blame. The shell runs the effects in
+    order, and reports a message that the coordinator refused as ``AttemptStopped``.
     """
-    # Before the stage is looked at: an ended attempt can still be abandoned.
+    # Handled before the check of the stage, since an ended attempt can still be abandoned.
     if isinstance(event, AbandonAsked):
         return _abandon(state)
     if state.stage in ("done", "ended"):
@@ -303,8 +305,8 @@ def _deal(
 
     # Bundles are hashed with their signatures, so all who sign a later set saw the same keys.
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
-    # A holder's number follows from the cohort, so whoever has the specification can join shares,
-    # and check evidence of those that do not join.
+    # Numbers of holders depend only on the cohort, so whoever has the specification can join
+    # shares, and check evidence of shares that do not join.
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
         dealing, portions, kept = deal(
@@ -415,8 +417,8 @@ def _hiding(state: SiloAttempt) -> GramKeys | None:
     silo, seeds, ctx = state.silo, _seeds(state), state.ctx
     dealers = _dealers(state.dealings)
     others = [delivery for delivery in state.keys if delivery.silo in dealers]
-    # The agreement is that of the shares of masks; the labels of ``seal_key`` and ``share_key``
-    # make two keys of it.
+    # The same X25519 result seals shares of masks, too: ``seal_key`` and ``share_key`` derive two
+    # keys from it, by different labels.
     agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
     return GramKeys(
         seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()}
@@ -449,7 +451,7 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
             Code.UPLOAD,
             "streamed two different payloads under one mask",
         )
-        # Survivors were signed after our header was among them, so it has arrived.
+        # In a later stage the header has arrived: we signed survivors only with it among them.
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
 
     # We hold our own share of our vectors, as any other holder does.
@@ -630,7 +632,7 @@ def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> 
 
 def _check_size(state: SiloAttempt, members: Sequence[str], name: str, code: Code) -> None:
     spec, terms = state.spec, state.party.terms
-    # Fewer than t can never open a sum, and silos that are lost now do not come back as survivors.
+    # Sets only shrink from here, and fewer than t silos cannot open a sum.
     least = max(spec.threshold, spec.min_cohort, terms.min_cohort)
     check(
         len(members) >= least,

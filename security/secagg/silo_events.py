@@ -18,6 +18,7 @@ class KeysReceived:
     """The coordinator delivered the keys of U1, and the keys to which we seal, one per member."""
 
     bundles: tuple[KeyBundle, ...]
+    # each with a proof under the root in its owner's bundle
     keys: tuple[KeyDelivery, ...]
 
 
@@ -25,7 +26,7 @@ class KeysReceived:
 class SharesReceived:
     """The coordinator passed on what the members of U2 dealt to us, our own dealing among it.
 
-    The members of U2 are those who dealt; each delivery has its proof under the dealer's root.
+    Each delivery has a proof under its dealer's signed root.
     """
 
     deliveries: tuple[PortionDelivery, ...]
@@ -42,6 +43,7 @@ class Streamed:
     length: int
     sha256: bytes
     tags: bytes = b""
+    # Never sent: a dealer holds a share of its own vectors, like every other holder.
     kept: bytes = field(default=b"", repr=False)
 
 
@@ -50,6 +52,7 @@ class SurvivorsReceived:
     """The coordinator delivered the headers of U3, and shares of vectors sealed to us."""
 
     headers: tuple[Header, ...]
+    # empty if the round compares nothing by shares
     shares: tuple[SealedShare, ...] = ()
 
 
@@ -57,8 +60,8 @@ class SurvivorsReceived:
 class NotesReceived:
     """The coordinator passed on survivors' signatures.
 
-    At least t of U3 must have signed the very sets that this silo signed, or it ends the attempt
-    and reveals nothing.
+    Unless at least t of U3 signed the very sets that this silo signed, it ends the attempt and
+    reveals nothing.
     """
 
     survivals: tuple[Survival, ...]
@@ -68,7 +71,7 @@ class NotesReceived:
 class ResultReceived:
     """The sum is open: SHA-256 of what was delivered, and the survivors' combined tags, if any.
 
-    Nothing is checked here: ``Finish`` has what the shell needs to check the delivered integers.
+    The state machine does not check the sum; the shell does, with the fields of ``Finish``.
     """
 
     sha256: bytes
@@ -79,7 +82,8 @@ class ResultReceived:
 class AbandonAsked:
     """Give this attempt up for good: the coordinator asks, or this silo has nothing to send.
 
-    It changes nothing once survivors were signed. An ended attempt is abandoned, too.
+    It has no effect once this silo signed survivors. An attempt that ended without a signature can
+    still be abandoned.
     """
 
 
@@ -110,8 +114,8 @@ Event: TypeAlias = (
 class Remember:
     """Make this durable before any later effect.
 
-    If it fails, no later effect may run: each of them tells others something that this silo must
-    still know after a restart.
+    If that fails, no later effect may run: each of them tells others something that this silo must
+    remember after a restart.
     """
 
     memory: Memory
@@ -122,6 +126,7 @@ class SendKeys:
     """To the coordinator, for all; of ``keys`` each dealer gets its own."""
 
     bundle: KeyBundle
+    # one per other member of the cohort, in its order
     keys: tuple[ReceivingKey, ...]
 
 
@@ -129,10 +134,12 @@ class SendKeys:
 class SendShares:
     """To the coordinator, for all.
 
-    It keeps the portions, and passes each holder its own with a proof under the dealing's root.
+    The coordinator keeps all portions, and passes each holder its own with a proof under the
+    dealing's root.
     """
 
     dealing: Dealing
+    # one per member of U1; our own has only commitments
     portions: tuple[Portion, ...]
 
 
@@ -140,7 +147,7 @@ class SendShares:
 class SendComplaint:
     """To the coordinator, as evidence.
 
-    It shows the private key for one dealer alone; the attempt ends with it.
+    It reveals the private key for this one dealer only, and ends the attempt for this silo.
     """
 
     complaint: Complaint
@@ -153,7 +160,9 @@ class UploadWords:
     Then Streamed.
     """
 
+    # our self mask, and a mask for each other member of U2
     terms: tuple[Term, ...]
+    # None if the round compares nothing by shares
     hiding: GramKeys | None = None
 
 
@@ -161,7 +170,7 @@ class UploadWords:
 class SendHeader:
     """To the coordinator, for all; it ends the upload.
 
-    It goes again after a lost connection, with the same bytes.
+    After a lost connection it is sent again, with the same bytes.
     """
 
     header: Header
@@ -171,7 +180,9 @@ class SendHeader:
 class SendSurvival:
     """To the coordinator, for all.
 
-    After it this silo signs no other survivors of the attempt, and never abandons it.
+    From then on this silo signs no other survivors of the attempt, and never abandons it. The
+    coordinator accepts it while shares are awaited, too: a late signer may reveal in another's
+    place.
     """
 
     survival: Survival
@@ -181,7 +192,7 @@ class SendSurvival:
 class SendReveal:
     """To the coordinator alone.
 
-    One share of each member of U2, never both; the silo drops its secrets with it.
+    It has one share of each member of U2, never both. The silo forgets its secrets with it.
     """
 
     reveal: Reveal
@@ -191,7 +202,8 @@ class SendReveal:
 class SendAbandon:
     """To the coordinator, for all.
 
-    Other silos count such notes before they enter another attempt over the same values.
+    The silo drops out of an attempt that still runs. Other silos count such notes before they enter
+    another attempt over the same values.
     """
 
     note: Abandon
@@ -201,12 +213,13 @@ class SendAbandon:
 class Finish:
     """The sum is open: the ledger records the digest, and ``Tagger.check`` checks the integers.
 
-    ``tags`` are those of all survivors together, empty in a sum without tags; ``survivors`` are
+    ``tags`` are the combined tags of all survivors, empty in a sum without tags. ``survivors`` are
     in the order of their ids.
     """
 
     sha256: bytes
     tags: bytes
+    # whose pads are removed from words and tags
     survivors: tuple[str, ...]
 
 
@@ -217,6 +230,7 @@ class LeaveAttempt:
     ``blame`` is a silo, or one of the words in security/faults.py. ``why`` stays on this machine.
     """
 
+    # only the code leaves this silo
     code: Code
     blame: str
     why: str

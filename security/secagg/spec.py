@@ -65,9 +65,9 @@ def context_of(document: bytes) -> bytes:
 class RoundSpec(Strict):
     """One attempt; ``counts`` are those behind public weights, in the cohort's order.
 
-    Digests are SHA-256, in hex. ``threshold`` is t: how many survivors must sign, and how many
-    shares open a secret. A document does not parse if its cohort is not sorted or has a silo
-    twice, if two groups have one name, or if counts are not one per silo of the cohort.
+    Digests are SHA-256, in hex. ``threshold`` is t: the number of survivors that must sign, and of
+    shares that open a secret. A document does not parse if its cohort is not sorted or has a silo
+    twice, if two groups have one name, or if the number of counts is wrong.
     """
 
     protocol: Literal["staddle-secagg/1"] = "staddle-secagg/1"
@@ -116,8 +116,8 @@ class RoundSpec(Strict):
 
     def _check_counts(self) -> None:
         public = [group for group in self.groups if group.weights == "public"]
-        # Rows bring counts of their own, so the shared list stands in the document only where some
-        # publicly weighted group has none.
+        # Rows have counts of their own. The shared list is needed only if some group with public
+        # weights has none.
         wanted = 0 if all(group.counts for group in public) else len(self.cohort)
         if len(self.counts) != wanted:
             raise ValueError(f"{len(self.counts)} counts for public weights, not {wanted}")
@@ -131,7 +131,7 @@ class RoundSpec(Strict):
     def payload(self) -> bytes:
         """The bytes that the coordinator signs, behind the label.
 
-        Canonical JSON. ``compared`` is absent where the round compares nothing by shares.
+        Canonical JSON. ``compared`` is absent if the round compares nothing by shares.
         """
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
@@ -146,14 +146,14 @@ class RoundSpec(Strict):
     def counts_of(self, group: Group) -> tuple[int, ...]:
         """The counts behind the public weights of a group, in the cohort's order.
 
-        Those of the group where it has some, as a row does, else the ones that the round shares.
+        A row has counts of its own; all other groups use those of the specification.
         """
         return group.counts or self.counts
 
     def share_of(self, silo: str, group: Group) -> float:
         """The public weight of a silo in a group, a share of 1; 0 where all counts are 0."""
         counts = self.counts_of(group)
-        # All counts are 0 in a row that mixes nobody.
+        # A row that mixes nobody has only zeros; the divisor is then 1.
         return counts[self.cohort.index(silo)] / max(sum(counts), 1)
 
 
@@ -215,8 +215,8 @@ class Terms:
         A batch without its excused silos has at least as many as a job's batches have
         (``Job.least_batch``).
         """
-        # Two honest silos at least, whatever the policy says: colluders subtract their own values,
-        # and would read a single one.
+        # At least two honest silos, whatever the policy says: colluders subtract their own values,
+        # and would be left with those of a single one.
         least = max(spec.min_cohort, self.min_cohort, spec.colluders + max(2, self.min_honest))
         return unbroken(self.batches, silos, self.excused, least)
 
@@ -246,8 +246,7 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
 
     LocalError if a ring is too small for the cohort or a count is missing.
     """
-    # Whoever calls, the order is one: a silo's place in the cohort is its number as a holder of
-    # shares.
+    # Sorted, since a silo's place in the cohort is its number as a holder of shares.
     members = tuple(sorted(cohort))
     plain = {f.name: getattr(frame, f.name) for f in fields(frame) if f.name not in NOT_IN_SPEC}
     return RoundSpec.model_validate(
@@ -264,8 +263,8 @@ def specify(frame: Frame, cohort: Sequence[str], attempt: int) -> RoundSpec:
 
 def _scaled(frame: Frame, group: Group, members: Sequence[str]) -> Group:
     """The group with what follows from its cohort: its scale, and its weights if it is a row."""
-    # The scale depends on how many values are summed (arithmetic/fixedpoint.py), so a frame cannot
-    # have it yet.
+    # The scale depends on the size of the cohort (arithmetic/fixedpoint.py), so the frame does not
+    # have it.
     exponent = scale_exponent(group.ring, len(members), group.clip_exponent, group.weights)
     follows = {"scale_exponent": exponent, **_row(frame, group, members)}
     return group.model_copy(update=follows)
@@ -273,8 +272,8 @@ def _scaled(frame: Frame, group: Group, members: Sequence[str]) -> Group:
 
 def _counts(frame: Frame, members: Sequence[str]) -> tuple[int, ...]:
     """The declared counts of the cohort; none where no group is weighted by them."""
-    # Rows are weighed by ``Frame.rows``: where every public group is one, no declared count is
-    # used, and none stands in the document.
+    # Rows have their weights from ``Frame.rows``. If every group with public weights is a row, the
+    # declared counts are not used, and are left out of the document.
     public = {group.name for group in frame.groups if group.weights == "public"}
     if public <= frame.rows.keys():
         return ()
@@ -323,8 +322,8 @@ def kept(spec: RoundSpec, group: Group, survivors: Sequence[str]) -> float:
     From 0 to 1. It is computed from integers, so it is the same on every machine. ``survivors``
     are some of the cohort.
     """
-    # A row lacks the weights of silos that were lost, and its reader keeps the more. All of it
-    # follows from signed integers, so the coordinator cannot choose the share.
+    # The weights of lost silos are missing, so the reader keeps more. Weights were signed before
+    # anything was uploaded: the coordinator cannot change them once it knows who survived.
     others = sum(group.counts[spec.cohort.index(silo)] for silo in survivors)
     return kept_share(group.own_weight, others)
 
@@ -414,9 +413,9 @@ def brought_fault(spec: RoundSpec, group: Group, min_cohort: int) -> str:
 
 
 def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
-    """Our own specification, with the weights that the coordinator's brings.
+    """Our own specification, with the weights of rows from the coordinator's.
 
-    RefusedError if it may not.
+    RefusedError if those weights are out of bounds.
     """
     # The coordinator alone knows which silos are alike, so its weights cannot be compared with
     # ours; they are held to the bounds within which any row may lie.
@@ -435,9 +434,9 @@ def _with_brought(own: RoundSpec, spec: RoundSpec, frame: Frame) -> RoundSpec:
 def check_frame(spec: RoundSpec, frame: Frame) -> None:
     """RefusedError unless this silo would have written the same for this cohort and attempt.
 
-    ``frame`` is what this silo knows of the round on its own. The cohort, the attempt, and the
-    weights of rows in ``Frame.brought`` are taken from the specification: ``check_cohort`` and
-    ``brought_fault`` judge those.
+    ``frame`` is made from the silo's own knowledge of the round. Only the cohort, the attempt and
+    the weights of rows in ``Frame.brought`` are taken from the specification. ``check_cohort`` and
+    ``brought_fault`` judge cohort and weights.
     """
     try:
         own = _with_brought(specify(frame, spec.cohort, spec.attempt), spec, frame)
@@ -454,7 +453,8 @@ def check_frame(spec: RoundSpec, frame: Frame) -> None:
 def check_cohort(spec: RoundSpec, terms: Terms) -> None:
     """RefusedError unless a silo with these terms joins the announced cohort (rules 5 and 6).
 
-    Code POLICY, for the coordinator. It runs at the coordinator too, before any silo is asked.
+    The code is POLICY, and the coordinator is to blame. The coordinator itself runs it, too, before
+    it asks any silo.
     """
     n, c = len(spec.cohort), spec.colluders
     # (1) As many colluders are assumed as our policy assumes, and they are fewer than a third: only
@@ -484,8 +484,8 @@ def check_cohort(spec: RoundSpec, terms: Terms) -> None:
 def check_survivors(spec: RoundSpec, terms: Terms, survivors: Sequence[str]) -> None:
     """RefusedError unless the sum over these members of the cohort may be opened (rules 5, 6).
 
-    Code SURVIVORS, for the coordinator. It runs at the coordinator before it asks for signatures,
-    and at each silo before it signs.
+    The code is SURVIVORS, and the coordinator is to blame. It runs at the coordinator before it
+    asks for signatures, and at each silo before it signs.
     """
     least = max(spec.min_cohort, terms.min_cohort)
     # (1) They are enough to open the sum, and as many as both minima ask.
@@ -526,14 +526,14 @@ def _weights_fault(spec: RoundSpec, silos: Sequence[str], min_cohort: int) -> st
     A row is seen by its reader alone.
     """
     indices = [spec.cohort.index(silo) for silo in silos]
-    # All silos of a sum see it, so ``concentration_fault`` judges it for each of them. A row has
-    # one reader, who is not mixed in it.
+    # All silos see the sum, so ``concentration_fault`` judges it from the view of each. A row has
+    # one reader, which is not mixed in it.
     if spec.counts:
         fault = concentration_fault([spec.counts[index] for index in indices], min_cohort)
         if fault:
             return fault
     for group in spec.groups:
-        # Groups without weights of their own were judged above; a row of zeros shows nothing.
+        # Groups without counts of their own were judged above, and a row of zeros reveals nothing.
         if not any(group.counts):
             continue
         fault = row_fault([group.counts[index] for index in indices], min_cohort)
