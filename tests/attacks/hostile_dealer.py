@@ -38,20 +38,12 @@ def rubbish(victim):
 
     def dealt(ctx, *given):
         honest, portions, kept = deal(ctx, *given)
-        spoilt = tuple(
-            replace(portion, sealed=os.urandom(len(portion.sealed)))
-            if portion.holder == victim
-            else portion
-            for portion in portions
-        )
-        unsigned = replace(
-            honest, root=Tree(portion.leaf() for portion in spoilt).root(), signature=b""
-        )
-        return (
-            replace(unsigned, signature=given[-1](SECAGG_DEALING, unsigned.payload(ctx))),
-            spoilt,
-            kept,
-        )
+        spoil = lambda portion: replace(portion, sealed=os.urandom(len(portion.sealed)))  # noqa: E731
+        spoilt = tuple(spoil(each) if each.holder == victim else each for each in portions)
+        root = Tree(portion.leaf() for portion in spoilt).root()
+        unsigned = replace(honest, root=root, signature=b"")
+        signature = given[-1](SECAGG_DEALING, unsigned.payload(ctx))
+        return replace(unsigned, signature=signature), spoilt, kept
 
     secagg_silo.deal = dealt
 
@@ -64,11 +56,8 @@ def inconsistent(*victims):
     def of_another(secret, threshold, holders, draw):
         shares = split(secret, threshold, holders, draw)
         wrong = split(os.urandom(32), threshold, holders, draw)
-        numbers = [
-            holders[place]
-            for place in range(len(holders))
-            if not victims or place in places(victims)
-        ]
+        chosen = places(victims) if victims else range(len(holders))
+        numbers = [holders[place] for place in chosen]
         return {**shares, **{number: wrong[number] for number in numbers}}
 
     dealing.split = of_another
@@ -117,14 +106,8 @@ def once(number):
 def main(how, config):
     """The agent as it ships, with one of these."""
     name, _, silo = how.partition(":")
-    kinds = {
-        "rubbish": rubbish,
-        "inconsistent": inconsistent,
-        "one": inconsistent,
-        "lies": lies,
-        "beyond": beyond,
-        "once": once,
-    }
+    kinds = {"rubbish": rubbish, "inconsistent": inconsistent, "one": inconsistent}
+    kinds |= {"lies": lies, "beyond": beyond, "once": once}
     kinds[name](*([silo] if silo else []))
     loaded = configs.load(config)
     log.setup(loaded.log)

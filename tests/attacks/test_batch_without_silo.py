@@ -31,12 +31,8 @@ TABLE = {"secure_aggregation": "required", "weights": "private", "weight_most": 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     jobs = ("job", "other")
-    return make_world(
-        tmp_path_factory.mktemp("attacked"),
-        dict.fromkeys(jobs, TABLE),
-        (DEALER,),
-        dict.fromkeys(jobs, FIVE),
-    )
+    folder, tables = tmp_path_factory.mktemp("attacked"), dict.fromkeys(jobs, TABLE)
+    return make_world(folder, tables, (DEALER,), dict.fromkeys(jobs, FIVE))
 
 
 class Asking(Attempted):
@@ -60,16 +56,13 @@ class Rubbish(Asking):
 
     def act(self, who, effect):
         if who == DEALER and isinstance(effect, s.SendShares):
-            portions = tuple(
-                replace(each, sealed=bytes(len(each.sealed))) if each.holder == VICTIM else each
-                for each in effect.portions
-            )
-            dealing = replace(
-                effect.dealing, root=Tree(each.leaf() for each in portions).root(), signature=b""
-            )
-            signature = self.world.others[DEALER].sign(
-                SECAGG_DEALING, dealing.payload(self.spec.context())
-            )
+            spoilt = lambda each: replace(each, sealed=bytes(len(each.sealed)))  # noqa: E731
+            told = effect.portions
+            portions = tuple(spoilt(each) if each.holder == VICTIM else each for each in told)
+            root = Tree(each.leaf() for each in portions).root()
+            dealing = replace(effect.dealing, root=root, signature=b"")
+            sign, ctx = self.world.others[DEALER].sign, self.spec.context()
+            signature = sign(SECAGG_DEALING, dealing.payload(ctx))
             dealing = replace(dealing, signature=signature)
             self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
             effect = s.SendShares(dealing, portions)
@@ -106,9 +99,8 @@ def against_an_honest_dealer(first):
 
 def of_another_job(first):
     """The same dealer in the job beside this one."""
-    document = first.spec.model_copy(
-        update={"job": "other", "job_digest": first.world.jobs["other"].digest}
-    ).payload()
+    other = {"job": "other", "job_digest": first.world.jobs["other"].digest}
+    document = first.spec.model_copy(update=other).payload()
     return replace(genuine(first), document=document)
 
 
@@ -153,9 +145,8 @@ def played(world, tmp_path, proofs):
     """A round of two attempts, the second without the dealer."""
     first = Rubbish(world)
     second = Later(first, lambda first: Without(world, first, proofs(first)))
-    hostile = Blind(
-        world, [offer(world, "job"), round_of(world, 0, "job", cohort=FIVE)], {0: [first, second]}
-    )
+    tasks = [offer(world, "job"), round_of(world, 0, "job", cohort=FIVE)]
+    hostile = Blind(world, tasks, {0: [first, second]})
     hostile.script["fetch"] = [lambda: delivery(world, "job", 0)]
     play(hostile, tmp_path)
     assert first.state.proofs.keys() == {DEALER}

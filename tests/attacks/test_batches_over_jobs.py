@@ -44,9 +44,8 @@ class Counted(Attempted):
         given, (train, test) = super().contribution(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return GroupValues(np.array([0.0, 0.0, test]))
-        return GroupValues(
-            given.values, None if given.weights is None else np.full(group.rows, float(train))
-        )
+        weights = None if given.weights is None else np.full(group.rows, float(train))
+        return GroupValues(given.values, weights)
 
     def act(self, who, effect):
         super().act(who, effect)
@@ -68,42 +67,31 @@ class Counted(Attempted):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     silos = {"first": EIGHT, "second": (*WITH, NINTH)}
-    return make_world(
-        tmp_path_factory.mktemp("attacked"), dict.fromkeys(silos, SECURITY), (*MORE, NINTH), silos
-    )
+    folder, tables = tmp_path_factory.mktemp("attacked"), dict.fromkeys(silos, SECURITY)
+    return make_world(folder, tables, (*MORE, NINTH), silos)
 
 
 def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, tmp_path):
     """Before: accepted, and off by (0.0, 0.0)."""
-    assert {frozenset(batch) for batch in world.jobs["first"].batches} == {
-        frozenset(WITH),
-        frozenset(WITHOUT),
-    }
-    whole, second = (
-        Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos)))
-        for name in ("first", "second")
-    )
-    script = [
-        offer(world, "first"),
-        round_of(world, 0, "first", cohort=EIGHT),
-        offer(world, "second"),
-        round_of(world, 0, "second", cohort=world.jobs["second"].silos),
-    ]
+    batches = {frozenset(batch) for batch in world.jobs["first"].batches}
+    assert batches == {frozenset(WITH), frozenset(WITHOUT)}
+    all_of = lambda name: tuple(sorted(world.jobs[name].silos))  # noqa: E731
+    whole, second = (Counted(world, name, cohort=all_of(name)) for name in ("first", "second"))
+    script = [offer(world, "first"), round_of(world, 0, "first", cohort=EIGHT)]
+    script += [offer(world, "second")]
+    script += [round_of(world, 0, "second", cohort=world.jobs["second"].silos)]
     hostile = play(Blind(world, script, {0: [whole, second]}), tmp_path)
     # the same values, without the real silo's batch
     half = Counted(world, "first", attempt=1, cohort=WITHOUT)
     # Its silos, honest ones, have signed the sum over all, and sign this one.
-    terms, members = (
-        replace(Terms(), batches=world.jobs["first"].batches),
-        frozenset((*EIGHT, NINTH)),
-    )
+    terms = replace(Terms(), batches=world.jobs["first"].batches)
+    members = frozenset((*EIGHT, NINTH))
     Memory().signed(whole.spec, EIGHT).entered(half.spec, (), Signers.of(world.roster), None, terms)
     assert told([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST) is None
     off = None
     if None not in (whole.opened, half.opened, second.opened):
-        off = tuple(
-            np.abs(second.counts() - (whole.counts() - half.counts()) - COUNTS[NINTH]).round(6)
-        )
+        found = second.counts() - (whole.counts() - half.counts())
+        off = tuple(np.abs(found - COUNTS[NINTH]).round(6))
     assert off is None, f"its training and test records were found, off by {off}"
     assert None not in (whole.opened, half.opened)
     assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "DECLINE"]

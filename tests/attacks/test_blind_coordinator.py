@@ -54,11 +54,9 @@ def world(tmp_path_factory):
 
 def abandoned(world, *attempts):
     """The word of the other silos that these attempts are never opened."""
-    notes = [
-        make_abandon(attempted.spec.context(), silo, keys.sign)
-        for attempted in attempts
-        for silo, keys in world.others.items()
-    ]
+    notes = []
+    for ctx in [attempted.spec.context() for attempted in attempts]:
+        notes += [make_abandon(ctx, silo, keys.sign) for silo, keys in world.others.items()]
     return sorted(notes, key=lambda note: (note.silo, note.signature))
 
 
@@ -114,9 +112,8 @@ def respec(**changes):
 
 def swapped(messages, place, **changes):
     """The same messages with fields of one changed."""
-    return tuple(
-        replace(each, **changes) if i == place else each for i, each in enumerate(messages)
-    )
+    one = replace(messages[place], **changes)
+    return tuple(one if i == place else each for i, each in enumerate(messages))
 
 
 def another_job(attempted, _):
@@ -133,9 +130,8 @@ def forged_notes(attempted, told):
     """Survivors' signatures over other sets, by the coordinator's key."""
     sets = Sets(attempted.state.h_u1, attempted.state.h_u2, attempted.state.h_u3)
     ctx, sign = attempted.spec.context(), attempted.world.keys.sign
-    return [
-        s.NotesReceived(tuple(make_survival(ctx, each.silo, sets, sign) for each in told.survivals))
-    ]
+    notes = (make_survival(ctx, each.silo, sets, sign) for each in told.survivals)
+    return [s.NotesReceived(tuple(notes))]
 
 
 def keys(bundles, *, truth=False):
@@ -191,6 +187,7 @@ def early(_, told):
 THREE = {"cohort": sorted(SILOS)[:3], "counts": [60] * 3}  # for a colluder of ours
 ASKED, DEALT, SHARED, GAVE = (), ("keys",), ("keys", "shares"), ("keys", "shares", "header")
 SIGNED = (*GAVE, "survival")
+BOTH_ROLES = survivors(lambda headers: headers[1:], truth=True)
 ALTERED = {  # name: what is changed, code, what the real silo gives beside "end" before it sees it
     "lowered t": (respec(threshold=2), "POLICY", ASKED),
     "smaller cohort": (respec(cohort=sorted(SILOS)[:2], counts=[60, 60]), "POLICY", ASKED),
@@ -217,10 +214,7 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "shrunk survivors": (survivors(lambda headers: headers[1:3]), "SURVIVORS", GAVE),
     "survivors without us": (survivors(without_us), "SURVIVORS", GAVE),
     "split survivors": (when(s.SurvivorsReceived, split), "NOTES", SIGNED),
-    "a survivor in both roles": (
-        survivors(lambda headers: headers[1:], truth=True),
-        *("EQUIVOCATION", SIGNED),
-    ),
+    "a survivor in both roles": (BOTH_ROLES, "EQUIVOCATION", SIGNED),
     "forged notes": (when(s.NotesReceived, forged_notes), "NOTES", SIGNED),
     "too few notes": (when(s.NotesReceived, too_few_notes), "NOTES", SIGNED),
 }
@@ -315,14 +309,11 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
 
 
+TOO_LONG, MANY_KEYS = secure.SignedSpec(document=bytes(5_000_000)), [secure.KeyBundle()] * 40
 NO_MESSAGES = {
     "garbage": GARBAGE,
-    "more than a message may have": secure.SecureDelivery(
-        spec=secure.SignedSpec(document=bytes(5_000_000))
-    ),
-    "more keys than there are members": secure.SecureDelivery(
-        keys=secure.DeliveredKeys(bundles=[secure.KeyBundle()] * 40)
-    ),
+    "more than a message may have": {"spec": TOO_LONG},
+    "more keys than there are members": {"keys": secure.DeliveredKeys(bundles=MANY_KEYS)},
 }
 
 
@@ -331,6 +322,7 @@ def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(
     world, tmp_path, reply
 ):
     sums = [Attempted(world, "public")]
+    reply = secure.SecureDelivery(**reply) if isinstance(reply, dict) else reply
     hostile = attacks(world, tmp_path, sums, first=[reply] * 2, times=3, counted=1)
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
@@ -470,15 +462,11 @@ async def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
     monkeypatch.setattr(blind, "PAUSE_SECONDS", PAUSE_SECONDS)
     seconds, hostiles = 4, {}
     for name in FLOODS:
-        hostiles[name] = one_round(world)
-        (attempted,) = hostiles[name].sums[0]
+        hostiles[name] = made = one_round(world)
+        (attempted,) = made.sums[0]
         attempted.told = [] if "specification" in name or name == "nothing" else attempted.told
-        hostiles[name].flood = lambda number, name=name, attempted=attempted: flooding(
-            attempted, number
-        )[name]
-    runs = (
-        attacked(hostile, tmp_path / name, seconds=seconds) for name, hostile in hostiles.items()
-    )
+        made.flood = lambda number, name=name, sent=attempted: flooding(sent, number)[name]
+    runs = (attacked(each, tmp_path / name, seconds=seconds) for name, each in hostiles.items())
     await asyncio.gather(*runs)
     for name, free in FLOODS.items():
         asked, paced = hostiles[name].calls["secure_next"], seconds / PAUSE_SECONDS + 5

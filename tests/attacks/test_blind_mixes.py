@@ -32,9 +32,8 @@ SILOS = ("north", "east", "south", "west")  # the first is the bad one
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     documents = (pfedsim(SILOS), pfedsim(SILOS, name="other"))
-    return signed_federation(
-        tmp_path_factory.mktemp("attacked"), SILOS, *documents, beat_seconds=60
-    )
+    folder = tmp_path_factory.mktemp("attacked")
+    return signed_federation(folder, SILOS, *documents, beat_seconds=60)
 
 
 def contributions(world):
@@ -42,18 +41,14 @@ def contributions(world):
     extractor, rows = uploaded(world.job.up(0))
     (spec,) = rows.tensors
     vectors = torch.randn(spec.shape, generator=rng, dtype=torch.float64)
+    counts = {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors}
     found = {
-        extractor.name: {
-            each.name: torch.randn(each.shape, generator=rng) for each in extractor.tensors
-        },
+        extractor.name: {e.name: torch.randn(e.shape, generator=rng) for e in extractor.tensors},
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
-        METRICS.name: {
-            each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors
-        },
+        METRICS.name: counts,
     }
-    return lambda _: {
-        part.name: PLAIN.give(part, Contribution(found[part.name])) for part in world.job.up(0)
-    }
+    give = lambda part: PLAIN.give(part, Contribution(found[part.name]))  # noqa: E731
+    return lambda _: {part.name: give(part) for part in world.job.up(0)}
 
 
 @pytest.fixture
@@ -66,10 +61,8 @@ def play(world, tmp_path):
 
     def run(harm, whole=False):
         async def scenario():
-            silos = [
-                MixSilo(here.address, world.keys[n], world.roster, world.job, contributions(world))
-                for n in SILOS
-            ]
+            of = world.roster, world.job, contributions(world)
+            silos = [MixSilo(here.address, world.keys[silo], *of) for silo in SILOS]
             for each in silos:
                 await each.accept()
             for each in silos:
@@ -294,9 +287,8 @@ def test_masked_words_come_after_all_else(play):
 
 def signed_again(bad, upload):
     line = bad.line(parts(bad)[0])
-    return replace(
-        upload, signature=bad.keys.sign(MIX_UPLOAD, replace(upload, signature=b"").payload(line))
-    )
+    payload = replace(upload, signature=b"").payload(line)
+    return replace(upload, signature=bad.keys.sign(MIX_UPLOAD, payload))
 
 
 def foreign(bad, made):

@@ -55,12 +55,10 @@ def world(tmp_path_factory):
     """With declared counts, so that a sum over three of the four is opened."""
     security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     security |= {"counts": dict.fromkeys(SILOS, 60), "tags": False}
-    documents = [
-        job_document(
-            SILOS, name=f"job-{seconds}", round_timeout=seconds, min_cohort=3, security=security
-        )
-        for seconds in (HURRIED, PATIENT)
-    ]
+    documents = []
+    for seconds in (HURRIED, PATIENT):
+        fields = {"name": f"job-{seconds}", "round_timeout": seconds, "min_cohort": 3}
+        documents.append(job_document(SILOS, **fields, security=security))
     world = signed_federation(tmp_path_factory.mktemp("attacked"), SILOS, *documents)
     world.configs = {}
     for seconds in (HURRIED, PATIENT):
@@ -78,9 +76,8 @@ class BlindCaller(Caller):
         super().__init__(address, keys, roster, job)
         self.raw = self.channel.unary_unary(SECURE, request_serializer=bytes)
         terms = replace(Terms(), batches=job.batches)
-        self.party = machine.Participant(
-            self.silo, Signers.of(roster), terms, keys.sign, os.urandom
-        )
+        signers = Signers.of(roster)
+        self.party = machine.Participant(self.silo, signers, terms, keys.sign, os.urandom)
         model = JobPlan(job).round(0).model_digest((), ())
         self.frame = JobPlan(job).round(0).frame(roster.federation, rosters.digest(roster), model)
         self.had, self.state, self.survivors = 0, None, None
@@ -90,9 +87,8 @@ class BlindCaller(Caller):
         return Attempt(self.job.name, self.digest, 0, self.state.spec.attempt, self.state.ctx)
 
     def message(self, body, **changes):
-        return secagg_upload_to_wire(
-            SecaggUpload(self.session, replace(self.attempt, **changes), body)
-        )
+        attempt = replace(self.attempt, **changes)
+        return secagg_upload_to_wire(SecaggUpload(self.session, attempt, body))
 
     def secure(self, message):
         return self.stub.Secure(message, timeout=SECONDS)
@@ -113,9 +109,8 @@ class BlindCaller(Caller):
                 continue
             self.had += 1
             if isinstance(told.body, SignedSpec):
-                self.state, effects = machine.begin(
-                    self.party, self.frame, told.body.document, told.body.signature, Memory()
-                )
+                signed = told.body.document, told.body.signature
+                self.state, effects = machine.begin(self.party, self.frame, *signed, Memory())
             else:
                 if isinstance(told.body, s.KeysReceived):
                     self.keys = told.body.keys
@@ -142,9 +137,8 @@ class BlindCaller(Caller):
 
     def words(self, effect):
         made = [Values(np.full(group.elements, 0.01)) for group in self.state.spec.groups]
-        return b"".join(
-            w.tobytes() for w in masked_chunks(self.state.spec, self.silo, made, effect.terms)
-        )
+        chunks = masked_chunks(self.state.spec, self.silo, made, effect.terms)
+        return b"".join(words.tobytes() for words in chunks)
 
     def streamed(self, effect):
         payload = self.words(effect)
@@ -305,11 +299,11 @@ def of(**changes):
 
 
 def without_body(session=None):
-    return late(
-        lambda bad, effect: secure.SecureUpload(
-            session=session or bad.session, attempt=bad.message(effect).attempt
-        )
-    )
+    async def made(bad, effect):
+        attempt = bad.message(effect).attempt
+        return secure.SecureUpload(session=session or bad.session, attempt=attempt)
+
+    return made
 
 
 def early_header(bad, _):
@@ -318,6 +312,11 @@ def early_header(bad, _):
 
 
 NONE = bytes(64)
+BAD_DEALING, NO_WORDS = (
+    changed("dealing", signature=NONE),
+    late(lambda b, e: b.message(header_of(b, e))),
+)
+BAD_SURVIVAL = changed("survival", signature=NONE)
 LIES = {
     "keys in another's name": (s.SendKeys, changed("bundle", silo="east"), "SECURE", OTHERS),
     "keys with a bad signature": (s.SendKeys, changed("bundle", signature=NONE), "SECURE", OTHERS),
@@ -331,19 +330,10 @@ LIES = {
     "a header before its time": (s.SendShares, late(early_header), "SECURE", EVERYBODY),
     "other keys": (s.SendShares, differing_keys, "SECURE", EVERYBODY),
     "portions that it did not sign": (s.SendShares, late(other_portions), "SECURE", OTHERS),
-    "a dealing with a bad signature": (
-        s.SendShares,
-        *(changed("dealing", signature=NONE), "SECURE", OTHERS),
-    ),
+    "a dealing with a bad signature": (s.SendShares, BAD_DEALING, "SECURE", OTHERS),
     "a header of other words": (s.UploadWords, wrong_header, "SECURE", OTHERS),
-    "a header without words": (
-        s.UploadWords,
-        *(late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
-    ),
-    "a signature that is none": (
-        s.SendSurvival,
-        *(changed("survival", signature=NONE), "SECURE", EVERYBODY),
-    ),
+    "a header without words": (s.UploadWords, NO_WORDS, "SECURE", OTHERS),
+    "a signature that is none": (s.SendSurvival, BAD_SURVIVAL, "SECURE", EVERYBODY),
     "shares that nobody dealt": (s.SendReveal, late(other_shares), "SECURE", EVERYBODY),
 }
 
@@ -383,15 +373,10 @@ def cut_short(bad, effect):
     return bad.frames(effect, words[:-8], size=len(words))
 
 
+EARLY = late(lambda bad, _: bad.frames(None, bytes(40)))
 UPLOADS = {  # name: before which of its messages, frames, code, who survives
-    "before their stage": (
-        s.SendShares,
-        *(late(lambda b, _: b.frames(None, bytes(40))), "ROUND_CLOSED", EVERYBODY),
-    ),
-    "of another attempt": (
-        s.UploadWords,
-        *(in_frames(context=bytes(32)), "ROUND_CLOSED", EVERYBODY),
-    ),
+    "before their stage": (s.SendShares, EARLY, "ROUND_CLOSED", EVERYBODY),
+    "of another attempt": (s.UploadWords, in_frames(context=NONE[:32]), "ROUND_CLOSED", EVERYBODY),
     "in the clear": (s.UploadWords, in_frames(context=b""), "MANIFEST", EVERYBODY),
     "too few": (s.UploadWords, in_frames(lambda words: words[:-8]), "MANIFEST", OTHERS),
     "too many": (s.UploadWords, in_frames(lambda words: words + bytes(8)), "MANIFEST", OTHERS),

@@ -90,10 +90,8 @@ def play(folder, compare):
     opened = []
 
     async def scenario():
-        silos = [
-            Watched(here.address, world.keys[name], world.roster, job, contributions(name))
-            for name in SILOS
-        ]
+        of = world.roster, job
+        silos = [Watched(here.address, world.keys[s], *of, contributions(s)) for s in SILOS]
         for each in silos:
             await each.accept()
         for each in silos:
@@ -129,9 +127,8 @@ def test_rotated_vectors_are_read_as_they_stand(tmp_path):
     turning = rotate(np.eye(WIDTH), JobPlan(done.job).use(part, 0, 0).key(KEY))
     worst = 0.0
     for silo in SILOS[1:]:
-        found = (
-            np.frombuffer(done.silos[silo].uploads[part.name], "<f4").astype(np.float64) @ turning.T
-        )
+        uploaded = np.frombuffer(done.silos[silo].uploads[part.name], "<f4")
+        found = uploaded.astype(np.float64) @ turning.T
         worst = max(worst, float(np.abs(found - exact(silo)).max()))
         assert cosine(found, exact(silo)) > 1 - 1e-9
     assert worst < 1e-6
@@ -157,10 +154,8 @@ def test_shared_vectors_stay_noise(shared):
         own = from_signed(g.quantise(spec.compared, rows(FRIEND).double().numpy()))
         at = spec.holder(FRIEND)
         others = [spec.holder(silo) for silo in SILOS[1:]]
-        lines = [
-            product(interpolation([at, other], [0]), np.stack([held[0], own[0]]))
-            for other in others
-        ]
+        both = np.stack([held[0], own[0]])
+        lines = [product(interpolation([at, other], [0]), both) for other in others]
         for tried in (held, *lines):
             best = max(best, cosine(to_signed(tried)[0].astype(np.float64), exact(victim)))
     # of vectors of 640 numbers that have nothing in common: 0.04 by chance
@@ -178,36 +173,23 @@ def test_nor_does_it_open_what_was_sealed_to_others(shared):
             at = gram_pieces.place_of(spec, dealer, holder)
             sealed = shared.silos[dealer].words[at : at + gram_pieces.sealed_bytes(spec)]
             for by in SILOS[1:]:
-                agreed = agree(
-                    receiving_seed(friend.seeds.receiving, friend.ctx, FRIEND, by),
-                    seals[dealer],
-                    dealer,
-                )
+                seed = receiving_seed(friend.seeds.receiving, friend.ctx, FRIEND, by)
+                agreed = agree(seed, seals[dealer], dealer)
+                key = gram_pieces.share_key(agreed, friend.ctx, dealer, holder)
                 with pytest.raises(RefusedError, match="does not open"):
-                    gram_pieces.open_share(
-                        spec,
-                        gram_pieces.share_key(agreed, friend.ctx, dealer, holder),
-                        dealer,
-                        holder,
-                        sealed,
-                    )
+                    gram_pieces.open_share(spec, key, dealer, holder, sealed)
 
 
 def test_what_it_does_read_are_the_inner_products(shared):
     """Those of the quantised vectors, to the bit, from the reveals of any three silos."""
     state = shared.silos[FRIEND].states[0]
-    order = [header.silo for header in state.headers]
-    told = {
-        state.spec.holder(silo): g.products_loaded(
-            state.spec.compared, 4, shared.silos[silo].reveals[0].products
-        )
-        for silo in SILOS
-        if shared.silos[silo].reveals
+    spec, compared = state.spec, state.spec.compared
+    revealed = {
+        silo: each.reveals[0].products for silo, each in shared.silos.items() if each.reveals
     }
+    told = {spec.holder(silo): g.products_loaded(compared, 4, p) for silo, p in revealed.items()}
     products = g.opened(told, 1).products
-    found = g.squares(state.spec.compared, g.dequantise(state.spec.compared, products), 4)[0]
-    assert np.array_equal(
-        found, g.gram(state.spec.compared, [exact(silo)[None] for silo in order])[0]
-    )
-    vectors = np.stack([exact(silo) for silo in order])
+    found = g.squares(compared, g.dequantise(compared, products), 4)[0]
+    vectors = np.stack([exact(header.silo) for header in state.headers])
+    assert np.array_equal(found, g.gram(compared, list(vectors[:, None]))[0])
     assert np.abs(found - vectors @ vectors.T).max() < 4e-7

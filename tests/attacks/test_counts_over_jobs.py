@@ -31,12 +31,8 @@ def world(tmp_path_factory):
     declared = {GONE: COUNTS[GONE][0], SILO: 60, **{silo: COUNTS[silo][0] for silo in OTHERS}}
     for name, silos in (("declared", ALL), ("declared-again", SILOS)):
         counts = {silo: declared[silo] for silo in silos}
-        security[name] = {
-            "secure_aggregation": "required",
-            "weights": "public",
-            "counts": counts,
-            "tags": False,
-        }
+        security[name] = {"secure_aggregation": "required", "weights": "public", "tags": False}
+        security[name]["counts"] = counts
     silos = {"first": ALL, "twin": ALL, "declared": ALL}
     return make_world(tmp_path_factory.mktemp("attacked"), security, (GONE,), silos)
 
@@ -48,16 +44,14 @@ class Counted(Attempted):
         given, (train, test) = super().contribution(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return GroupValues(np.array([0.0, 0.0, test]))
-        return GroupValues(
-            given.values, None if given.weights is None else np.full(group.rows, float(train))
-        )
+        weights = None if given.weights is None else np.full(group.rows, float(train))
+        return GroupValues(given.values, weights)
 
 
 def sums_of(world, *names):
     """An honest attempt at the first sum of each job, over all of its silos."""
-    return {
-        0: [Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos))) for name in names]
-    }
+    all_of = lambda name: tuple(sorted(world.jobs[name].silos))  # noqa: E731
+    return {0: [Counted(world, name, cohort=all_of(name)) for name in names]}
 
 
 def tasks(world, *names):
@@ -78,9 +72,8 @@ def measure(attempts):
     with_it, without = attempts
     if with_it.opened is None or without.opened is None:
         return None
-    return tuple(
-        float(off) for off in np.abs(totals(with_it) - totals(without) - COUNTS[GONE]).round(6)
-    )
+    off = np.abs(totals(with_it) - totals(without) - COUNTS[GONE]).round(6)
+    return tuple(map(float, off))
 
 
 def told(found):
@@ -95,26 +88,18 @@ def signed(hostile):
 def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
     """Before: off by (0.0, 0.0)."""
     sums = sums_of(world, "first", "again")
-    script = [
-        offer(world, "first"),
-        *tasks(world, "first"),
-        offer(world, "again"),
-        *tasks(world, "again"),
-    ]
+    script = [offer(world, "first"), *tasks(world, "first")]
+    script += [offer(world, "again"), *tasks(world, "again")]
     hostile = play(Blind(world, script, sums), tmp_path)
     found = measure(sums[0])
     assert found is None, told(found)
     assert sums[0][0].opened is not None
-    assert [(kind, code) for kind, _, code in hostile.answers if kind != "FAILED"] == [
-        ("ACCEPT", "UNSPECIFIED"),
-        ("DECLINE", "POLICY"),
-    ]
+    answers = [(kind, code) for kind, _, code in hostile.answers if kind != "FAILED"]
+    assert answers == [("ACCEPT", "UNSPECIFIED"), ("DECLINE", "POLICY")]
     (declined,) = records(tmp_path, "job.decline")
     (why,) = declined["reasons"]
-    assert (
-        "together with those of job 'first' over centre, east, north, south, west on data set"
-        " 'data'" in why
-    )
+    over = "over centre, east, north, south, west on data set 'data'"
+    assert f"together with those of job 'first' {over}" in why
     assert "of which classes, centre alone has" in why
     assert "have its founders sign a roster without" in why
 
@@ -202,9 +187,8 @@ def test_the_same_silos_again_and_a_job_that_failed_before_its_sum_are_welcome(w
     again = Blind(world, [offer(world, "again"), *tasks(world, "again")], sums)
     play(again, tmp_path / "failed")
     assert sums[0][0].opened is not None
-    script = [
-        each for name in ("first", "twin") for each in (offer(world, name), *tasks(world, name))
-    ]
+    script = [offer(world, "first"), *tasks(world, "first")]
+    script += [offer(world, "twin"), *tasks(world, "twin")]
     twins = Blind(world, script, sums)
     play(twins, tmp_path / "twins")
     assert [kind for kind, *_ in twins.answers] == ["ACCEPT", "ACCEPT"]

@@ -99,11 +99,8 @@ def test_its_tags_tell_no_guess_from_another(made):
     spec, ctx = made.spec, made.spec.context()
     tagger = Tagger(GROUP_KEY, ctx, len(spec.groups))
     words = made.hidden[1].copy()
-    unpad(
-        1,
-        words,
-        list(d.recipient_pads(spec, spec.groups[1], seed_of(AWAY[0]), prekeys(AWAY[0])).values()),
-    )
+    pads = d.recipient_pads(spec, spec.groups[1], seed_of(AWAY[0]), prekeys(AWAY[0]))
+    unpad(1, words, list(pads.values()))
     tagger.add(1, words)  # the right guess
     tag = made.claim(1).tag
     # the reader sees that it is

@@ -35,11 +35,8 @@ def test_a_flipped_tag_names_only_what_is_known(world, tmp_path, flip):
     assert [each["survivors"] for each in found if each["type"] == "secagg.sum"] == [sorted(SILOS)]
     # canaries came out: the coordinator sees nothing
     assert np.isfinite(hostile.tagged.opened[0].total).all()
-    ended = [
-        (each["round"], each["code"], each["blame"])
-        for each in found
-        if each["type"] == "secagg.end"
-    ]
+    ends = [each for each in found if each["type"] == "secagg.end"]
+    ended = [(each["round"], each["code"], each["blame"]) for each in ends]
     taken = [each["round"] for each in found if each["type"] == "ingress"]
     if not flip:
         assert (ended, taken) == ([], [1])
@@ -73,9 +70,6 @@ def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
         tagger.add(at, (np.eye(3, dtype=np.int64)[each] << group.scale_exponent).view(np.uint64))
         of_one.append(tagger.sums[at])
     guesses = product(range(most + 1), repeat=3)
-    fits = [
-        guess
-        for guess in guesses
-        if sum(n * by for n, by in zip(guess, of_one, strict=True)) % PRIME == tag
-    ]
+    made = lambda guess: sum(n * by for n, by in zip(guess, of_one, strict=True))  # noqa: E731
+    fits = [guess for guess in guesses if made(guess) % PRIME == tag]
     assert fits == [], f"the right guess is {true}, and those that fit are {fits}"

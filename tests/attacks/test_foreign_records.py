@@ -17,13 +17,8 @@ from staddle.security.log.tree_head import TreeHead
 
 pytestmark = [pytest.mark.actor("disk thief"), pytest.mark.usefixtures("hurried")]
 
-FORGED = {
-    "type": "start",
-    "silo": SILO,
-    "software": "forged",
-    "roster": "ab" * 32,
-    "policy": "ab" * 32,
-}
+FORGED = {"type": "start", "silo": SILO, "software": "forged"}
+FORGED |= {"roster": "ab" * 32, "policy": "ab" * 32}
 
 
 @pytest.fixture(scope="module")

@@ -124,12 +124,8 @@ WHOLE = -1  # stands for the payload's size
 
 def true_values(caller, message):
     """The message with the true session, job, digest and name where the magic words stand."""
-    known = {
-        "@session": caller.session,
-        "@job": caller.job.name,
-        "@digest": caller.digest,
-        "@silo": caller.silo,
-    }
+    known = {"@session": caller.session, "@job": caller.job.name}
+    known |= {"@digest": caller.digest, "@silo": caller.silo}
     for descriptor, value in message.ListFields():
         values = value if descriptor.is_repeated else [value]
         if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
@@ -144,13 +140,11 @@ def true_values(caller, message):
 
 def step():
     """One frame of a stream: of an honest one, of one with a changed place, or any at all."""
-    numbers = st.sampled_from([0, 1, 7, 1024 * 1024, 2**31, 2**53, 2**64 - 1]) | st.integers(
-        0, 2**64 - 1
-    )
+    numbers = st.sampled_from([0, 1, 7, 1024 * 1024, 2**31, 2**53, 2**64 - 1])
+    numbers |= st.integers(0, 2**64 - 1)
     offsets = numbers | st.just(WHOLE)
-    changes = st.fixed_dictionaries(
-        {}, optional={"offset": offsets, "size": numbers, "round": st.integers(0, 3)}
-    )
+    fields = {"offset": offsets, "size": numbers, "round": st.integers(0, 3)}
+    changes = st.fixed_dictionaries({}, optional=fields)
     return st.one_of(
         st.tuples(st.just("manifest"), changes | st.just({})),
         st.tuples(st.just("chunk"), st.integers(0, 3) | st.integers(0, 2 * 1024 * 1024)),
@@ -219,11 +213,9 @@ def any_stream(world, steps):
         north, round_ = world.north, world.daemon.runs[0].state.round
         good = frames_of(north, round_)
         frames = [frame_of(north, good, *one) for one in steps]
-        found = await say(north, "Upload", *(frame.SerializeToString() for frame in frames))
-        whole = [frame.SerializeToString() for frame in frames] == [
-            frame.SerializeToString() for frame in good
-        ]
-        assert found != "OK" or whole
+        sent, whole = ([frame.SerializeToString() for frame in each] for each in (frames, good))
+        found = await say(north, "Upload", *sent)
+        assert found != "OK" or sent == whole
         assert len(list((world.folder / "spool").iterdir())) <= 1
 
     world.run(scenario())
@@ -241,20 +233,10 @@ def test_memory_does_not_grow(world, honest):
         for count in range(number):
             good = frames_of(north, world.daemon.runs[0].state.round)
             big = tensor.Frame(end=tensor.End(ledger_leaf=bytes(1_000_000)))
-            streams = (
-                [],
-                good[:1],
-                good[:2],
-                good[1:],
-                [good[0], big],
-                [tensor.Frame()] * 3,
-                [big] * 3,
-            )
-            await say(
-                north,
-                "Upload",
-                *(frame.SerializeToString() for frame in streams[count % len(streams)]),
-            )
+            streams = [], good[:1], good[:2], good[1:], [good[0], big]
+            streams = (*streams, [tensor.Frame()] * 3, [big] * 3)
+            sent = [frame.SerializeToString() for frame in streams[count % len(streams)]]
+            await say(north, "Upload", *sent)
             await say(north, "Hello", pb.HelloRequest(silo="x" * 100_000).SerializeToString())
 
     world.run(storm(20))
@@ -317,19 +299,12 @@ def delivery(job):
     items = delivered_items(job.down(1))
     pieces = [bytes(item.spec.nbytes) for item in items]
     tensors = [sha256(piece).digest() for piece in pieces]
-    manifest = tensor.Manifest(
-        job=job.name,
-        job_digest=bytes.fromhex(job.digest),
-        round=1,
-        size=sum(map(len, pieces)),
-        tensors=to_wire(items),
-    )
+    fields = {"job": job.name, "job_digest": bytes.fromhex(job.digest), "round": 1}
+    fields |= {"size": sum(map(len, pieces)), "tensors": to_wire(items)}
+    manifest = tensor.Manifest(**fields)
     end = tensor.End(sha256=sha256(b"".join(tensors)).digest(), tensor_sha256=tensors)
-    return [
-        tensor.Frame(manifest=manifest),
-        tensor.Frame(chunk=b"".join(pieces)),
-        tensor.Frame(end=end),
-    ]
+    chunk = tensor.Frame(chunk=b"".join(pieces))
+    return [tensor.Frame(manifest=manifest), chunk, tensor.Frame(end=end)]
 
 
 class Deliverer:
@@ -354,10 +329,8 @@ def gate(made, tmp_path_factory):
     policy = policies.parse(local_federation.policy_text([made.job]).encode(), "policy.toml")
     folder, keys = tmp_path_factory.mktemp("north"), made.keys["north"]
     with Ledger.open(folder / "ledger", "north", made.roster.federation, keys.log) as ledger:
-        client = Deliverer()
-        found = Gate(
-            client, ledger, policy, made.roster, Witness(ledger, made.roster, keys, folder / HEADS)
-        )
+        client, witness = Deliverer(), Witness(ledger, made.roster, keys, folder / HEADS)
+        found = Gate(client, ledger, policy, made.roster, witness)
         with asyncio.Runner() as runner:
             runner.run(found.session.hello())
             yield SimpleNamespace(gate=found, client=client, run=runner.run)
@@ -369,9 +342,8 @@ def gate(made, tmp_path_factory):
 @settings(max_examples=600, **PATIENT)
 @given(steps=st.lists(step(), max_size=5))
 def any_delivery(made, gate, steps):
-    caller = SimpleNamespace(
-        session=b"", job=made.job, digest=bytes.fromhex(made.job.digest), silo="north"
-    )
+    digest = bytes.fromhex(made.job.digest)
+    caller = SimpleNamespace(session=b"", job=made.job, digest=digest, silo="north")
     good = delivery(made.job)
     gate.client.frames = [frame_of(caller, good, *one) for one in steps]
     with contextlib.nullcontext() if gate.client.frames == good else pytest.raises(PeerError):

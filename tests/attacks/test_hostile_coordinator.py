@@ -90,18 +90,16 @@ def test_a_bad_task_gets_nothing_and_the_next_good_one_is_done(world, tmp_path, 
     script = [*tasks(world), offer(world), *tasks(world), round_of(world, 0)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
-    assert [answer for answer in hostile.answers if answer[0] == "ACCEPT"] == [
-        ("ACCEPT", 0, "UNSPECIFIED")
-    ]
+    accepted = [answer for answer in hostile.answers if answer[0] == "ACCEPT"]
+    assert accepted == [("ACCEPT", 0, "UNSPECIFIED")]
     assert not list(tmp_path.glob("jobs/x*"))
     assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"first"}
 
 
 @pytest.mark.parametrize("number", [2, 3, 2**32 - 1])
 def test_a_round_that_the_job_does_not_have_is_refused(world, tmp_path, number):
-    hostile = play(
-        Hostile(world, [offer(world), round_of(world, number), round_of(world, 0)]), tmp_path
-    )
+    script = [offer(world), round_of(world, number), round_of(world, 0)]
+    hostile = play(Hostile(world, script), tmp_path)
     assert ("FAILED", number, "DELIVERY") in hostile.answers
     assert [upload[1] for upload in hostile.uploads] == [0]
 
@@ -121,9 +119,8 @@ def test_a_round_with_a_cohort_that_cannot_be_is_refused_and_nothing_leaves(
     asked = [round_of(world, 0, cohort=silos) for silos in (cohort, SILOS[::-1])]
     script = [offer(world), *asked]
     hostile = play(Hostile(world, script), tmp_path)
-    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [
-        ("FAILED", 0, "DELIVERY")
-    ]
+    failed = [answer for answer in hostile.answers if answer[0] == "FAILED"]
+    assert failed == [("FAILED", 0, "DELIVERY")]
     assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
     intents = records(tmp_path, "egress.intent")
     assert [intent["cohort"] for intent in intents] == [sorted(SILOS)]
@@ -133,10 +130,8 @@ def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_pat
     ends = [finish(world, number) for number in (3, 2**32 - 1)]
     script = [offer(world), *ends, round_of(world, 0)]
     hostile = play(Hostile(world, script), tmp_path)
-    assert [answer for answer in hostile.answers if answer[0] == "DONE"] == [
-        ("DONE", 3, "DELIVERY"),
-        ("DONE", 2**32 - 1, "DELIVERY"),
-    ]
+    done = [answer for answer in hostile.answers if answer[0] == "DONE"]
+    assert done == [("DONE", number, "DELIVERY") for number in (3, 2**32 - 1)]
     assert len(hostile.uploads) == 1
 
 
@@ -259,19 +254,16 @@ def test_a_greeting_that_is_none_is_tried_again(world, tmp_path, reply):
 
 
 def test_a_poll_that_is_answered_with_no_message_is_tried_again(world, tmp_path):
-    hostile = play(
-        Hostile(world, [GARBAGE, offer(world), GARBAGE, GARBAGE, round_of(world, 0)]), tmp_path
-    )
+    script = [GARBAGE, offer(world), GARBAGE, GARBAGE, round_of(world, 0)]
+    hostile = play(Hostile(world, script), tmp_path)
     assert hostile.calls["hello"] == 4
     assert len(hostile.uploads) == 1
 
 
 def test_frames_that_are_no_messages_are_no_delivery(world, tmp_path):
     script = [offer(world), *[round_of(world, 0)] * 4]
-    hostile = Hostile(
-        world, script, fetch=[lambda: [GARBAGE], lambda: [delivery(world, "first", 0)[0], GARBAGE]]
-    )
-    play(hostile, tmp_path)
+    begun = lambda: [delivery(world, "first", 0)[0], GARBAGE]  # noqa: E731
+    hostile = play(Hostile(world, script, fetch=[lambda: [GARBAGE], begun]), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0]
 
 
@@ -351,9 +343,8 @@ def test_an_upload_that_is_refused_for_its_ledger_is_followed_by_a_greeting(worl
     ends.
     """
     refusal = ended("LEDGER", grpc.StatusCode.FAILED_PRECONDITION, 1)
-    hostile = play(
-        Hostile(world, [offer(world), *[round_of(world, 0)] * 2], upload=[refusal]), tmp_path
-    )
+    script = [offer(world), *[round_of(world, 0)] * 2]
+    hostile = play(Hostile(world, script, upload=[refusal]), tmp_path)
     assert hostile.calls["hello"] == 2
     assert [upload[1] for upload in hostile.uploads] == [0]
 
@@ -373,11 +364,8 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
     script = [offer(world), offer(world, "second")]
     script += [round_of(world, 0, name) for _ in range(4) for name in names]
     refusals = [None, None, ended("LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, 2)]
-    for tasks in (
-        script,
-        [round_of(world, 0, name) for name in names],
-        [round_of(world, 1, names[0])] * 4,
-    ):
+    again = [round_of(world, 0, name) for name in names]
+    for tasks in (script, again, [round_of(world, 1, names[0])] * 4):
         hostile = play(Hostile(world, tasks, upload=refusals), tmp_path, policy=policy)
         seen += [upload[:2] for upload in hostile.uploads]
         refusals = []
@@ -386,11 +374,8 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
     assert seen.count(("first", 0)) + seen.count(("second", 0)) == 3
     assert seen.count(("first", 1)) == 2
     intents = records(tmp_path, "egress.intent")
-    assert sorted((intent["job"], intent["round"]) for intent in intents) == [
-        *[("first", 0)] * 2,
-        *[("first", 1)] * 2,
-        *[("second", 0)] * 2,
-    ]
+    given = sorted((intent["job"], intent["round"]) for intent in intents)
+    assert given == [each for each in (("first", 0), ("first", 1), ("second", 0)) for _ in range(2)]
 
 
 async def cut_before_the_end(hostile, frames, context):
@@ -536,9 +521,8 @@ def test_a_bad_delivery_is_refused_and_a_good_one_taken(world, tmp_path, bad):
     script = [offer(world), round_of(world, 0), round_of(world, 1), round_of(world, 1)]
     good = lambda: delivery(world, "first", 0)  # noqa: E731
     hostile = play(Hostile(world, script, fetch=[good, lambda: bad(world)]), tmp_path)
-    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [
-        ("FAILED", 1, "DELIVERY")
-    ]
+    failed = [answer for answer in hostile.answers if answer[0] == "FAILED"]
+    assert failed == [("FAILED", 1, "DELIVERY")]
     assert [upload[1] for upload in hostile.uploads] == [0, 1]
     ingress = records(tmp_path, "ingress")
     assert [record["round"] for record in ingress] == [1]

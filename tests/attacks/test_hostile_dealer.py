@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 BAD, *HONEST = SILOS = ("north", "east", "south", "west")
 FIVE = (*SILOS, "dover")
 ONE_BATCH = {"weights": "private", "dropouts": "batches", "counts": {}, "weight_most": 1000}
-ROUNDS = 3
+ROUNDS = 2
+MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8], "classes": 10}
 PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
-ALL, OTHERS = sorted(SILOS), sorted(HONEST)
 
 
 class Played:
@@ -42,9 +42,8 @@ class Played:
         }
         table = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
         table["counts"] = dict.fromkeys(silos, 60)
-        self.job = running.job(
-            job_document("job", silos, rounds=ROUNDS, min_cohort=3, security={**table, **security})
-        )
+        fields = {"rounds": ROUNDS, "min_cohort": 3, "security": {**table, **security}}
+        self.job = running.job({**job_document("job", silos, **fields), "model": MODEL})
         coordinator = running.start_coordinator()
         for silo in silos:
             running.write_silo(silo)
@@ -80,19 +79,24 @@ class Played:
         for part, tensors in models[0].parts.items():
             for name, value in tensors.items():
                 assert torch.isfinite(value).all()
-                assert all(torch.equal(model.parts[part][name], value) for model in models[1:]), (
-                    part,
-                    name,
-                )
+                others = [model.parts[part][name] for model in models[1:]]
+                assert all(torch.equal(other, value) for other in others), (part, name)
+
+    def check_rounds(self, members):
+        """It completed, and all rounds were of these silos."""
+        told = self.evicted, self.reason
+        assert (self.outcome, self.rounds) == ("completed", [sorted(members)] * ROUNDS), told
+
+    def dropped(self):
+        """(silo, code) of those that the coordinator dropped."""
+        found = [each for each in self.events if each["event"] == "silo.dropped"]
+        return [(each["silo"], each["code"]) for each in found]
 
 
 def test_a_dealer_of_rubbish_goes_and_its_victim_stays(start):
     """Before: three rounds of three without ``east``, whom the coordinator named as well."""
     played = Played(start, "rubbish:east")
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
-        played.evicted,
-        played.reason,
-    )
+    played.check_rounds(HONEST)
     assert played.evicted == [[BAD]] * ROUNDS
     assert played.blamed == [BAD]  # once: it is out of the job
     assert played.ends("east") == [("SHARES", BAD)]
@@ -105,16 +109,8 @@ def test_a_survivor_that_was_killed_takes_part_in_the_repeated_round(start, tags
     disk.
     """
     played = Played(start, "inconsistent", dies="protocol job 0 reveal", tags=tags)
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
-        played.evicted,
-        played.reason,
-    )
-    killed = [
-        line
-        for line in played.running.daemons[HONEST[0]].log.read_text().splitlines()
-        if '"killed"' in line
-    ]
-    assert len(killed) == 1
+    played.check_rounds(HONEST)
+    assert len(played.running.killed(HONEST[0])) == 1
     played.check_models()
 
 
@@ -122,10 +118,7 @@ def test_a_survivor_that_was_killed_takes_part_in_the_repeated_round(start, tags
 def test_a_dealer_whose_shares_do_not_join_goes_and_the_round_is_repeated(start, tags):
     """Before: the job failed in its first round, after none of three."""
     played = Played(start, "inconsistent", tags=tags)
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
-        played.evicted,
-        played.reason,
-    )
+    played.check_rounds(HONEST)
     assert played.blamed == [BAD]
     assert [played.ends(silo) for silo in HONEST] == [[("STOPPED", "")]] * 3
     played.check_models()
@@ -148,14 +141,8 @@ def test_a_dealer_of_one_wrong_share_is_in_the_sum_that_opens_and_in_none_after_
 def test_a_silo_that_complains_of_an_honest_dealer_goes_itself(start):
     """Before: it was left out of each round in which it said that it could not open its shares."""
     played = Played(start, "lies:east")
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
-        played.evicted,
-        played.reason,
-    )
-    dropped = [
-        (each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"
-    ]
-    assert dropped == [(BAD, "COMPLAINT")]
+    played.check_rounds(HONEST)
+    assert played.dropped() == [(BAD, "COMPLAINT")]
     assert [played.ends(silo) for silo in HONEST] == [[]] * 3
     played.check_models()
 
@@ -164,16 +151,9 @@ def test_a_silo_that_complains_of_an_honest_dealer_goes_itself(start):
 def test_one_batch_goes_on_without_a_dealer_that_is_proven(start, how):
     """Before: the job failed in its first round, after none of three."""
     played = Played(start, how, silos=FIVE, **ONE_BATCH)
-    left = sorted({*FIVE} - {BAD})
-    assert (played.outcome, played.rounds) == ("completed", [left] * ROUNDS), (
-        played.evicted,
-        played.reason,
-    )
+    played.check_rounds({*FIVE} - {BAD})
     assert played.blamed == [BAD]
-    dropped = {
-        (each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"
-    }
-    assert dropped == {(BAD, "MISDEALT")}
+    assert {*played.dropped()} == {(BAD, "MISDEALT")}
     played.check_models()
 
 

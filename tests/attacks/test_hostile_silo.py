@@ -80,16 +80,8 @@ def serving(world, tmp_path, monkeypatch):
 
 # Uploads.
 
-BAD_WEIGHTS = [
-    (-1.0, "WEIGHT"),
-    (-199.9999, "WEIGHT"),
-    (-1e6, "WEIGHT"),
-    (-5e-324, "WEIGHT"),
-    (2.0**53 + 2, "WEIGHT"),
-    (1.7e308, "WEIGHT"),
-    (float("nan"), "NOT_FINITE"),
-    (float("inf"), "NOT_FINITE"),
-]
+BAD_WEIGHTS = [(bad, "WEIGHT") for bad in (-1.0, -199.9999, -1e6, -5e-324, 2.0**53 + 2, 1.7e308)]
+BAD_WEIGHTS += [(float("nan"), "NOT_FINITE"), (float("inf"), "NOT_FINITE")]
 
 
 async def go_on(east, south, **fields):
@@ -280,10 +272,8 @@ def fields(path):
     """The header of a call, as literals that nobody need remember (RFC 7541, section 6.2.2)."""
     pairs = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x"}
     pairs |= {"te": "trailers", "content-type": "application/grpc"}
-    return b"".join(
-        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in pair)
-        for pair in pairs.items()
-    )
+    literal = lambda text: bytes([len(text)]) + text.encode()  # noqa: E731
+    return b"".join(b"\0" + literal(name) + literal(value) for name, value in pairs.items())
 
 
 async def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, monkeypatch):
@@ -375,12 +365,9 @@ async def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatc
 @pytest.mark.parametrize("failures", [1, 2])
 @pytest.mark.control
 async def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch, failures):
-    errors = [
-        OSError(errno.EMFILE, "Too many open files"),
-        OSError(errno.ENOSPC, "No space left on device"),
-    ][:failures]
+    errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOSPC, "No space left")]
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.05, 0.05, 0.05))
-    asked = breaking(monkeypatch, *errors)
+    asked = breaking(monkeypatch, *errors[:failures])
     async with serving() as callers:
         for silo in callers:
             await silo.give(fill=0.25)

@@ -50,9 +50,8 @@ def rounds():
 
     async def key_alone(agent, admitted, asked):
         await agent._group_keys.keys(admitted.job)
-        await agent._gate.session.answer(
-            admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING"
-        )
+        of = admitted.job.name, admitted.job.digest, asked.round
+        await agent._gate.session.answer(*of, "FAILED", "TRAINING")
 
     patch.setattr(agents.Agent, "_round", key_alone)
     yield
@@ -112,9 +111,8 @@ class Keying(Hostile):
         me, *others = OTHERS
         given = {SILO: (self.given[0].contribution, self.given[0].pieces)}
         given |= {silo: self.give(silo, self.world.epoch) for silo in others}
-        relayed = [
-            g.Relayed(contribution, letters(pieces)[me]) for contribution, pieces in given.values()
-        ]
+        parts = given.values()
+        relayed = [g.Relayed(part, letters(pieces)[me]) for part, pieces in parts]
         seed = self.world.others[me].exchange.private_bytes_raw()
         signers = g.Signers.of(self.world.roster, SILOS)
         made = self.give(me, self.world.epoch)[0]
@@ -123,10 +121,8 @@ class Keying(Hostile):
 
 def files(folder):
     paths = (folder / "jobs" / "first").glob("group.*")
-    return {
-        path.name: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path)
-        for path in paths
-    }
+    read = lambda path: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path)  # noqa: E731
+    return {path.name: read(path) for path in paths}
 
 
 def check_kept(world, hostile, folder):
@@ -309,9 +305,8 @@ def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
 def test_what_is_withheld_for_ever_is_asked_for_at_our_pace(world, tmp_path, monkeypatch):
     monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(group_keys, "MOST_ASKED", 3)
-    hostile = Keying(
-        world, [offer(world)], bring=[lambda _: ()] * 10_000, endless=round_of(world, 0)
-    )
+    nothing = [lambda _: ()] * 10_000
+    hostile = Keying(world, [offer(world)], bring=nothing, endless=round_of(world, 0))
     play(hostile, tmp_path, seconds=3)
     asked = hostile.calls["group_key"]
     assert 6 <= asked <= 3 / 0.1 + 3

@@ -38,9 +38,8 @@ def alike(one, other):
 def integer_rows(seed=0, n=N):
     """A full-rank matrix of integer weights [n, n] of which no entry stands out."""
     random = np.random.default_rng(seed)
-    return np.array(
-        [integer_weights(random.uniform(0.5, 1.5, n).tolist()) for _ in range(n)], np.uint64
-    )
+    rows = [integer_weights(random.uniform(0.5, 1.5, n).tolist()) for _ in range(n)]
+    return np.array(rows, np.uint64)
 
 
 def admitted(made, row, signature, memory=None, terms=None):
@@ -67,9 +66,8 @@ def test_n_weighted_sums_solve_for_every_model():
 
     # Ours: what the coordinator holds, uploads and rows, is uniform, and solves for noise.
     made = mixing(models)
-    offers = [
-        made.row(silo, dict(zip(SILOS, A[r].tolist(), strict=True))) for r, silo in enumerate(SILOS)
-    ]
+    weights = [dict(zip(SILOS, row.tolist(), strict=True)) for row in A]
+    offers = [made.row(silo, row) for silo, row in zip(SILOS, weights, strict=True)]
     rows = [made.mixed(row)[0] for row, _ in offers]
     for data in (b"".join(made.stored[s].hidden for s in SILOS), b"".join(rows)):
         assert chi_square(data) < 255 + 5 * 22.6
@@ -172,9 +170,8 @@ def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
     random, size, seed = np.random.default_rng(6), 256, 11
     guesses = random.normal(size=(200, 5000))
     guesses /= np.linalg.norm(guesses, axis=1, keepdims=True)
-    public = np.stack(
-        [count_sketch(torch.from_numpy(guess), size, seed).numpy() for guess in guesses]
-    )
+    sketched = (count_sketch(torch.from_numpy(guess), size, seed) for guess in guesses)
+    public = np.stack([each.numpy() for each in sketched])
     lengths = np.linalg.norm(public, axis=1)
     another = rotation.Use(0, "j1", 999, 0, "direction", 0).key(KEY)
     seen = np.linalg.norm(rotated_sketch.sketched(guesses, size, another), axis=1)
@@ -259,9 +256,8 @@ def test_a_recipient_over_many_rounds(blind):
         shares = weights / 2.0**32
         row = shares @ models
         if blind:
-            offer = mixing(models, number, made).row(
-                me, dict(zip(made.silos, weights.tolist(), strict=True))
-            )
+            by_silo = dict(zip(made.silos, weights.tolist(), strict=True))
+            offer = mixing(models, number, made).row(me, by_silo)
             _, memory = admitted(made, *offer, memory)
             opened = made.open(offer[0])
             assert np.abs(opened - row).max() < 1e-7
@@ -279,10 +275,9 @@ def test_weights_that_the_coordinator_makes_up_are_refused_by_the_recipient_alon
     none that leans.
     """
     made = mixing(np.random.default_rng(6).normal(size=(N, D)))
-    share = [
-        mix_row.Share(version=made.stored[s].upload.version, weight=w)
-        for s, w in ((SILOS[1], 3 << 30), (SILOS[2], 1 << 30))
-    ]
+    version = lambda silo: made.stored[silo].upload.version  # noqa: E731
+    weights = (SILOS[1], 3 << 30), (SILOS[2], 1 << 30)
+    share = [mix_row.Share(version=version(silo), weight=weight) for silo, weight in weights]
     leaning = mix_row.make_row(made.line, SILOS[0], 0, share, signer("coordinator"))
     assert isinstance(made.opening(leaning[0]), o.Opening)
     with pytest.raises(RefusedError, match="one silo has"):

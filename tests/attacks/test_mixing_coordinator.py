@@ -43,10 +43,8 @@ def hurried(monkeypatch):
         pass
 
     async def keys(keys, job):
-        own, files = (
-            job_keys(job, SILO),
-            PrekeyFiles(keys._jobs / job.name, keys._epoch(job).context()),
-        )
+        own = job_keys(job, SILO)
+        files = PrekeyFiles(keys._jobs / job.name, keys._epoch(job).context())
         if not (files.folder / OWN).exists():
             files.begin(first_prekey(SILO), Known.first(own.others))
         return own
@@ -61,17 +59,12 @@ def world(tmp_path_factory):
     files = local_federation.make(folder / "federation", SILOS)
     roster = rosters.load(files.folder / "roster.json")
     made = Made(files, roster, load_keys(files.folder / "coordinator" / "keys"))
-    security, model = (
-        {"secure_aggregation": "required", "clip_exponent": 6},
-        {"name": "cnn-digits", "classes": 10},
-    )
-    job = made.job(
-        "first", "pfedsim", SILOS, {"rho": 0}, model=model, min_cohort=3, security=security
-    )
+    fields = {"security": {"secure_aggregation": "required", "clip_exponent": 6}, "min_cohort": 3}
+    fields |= {"model": {"name": "cnn-digits", "classes": 10}}
+    job = made.job("first", "pfedsim", SILOS, {"rho": 0}, **fields)
     local_federation.write_silo(files, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
-    mixing = Coordinator(
-        made, job, expected_rows(JobPlan(job).round(1))["extractor"].part, folder / "silos"
-    )
+    part = expected_rows(JobPlan(job).round(1))["extractor"].part
+    mixing = Coordinator(made, job, part, folder / "silos")
     for number in range(2):
         mixing.give_all(number)
     return SimpleNamespace(
@@ -128,10 +121,8 @@ def test_a_row_of_old_uploads_does_not_give_a_single_silos_part(world, tmp_path,
     assert (opened[0] - vector(mixing.wanted(first))).abs().max() < 1e-6
     if len(opened) > 1:
         found, true = 3 * opened[0] - 2 * opened[1], vector(mixing.values(new[0], 0))
-        error, cosine = (
-            float((found - true).abs().max()),
-            float(torch.cosine_similarity(found, true, 0)),
-        )
+        error = float((found - true).abs().max())
+        cosine = float(torch.cosine_similarity(found, true, 0))
         pytest.fail(
             f"two rows were opened: the part of {new[0]} is off by {error:.1e}, cosine {cosine:.4f}"
         )
@@ -147,31 +138,19 @@ def halved(words):
 
 
 ATTACKS = {
-    "a shifted word": (lambda m: [m.row(SILO, even(versions(0)), words=shifted)], "DELIVERY"),
-    "weights that do not add up": (
-        lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 6))],
-        "DELIVERY",
-    ),
-    "too few silos": (lambda m: [m.row(SILO, even(versions(0, OTHERS[:2])))], "POLICY"),
-    "the row of another": (
-        lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))],
-        "DELIVERY",
-    ),
-    "two rows": (
-        lambda m: [m.row(SILO, even(versions(number))) for number in range(2)],
-        "DELIVERY",
-    ),
-    "half a row": (
-        lambda m: [m.row(SILO, even(versions(0)), words=lambda words: words[: len(words) // 2])],
-        "DELIVERY",
-    ),
+    "a shifted word": lambda m: [m.row(SILO, even(versions(0)), words=shifted)],
+    "weights that do not add up": lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 6))],
+    "too few silos": lambda m: [m.row(SILO, even(versions(0, OTHERS[:2])))],
+    "the row of another": lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))],
+    "two rows": lambda m: [m.row(SILO, even(versions(number))) for number in range(2)],
+    "half a row": lambda m: [m.row(SILO, even(versions(0)), words=halved)],
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_row_that_breaks_a_rule_ends_the_round_here_and_nothing_leaves(world, tmp_path, name):
-    attack, code = ATTACKS[name]
-    frames = world.mixing.delivery(1, attack(world.mixing))
+    code = "POLICY" if name == "too few silos" else "DELIVERY"
+    frames = world.mixing.delivery(1, ATTACKS[name](world.mixing))
     hostile = Hostile(world, [offer(world), round_of(world, 1)], fetch=[lambda: frames])
     play(hostile, tmp_path)
     assert hostile.answers == [("ACCEPT", 0, "UNSPECIFIED"), ("FAILED", 1, code)]

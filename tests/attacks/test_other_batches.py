@@ -29,29 +29,21 @@ class Sum(Summed):
 
     def values(self, part, silo):
         rng = torch.Generator().manual_seed(ALL.index(silo))
-        given = {
-            spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
-            for spec in part.tensors
-        }
+        drawn = lambda spec: torch.randn(spec.shape, generator=rng)  # noqa: E731
+        given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))
         weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
-        return (
-            given
-            if weight is None
-            else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
-        )
+        ones = {} if weight is None else {WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+        return {**given, **ones}
 
 
 @pytest.fixture(scope="module")
 def fifteen(tmp_path_factory):
     """A job of five batches, of which round 0 was summed twice."""
     files = local_federation.make(tmp_path_factory.mktemp("made") / "local", ALL)
-    made = Made(
-        files,
-        rosters.load(files.folder / "roster.json"),
-        load_keys(files.folder / "coordinator" / "keys"),
-    )
+    roster, keys = files.folder / "roster.json", files.folder / "coordinator" / "keys"
+    made = Made(files, rosters.load(roster), load_keys(keys))
     made.job("simple", "fedavg", ALL, {}, min_cohort=3, security=BLIND)
     return made
 

@@ -88,10 +88,8 @@ def set_back(world, tmp_path, counted):
     ``counted`` is what the real one is told of its rounds.
     """
     absent = [(), *((silo,) for silo in OTHERS)]
-    attempts = [
-        Attempted(world, "public", number, absent=gone, empty=True)
-        for number, gone in enumerate(absent)
-    ]
+    leaving = lambda at, gone: Attempted(world, "public", at, absent=gone, empty=True)  # noqa: E731
+    attempts = [leaving(*each) for each in enumerate(absent)]
     tasks = [round_of(world, number, "public", counted=counted(number)) for number in range(4)]
     sums = {number: [attempted] for number, attempted in enumerate(attempts)}
     hostile = Blind(world, [offer(world, "public"), *tasks], sums)

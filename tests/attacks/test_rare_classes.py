@@ -119,11 +119,8 @@ def test_class_sums_of_ppfl_are_the_membership_of_who_alone_has_a_class(tagged, 
     coordinator = Opened(naive, "coupling")
     made = simulate(naive, shards, exchanges=coordinator)
     last = coordinator.sums[-1]
-    assert torch.allclose(
-        (last["m"][2] / last["b"][2]).float(),
-        made.states[VICTIM].parts["membership"]["c"],
-        atol=1e-5,
-    )
+    true = made.states[VICTIM].parts["membership"]["c"]
+    assert torch.allclose((last["m"][2] / last["b"][2]).float(), true, atol=1e-5)
     coordinator = Opened(ours, "coupling")
     simulate(ours, shards, exchanges=coordinator)
     assert len(coordinator.sums) == ours.rounds
@@ -184,10 +181,8 @@ def test_holders_as_tensors_are_refused(recipient, job):
 
 def test_the_holders_of_fewer_silos_are_refused(recipient, tagged, job):
     made = Counted(tagged, job, 0, SILOS[:4], SILOS[:4])
-    with pytest.raises(
-        RefusedError,
-        match="the cohort lacks silo-e, without whom silo-a, silo-b, silo-c, silo-d are",
-    ):
+    told = "the cohort lacks silo-e, without whom silo-a, silo-b, silo-c, silo-d are"
+    with pytest.raises(RefusedError, match=told):
         recipient.take(job, 1, delivery(job, 1, [made.down(HOLDERS)]))
 
 
@@ -228,25 +223,20 @@ def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(
     """Rows that nobody counted would be alone in a sum, and could hold anything."""
 
     def smuggling(self, state, facts):
-        return {
-            "rows": Contribution(
-                {"rows": rows_of(state.parts["classifier"])}, torch.ones(3, dtype=torch.float64)
-            )
-        }
+        rows = {"rows": rows_of(state.parts["classifier"])}
+        return {"rows": Contribution(rows, torch.ones(3, dtype=torch.float64))}
 
     monkeypatch.setattr(FedSSA, "give", smuggling)
-    with pytest.raises(
-        LocalError, match="part 'rows' has rows of other classes than this silo has records of"
-    ):
+    told = "part 'rows' has rows of other classes than this silo has records of"
+    with pytest.raises(LocalError, match=told):
         simulate(job, shards, exchanges=simulated(job))
 
 
 @pytest.mark.actor("installed method")
 def test_a_method_that_gives_rows_that_are_not_shown_gives_zeros(job, shards, monkeypatch):
     def smuggling(self, state, facts):
-        weight = torch.tensor(
-            [float(label in CLASSES[facts.silo]) for label in range(3)], dtype=torch.float64
-        )
+        held = [float(label in CLASSES[facts.silo]) for label in range(3)]
+        weight = torch.tensor(held, dtype=torch.float64)
         return {"rows": Contribution({"rows": torch.full((3, self.width + 1), 7.0)}, weight)}
 
     monkeypatch.setattr(FedSSA, "give", smuggling)

@@ -6,6 +6,7 @@ the largest error of that model, as it is recovered; models have numbers of abou
 """
 
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -26,20 +27,13 @@ pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixture
 
 DEALER, VICTIM = "east", "south"
 COUNT = 60  # records of each silo, as the job declares them
-SECURITY = {
-    "public": {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "counts": dict.fromkeys(SILOS, COUNT),
-        "tags": False,
-    }
-}
+SECURITY = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+SECURITY |= {"counts": dict.fromkeys(SILOS, COUNT), "tags": False}
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("attacked"), SECURITY)
+    return make_world(tmp_path_factory.mktemp("attacked"), {"public": SECURITY})
 
 
 class Betrayed(Attempted):
@@ -56,9 +50,8 @@ class Betrayed(Attempted):
             case s.SendShares(dealing, portions) if who == DEALER:
                 self.secret = self.states[DEALER].seeds.own
                 ctx, sign = self.spec.context(), self.world.others[DEALER].sign
-                dealing = replace(
-                    dealing, seed=seed_commitment(ctx, DEALER, bytes(32)), signature=b""
-                )
+                other = seed_commitment(ctx, DEALER, bytes(32))
+                dealing = replace(dealing, seed=other, signature=b"")
                 dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
                 self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
                 super().act(who, s.SendShares(dealing, portions))
@@ -69,24 +62,19 @@ class Betrayed(Attempted):
 
     def shares(self, dealer):
         """The shares of a dealer that t silos revealed."""
-        found = {
-            h: each.held
-            for h, reveal in self.state.reveals.items()
-            for each in reveal.shares
-            if each.dealer == dealer
-        }
-        return dict(sorted(found.items())[: self.spec.threshold])
+        reveals = self.state.reveals.items()
+        shares = [(holder, each) for holder, reveal in reveals for each in reveal.shares]
+        found = [(holder, each.held) for holder, each in shares if each.dealer == dealer]
+        return dict(sorted(found, key=itemgetter(0))[: self.spec.threshold])
 
     def betrayed(self):
         """The sum that nobody else can open."""
         state, ctx, terms = self.state, self.spec.context(), []
         for dealer in state.u3:
             dealt = state.bundles[dealer], state.dealings[dealer]
-            known = (
-                self.secret
-                if dealer == DEALER
-                else joins(self.spec, *dealt, SELF, self.shares(dealer))
-            )
+            known = self.secret
+            if dealer != DEALER:
+                known = joins(self.spec, *dealt, SELF, self.shares(dealer))
             terms.append(Term(self_key(known, ctx, dealer, self.spec.prg, state.h_u2)))
         accumulator = Accumulator(self.spec)
         for silo in state.u3:
@@ -171,18 +159,16 @@ def test_a_second_sum_without_the_dealer_is_made(world, tmp_path):
     assert second.state.u3 == tuple(silo for silo in sorted(SILOS) if silo != DEALER)
     own = first.contribution(first.spec.groups[0], DEALER).values
     assert np.abs((first.sum - second.opened[0].total) / COUNT - own).max() < 1e-6
-    assert [each["survivors"] for each in records(tmp_path, "secagg.sum")] == [
-        list(second.state.u3)
-    ]
+    opened = [each["survivors"] for each in records(tmp_path, "secagg.sum")]
+    assert opened == [list(second.state.u3)]
 
 
 def played(world, tmp_path, evidence, absent):
     """A round of two attempts; the second has this evidence, and this silo is not in it."""
     first = Betrayed(world)
     second = Later(first, lambda first: Repeated(world, evidence(first), absent))
-    hostile = Blind(
-        world, [offer(world, "public"), round_of(world, 0, "public")], {0: [first, second]}
-    )
+    tasks = [offer(world, "public"), round_of(world, 0, "public")]
+    hostile = Blind(world, tasks, {0: [first, second]})
     hostile.script["fetch"] = [lambda: delivery(world, "public", 0)]
     play(hostile, tmp_path)
     assert SILO in first.state.reveals

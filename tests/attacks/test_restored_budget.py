@@ -117,23 +117,18 @@ class Lives:
         """Reservations of the budget as it lies there, as events."""
         lines = records(self.folder, log="privacy/data")
         reserved = [record["events"] for record in lines if record["type"] == "budget.reserve"]
-        return [
-            MechanismSteps(**event).event(event["steps"]) for events in reserved for event in events
-        ]
+        events = (event for events in reserved for event in events)
+        return [MechanismSteps(**event).event(event["steps"]) for event in events]
 
 
 def told(lives, again):
     """The attack's measure: releases that left twice, and what all has cost in truth."""
-    twice = [
-        upload[:2]
-        for upload in again.uploads
-        if upload[:2] in [known[:2] for known in lives.second.uploads]
-    ]
+    known, left = ([each[:2] for each in run.uploads] for run in (lives.second, again))
+    twice = [each for each in left if each in known]
     once, new = lives.reserved, lives.paid()[lives.kept :]
     spent, counted = (cost(events, TABLE["delta"]) for events in ([*once, *new], once))
-    return (
-        f"{len(twice)} releases left twice; epsilon = {spent:.2f} was spent, {counted:.2f} counted"
-    )
+    costs = f"epsilon = {spent:.2f} was spent, {counted:.2f} counted"
+    return f"{len(twice)} releases left twice; {costs}"
 
 
 @pytest.mark.timeout(120)
@@ -171,24 +166,17 @@ def test_a_silo_that_was_shown_what_came_after_the_backup_stops_the_restored_one
     lives = Lives(world, tmp_path, other)
     asyncio.run(other.relayed([lives.second.held]))
     lives.restore()
-    with pytest.raises(
-        LocalError, match=r"records were cut off: .* and east holds a signed checkpoint"
-    ):
-        life(
-            world,
-            lives.folder,
-            [1, 2],
-            lives.first.held,
-            lambda challenge: [answer(other, challenge)],
-        )
+    told = r"records were cut off: .* and east holds a signed checkpoint"
+    answers = lambda challenge: [answer(other, challenge)]  # noqa: E731
+    with pytest.raises(LocalError, match=told):
+        life(world, lives.folder, [1, 2], lives.first.held, answers)
 
 
 @pytest.mark.control
 def test_the_round_that_waited_goes_on_once_another_silo_answers(world, tmp_path, other, caplog):
     """No history anywhere: what it answers is that it holds nothing."""
-    first = Agreeing(
-        world, [offer(world), round_of(world, 0), round_of(world, 0)], b"", lambda _: []
-    )
+    tasks = [offer(world), round_of(world, 0), round_of(world, 0)]
+    first = Agreeing(world, tasks, b"", lambda _: [])
 
     async def hello(request, context):
         reply = await Agreeing.hello(first, request, context)

@@ -66,10 +66,8 @@ def count_frame(round_):
 
 
 def given_counts():
-    return {
-        silo: [GroupValues(np.zeros(20), np.array([float(count)]))]
-        for silo, count in COUNTS.items()
-    }
+    weighted = lambda count: [GroupValues(np.zeros(20), np.array([float(count)]))]  # noqa: E731
+    return {silo: weighted(count) for silo, count in COUNTS.items()}
 
 
 @pytest.mark.control
@@ -80,9 +78,8 @@ def test_static_counts_over_varying_cohorts_are_solved_for():
     rounds = list(combinations(FIVE, 4))
     totals = []
     for number, cohort in enumerate(rounds):
-        run = Run(
-            specify(count_frame(number), cohort, 0), given_counts(), own=count_frame(number)
-        ).finish()
+        own = count_frame(number)
+        run = Run(specify(own, cohort, 0), given_counts(), own=own).finish()
         totals.append(run.opened[0].weight[0])
     who = np.array([[silo in cohort for silo in FIVE] for cohort in rounds], np.float64)
     solved, *_ = np.linalg.lstsq(who, np.array(totals))
@@ -100,13 +97,10 @@ def test_static_counts_are_summed_over_all_or_not_at_all():
     assert run.opened[0].weight[0] == pytest.approx(sum(COUNTS.values()))
     # the cohort is whole, and one is lost on the way: neither the coordinator as it ships nor a
     # silo opens the rest
-    run = Run(
-        specify(own, FIVE, 0), given_counts(), own=own, terms=terms, drops={VICTIM: "SendHeader"}
-    ).finish()
+    spec, lost = specify(own, FIVE, 0), {"own": own, "drops": {VICTIM: "SendHeader"}}
+    run = Run(spec, given_counts(), terms=terms, **lost).finish()
     assert (run.opened, run.ends["coordinator"].code) == (None, "TOO_FEW")
-    lenient = Run(
-        specify(own, FIVE, 0), given_counts(), own=own, drops={VICTIM: "SendHeader"}
-    ).finish()
+    lenient = Run(spec, given_counts(), **lost).finish()
     for silo in FIVE[:4]:
         state, event = lenient.before[silo, "SurvivorsReceived"]
         _, (end,) = machine.advance(replace(state, party=replace(state.party, terms=terms)), event)
@@ -174,12 +168,8 @@ def test_an_upload_that_may_still_be_opened_is_no_reason_for_another():
 def test_a_pad_used_twice_shows_the_difference():
     spec, terms = attempt(5), [Term(bytes([i]) * 32) for i in range(5)]
     before, after = SECRETS[FIVE[0]], [GroupValues(SECRETS[FIVE[0]][0].values + 0.25)]
-    one, two = (
-        np.concatenate(
-            [words.copy() for words in masked_sum.masked_chunks(spec, FIVE[0], given, terms)]
-        )
-        for given in (before, after)
-    )
+    chunks = (masked_sum.masked_chunks(spec, FIVE[0], each, terms) for each in (before, after))
+    one, two = (np.concatenate([words.copy() for words in each]) for each in chunks)
     scale = spec.groups[0].scale_exponent
     shown = fixedpoint.dequantise(two - one, 32, scale)
     width = spec.chunk_bytes // 4 - 1  # words of the first chunk, before its canary
@@ -213,9 +203,8 @@ def unmasked(run, shares):
     terms = [Term(self_key(own, ctx, VICTIM, spec.prg, state.h_u2))]
     for other in FIVE[:4]:
         shared = agree(pair, state.bundles[other].mask, other)
-        terms.append(
-            pair_term(VICTIM, other, pair_key(shared, ctx, VICTIM, other, spec.prg, state.h_u2))
-        )
+        key = pair_key(shared, ctx, VICTIM, other, spec.prg, state.h_u2)
+        terms.append(pair_term(VICTIM, other, key))
     accumulator = Accumulator(spec)
     accumulator.add(run.uploads[VICTIM])
     return accumulator.open(terms, [VICTIM])[0].total
@@ -231,12 +220,8 @@ def test_both_shares_of_a_silo_open_its_upload_and_silos_give_one():
     gone = Run(attempt(5), SECRETS, drops={VICTIM: "SendHeader"}).finish()
     # lost after its upload, it is in the sum
     for ran, kind in ((run, SELF), (lost, SELF), (gone, PAIR)):
-        given = [
-            each
-            for sent in ran.effects(s.SendReveal)
-            for each in sent.reveal.shares
-            if each.dealer == VICTIM
-        ]
+        shares = [each for sent in ran.effects(s.SendReveal) for each in sent.reveal.shares]
+        given = [each for each in shares if each.dealer == VICTIM]
         assert {each.kind for each in given} == {kind}
         assert len(given) >= ran.spec.threshold
 
@@ -250,9 +235,8 @@ def wrapped(spec, value):
     """
     accumulator, own = Accumulator(spec), spec.groups[0]
     for silo in spec.cohort:
-        product = np.clip(
-            np.full(own.elements, value * spec.share_of(silo, own)), -own.clip, own.clip
-        )
+        weighted = np.full(own.elements, value * spec.share_of(silo, own))
+        product = np.clip(weighted, -own.clip, own.clip)
         sent = []
         for chunk in masked_sum.chunks(spec):
             words = np.empty(chunk.words, "<u4")
@@ -279,10 +263,8 @@ def test_clipping_the_product_overflows_under_intact_canaries():
         masked_sum.check_group_values(spec, values[FIVE[0]])
     accumulator = Accumulator(spec)
     for silo in FIVE:
-        assert masked_sum.check_group_values(spec, values[silo], saturate=True) == (
-            20 if silo in FIVE[:3] else 0,
-        )
-        accumulator.add(
-            [words.tobytes() for words in masked_sum.masked_chunks(spec, silo, values[silo], [])]
-        )
+        clipped = masked_sum.check_group_values(spec, values[silo], saturate=True)
+        assert clipped == (20 if silo in FIVE[:3] else 0,)
+        chunks = masked_sum.masked_chunks(spec, silo, values[silo], [])
+        accumulator.add([words.tobytes() for words in chunks])
     assert accumulator.open([], FIVE)[0].mean().tolist() == pytest.approx([8.0 * 3 / 5] * 20)

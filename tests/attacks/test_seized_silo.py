@@ -31,16 +31,13 @@ class Running:
 
     def __init__(self, keyed, folder):
         self.folder, self.job = folder, keyed.jobs["long"]
-        self.made = Coordinator(
-            keyed, self.job, expected_rows(JobPlan(self.job).round(1))["extractor"].part, folder
-        )
+        part = expected_rows(JobPlan(self.job).round(1))["extractor"].part
+        self.made = Coordinator(keyed, self.job, part, folder)
         self.round = 0
 
     def deliver(self, silo, words=True):
         """Of versions of others, by silo and number, whatever is newest."""
-        newest = sorted(
-            (other, number) for other, number in self.made.newest.items() if other != silo
-        )
+        newest = sorted(each for each in self.made.newest.items() if each[0] != silo)
         told = [self.made.word(silo, *version) for version in newest] if words else []
         sharing = self.made.silos[silo]
         # no part of its own
@@ -61,11 +58,8 @@ class Running:
 
     def files(self):
         """All that there is of the silo."""
-        return [
-            path.read_bytes()
-            for path in sorted((self.folder / f"of-{ME}").rglob("*"))
-            if path.is_file()
-        ]
+        found = sorted((self.folder / f"of-{ME}").rglob("*"))
+        return [path.read_bytes() for path in found if path.is_file()]
 
     def opens(self, disk, silo, number):
         """Whether anything on a disk, at any place, opens what was uploaded."""
@@ -75,10 +69,9 @@ class Running:
         found = {data[at : at + 32] for data in disk for at in range(len(data) - 31)}
         found |= {bytes.fromhex(each.decode()) for data in disk for each in hexes(data)}
         for secret in found:
+            own = {generation: secret}
             try:
-                open_seed(
-                    self.made.line, stored.upload, letter, ME, {generation: secret}, sharing.signers
-                )
+                open_seed(self.made.line, stored.upload, letter, ME, own, sharing.signers)
             except RefusedError as error:
                 assert error.code == "SHARES" or "low order" in error.why  # noqa: PT017
             else:
@@ -87,11 +80,8 @@ class Running:
 
 
 def hexes(data):
-    return {
-        data[at : at + 64]
-        for at in range(len(data) - 63)
-        if set(data[at : at + 64]) <= set(b"0123456789abcdef")
-    }
+    pieces = {data[at : at + 64] for at in range(len(data) - 63)}
+    return {piece for piece in pieces if set(piece) <= set(b"0123456789abcdef")}
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +155,8 @@ def test_an_older_prekey_that_is_handed_down_again_is_not_sealed_to(running):
     before = mine.prekeys.known()
     newest = [(other, 2) for other in OTHERS]
     rows = IncomingRows(mine, mine.plan.round(3), TERMS, None)
-    rows.announced(
-        "coordinator", [running.made.row(ME, even(newest))[0]], words_to_wire(old(running))
-    )
+    row, _ = running.made.row(ME, even(newest))
+    rows.announced("coordinator", [row], words_to_wire(old(running)))
     rows.admit()
     assert mine.prekeys.known().newest == before.newest
     assert {each.generation for each in before.newest.values()} == {2}
@@ -189,9 +178,8 @@ def test_a_row_that_is_sealed_to_an_erased_prekey_is_the_coordinators_fault(runn
     memory.write_bytes(begun)
     sharing, disk = running.made.silos[ME], (running.folder / f"of-{ME}" / OWN).read_bytes()
     rows = IncomingRows(sharing, sharing.plan.round(1), TERMS, None)
-    rows.announced(
-        "coordinator", [running.made.row(ME, even([(other, 0) for other in OTHERS]))[0]], []
-    )
+    row, _ = running.made.row(ME, even([(other, 0) for other in OTHERS]))
+    rows.announced("coordinator", [row], [])
     with pytest.raises(RefusedError, match="sealed to prekey 0, which is erased") as caught:
         rows.admit()
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SHARES")
@@ -204,9 +192,7 @@ HOSTILE = {
     "skipped": lambda messages: setattr(messages[0].prekey, "generation", 9),
     "doubled": lambda messages: messages.insert(0, messages[0]),
     "of no part": lambda messages: setattr(messages[0], "part", "classifier"),
-    "another generation of ours": lambda messages: setattr(
-        messages[0].letter.sealed, "generation", 1
-    ),
+    "another generation of ours": lambda told: setattr(told[0].letter.sealed, "generation", 1),
 }
 
 

@@ -98,10 +98,8 @@ class Coordinator(FakeClient):
     def codes(self):
         """The codes of the answers."""
         answers = [message for message in self.messages if isinstance(message, pb.AnswerRequest)]
-        return [
-            f"{pb.AnswerKind.Name(each.kind)[12:]} {pb.ErrorCode.Name(each.code)[11:]}"
-            for each in answers
-        ]
+        kind, code = pb.AnswerKind.Name, pb.ErrorCode.Name
+        return [f"{kind(each.kind)[12:]} {code(each.code)[11:]}" for each in answers]
 
 
 class Hostile(FedPer):

@@ -47,17 +47,14 @@ class Split(Keyed):
     def second(self):
         """What the real silo is brought."""
         changed = tuple(bytes([each[0] ^ 1]) + each[1:] for each in self.secrets[LIAR])
-        return {
-            **self.parts(),
-            LIAR: g.contribute(self.epoch, LIAR, *changed, self.world.others[LIAR].sign),
-        }
+        lie = g.contribute(self.epoch, LIAR, *changed, self.world.others[LIAR].sign)
+        return {**self.parts(), LIAR: lie}
 
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
         brought = self.second().values()
-        return messages.secagg_delivery_to_wire(
-            tuple(g.Relayed(given, letters(pieces)[SILO]) for given, pieces in brought)
-        )
+        relayed = (g.Relayed(given, letters(pieces)[SILO]) for given, pieces in brought)
+        return messages.secagg_delivery_to_wire(tuple(relayed))
 
     async def contribute(self, request, context):
         taken = await super().contribute(request, context)
@@ -67,9 +64,8 @@ class Split(Keyed):
         if self.fitting:
             spec = self.tagged.spec.model_copy(update={"key_parts": parts.hex()})
             self.own = self.tagged.named(spec)
-            signed = SignedSpec(
-                spec.payload(), self.world.keys.sign(SECAGG_SPEC, spec.payload()), ()
-            )
+            payload = spec.payload()
+            signed = SignedSpec(payload, self.world.keys.sign(SECAGG_SPEC, payload), ())
             self.tagged.told[0] = secagg_delivery_to_wire(SecaggDelivery(self.own, signed))
         return taken
 
@@ -101,9 +97,6 @@ def test_silos_with_different_keys_give_nothing_under_them(world, tmp_path, fitt
     assert not opened, f"a sum with the real silo's model was opened; it gave {gained}"
     assert (gained, hostile.contexts) == ([], [])
     assert [kind for _, _, kind in hostile.given].count("keys") == fitting
-    ended = [
-        (each["round"], each["code"], each["blame"])
-        for each in found
-        if each["type"] == "secagg.end"
-    ]
+    ends = [each for each in found if each["type"] == "secagg.end"]
+    ended = [(each["round"], each["code"], each["blame"]) for each in ends]
     assert ended == [(0, "KEYS", COORDINATOR)]

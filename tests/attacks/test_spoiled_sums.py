@@ -21,6 +21,7 @@ ROUNDS = 2
 PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 CLIP = 8.0
+MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8], "classes": 10}
 
 
 def play(start, silos, bad, how="beyond"):
@@ -28,22 +29,24 @@ def play(start, silos, bad, how="beyond"):
     and what the coordinator logged.
     """
     running = start(*silos)
-    running.data = {
-        silo: digits().take(np.arange(60 * i, 60 * i + 60)) for i, silo in enumerate(silos)
-    }
-    job = running.job(job_document("job", silos, rounds=ROUNDS, min_cohort=3, security=SECURITY))
+    records = [digits().take(np.arange(at, at + 60)) for at in range(0, 60 * len(silos), 60)]
+    running.data = dict(zip(silos, records, strict=True))
+    document = job_document("job", silos, rounds=ROUNDS, min_cohort=3, security=SECURITY)
+    job = running.job({**document, "model": MODEL})
     coordinator = running.start_coordinator()
-    for silo in silos:
-        running.write_silo(silo)
-    for silo in silos:
-        if silo == bad(job):
-            running.launch(silo, (PROGRAM, how), running.federation.silo_config(silo))
-        else:
-            running.start_daemon(silo, "never")
+    running.start_silos(*(silo for silo in silos if silo != bad(job)))
+    running.write_silo(bad(job))
+    running.launch(bad(job), (PROGRAM, how), running.federation.silo_config(bad(job)))
     coordinator.wait_for("job.ended", 200)
     running.stop()
     running.check_ledgers()
     return running, job, running.events("coordinator")
+
+
+def silos_of(events, kind):
+    """The silos that events of this kind name, in order."""
+    named = "members" if kind == "round.closed" else "silos"
+    return [sorted(event[named]) for event in events if event["event"] == kind]
 
 
 def largest(running, job, silo):
@@ -65,14 +68,10 @@ def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
     good, bad = job.batches
     (ended,) = [event for event in events if event["event"] == "job.ended"]
     assert ended["outcome"] == "completed", ended
-    spoiled = [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"]
     # then the other batch is left out, without which there is a sum
-    assert spoiled == [sorted(silos), sorted(bad)]
-    rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
-    assert rounds == [sorted(good)] * ROUNDS
-    assert [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"] == [
-        sorted(bad)
-    ]
+    assert silos_of(events, "sum.spoiled") == [sorted(silos), sorted(bad)]
+    assert silos_of(events, "round.closed") == [sorted(good)] * ROUNDS
+    assert silos_of(events, "batch.excluded") == [sorted(bad)]
     moved = [largest(running, job, silo) for silo in silos]
     assert all(0 < each < CLIP for each in moved), f"models of {max(moved) / CLIP:.1f} clips"
     for silo in silos:  # each sum that was signed stands in the ledger: unions of batches alone
@@ -90,13 +89,10 @@ def test_a_lie_told_once_excludes_no_honest_batch(start):
     silos = tuple(f"silo-{number}" for number in range(8))
     _, job, events = play(start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}")
     honest, bad = job.batches
-    out = [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"]
-    assert out == [], f"excluded: {out}"
-    assert [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"] == [
-        sorted(silos)
-    ] * ROUNDS
-    rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
-    assert rounds == [sorted((bad, honest)[number % 2]) for number in range(ROUNDS)]
+    assert silos_of(events, "batch.excluded") == []
+    assert silos_of(events, "sum.spoiled") == [sorted(silos)] * ROUNDS
+    rounds = [sorted((bad, honest)[number % 2]) for number in range(ROUNDS)]
+    assert silos_of(events, "round.closed") == rounds
 
 
 def test_where_the_silos_are_one_batch_the_round_is_not_published(start):
@@ -106,7 +102,7 @@ def test_where_the_silos_are_one_batch_the_round_is_not_published(start):
     (ended,) = [event for event in events if event["event"] == "job.ended"]
     assert ended["outcome"] == "failed"
     assert "that 4 silos within its clip cannot give; one of them gave others" in ended["reason"]
-    assert [event for event in events if event["event"] == "round.closed"] == []
+    assert silos_of(events, "round.closed") == []
     moved = [largest(running, job, silo) for silo in silos]
     assert max(moved) < CLIP, f"models of {max(moved) / CLIP:.1f} clips"
     for silo in silos:

@@ -1,11 +1,11 @@
-"""A silo's daemon that sets a trap: ``trapping.py FOLDER KIND LAYER ROUNDS --config CONFIG``, for
+"""A silo's daemon that sets a trap in each of its jobs: ``trapping.py FOLDER --config CONFIG``, for
 tests.
 
 In round 0 it trains. In the rounds up to the last it gives what turns the mean of four silos with
-as many records into a model that is made to leak, in the last one that mean as it came down.
-``KIND`` is ``bins``, which it makes of the mean at once, or ``rare``, to which it leads it: in each
-round by no more than ``PUSH`` of the longest step that its own training made. ``honest`` gives what
-it trained. What came down and what it gave goes into the folder, round by round.
+as many records into a model that is made to leak, in the last one that mean as it came down. Jobs
+with the name of a layer have ``bins``, which it makes of the mean at once; others get units that
+are rare, to which it leads it: in each round by no more than ``PUSH`` of the longest step that its
+own training made. What came down and what it gave goes into the job's folder, round by round.
 """
 
 import sys
@@ -27,28 +27,21 @@ from staddle.silo.training import round as work  # noqa: E402
 OTHERS = 3
 PUSH = 2.0
 PARTS = ("extractor", "classifier")
-folder, kind, layer, rounds = (
-    Path(sys.argv.pop(1)),
-    sys.argv.pop(1),
-    sys.argv.pop(1),
-    int(sys.argv.pop(1)),
-)
+folder = Path(sys.argv.pop(1))
 train, finish = work.JobTraining.train, work.JobTraining.finish
 longest = dict.fromkeys(PARTS, 0.0)
 
 
 def length(part, tensors):
-    return (
-        sum(float(value.square().sum()) for name, value in tensors.items() if name.startswith(part))
-        ** 0.5
-    )
+    values = [value for name, value in tensors.items() if name.startswith(part)]
+    return sum(float(value.square().sum()) for value in values) ** 0.5
 
 
-def led(mean, own):
+def led(job, mean, own):
     """The next model on the way, a little farther than the others' own steps."""
-    if kind == "bins":
-        return leaky_models.LAYERS[layer].bins(mean)
-    wanted = leaky_models.LAYERS[layer].rare(mean)
+    if job.name in leaky_models.LAYERS:
+        return leaky_models.LAYERS[job.name].bins(mean)
+    wanted = leaky_models.LAYERS["dense"].rare(mean)
     way = {name: value - mean[name] for name, value in wanted.items()}
     for part in PARTS:
         longest[part] = max(
@@ -62,21 +55,20 @@ def attacking(self, round_, counted, delivered):
     given = train(self, round_, counted, delivered)
     if round_ == 0:
         return given
-    own = given.tensors["model"]
+    job, own = self.admitted.job, given.tensors["model"]
     mean, weight = delivered["model"], own[WEIGHT]
-    lies = {name: own[name] for name in mean}
-    if kind != "honest" and round_ < rounds - 1:
-        wanted = led(mean, own)
+    lies = mean
+    if round_ < job.length - 1:
+        wanted = led(job, mean, own)
         lies = {name: value + OTHERS * (value - mean[name]) for name, value in wanted.items()}
-    elif kind != "honest":
-        lies = mean
-    safetensors.torch.save_file(mean, folder / f"down-{round_}")
-    safetensors.torch.save_file(lies, folder / f"given-{round_}")
+    safetensors.torch.save_file(mean, folder / job.name / f"down-{round_}")
+    safetensors.torch.save_file(lies, folder / job.name / f"given-{round_}")
     return Contributions({**given.tensors, "model": {**lies, WEIGHT: weight}}, given.taints)
 
 
 def reading(self, counted, delivered):
-    safetensors.torch.save_file(delivered["model"], folder / f"down-{rounds}")
+    job = self.admitted.job
+    safetensors.torch.save_file(delivered["model"], folder / job.name / f"down-{job.length}")
     finish(self, counted, delivered)
 
 

@@ -19,12 +19,9 @@ from staddle.silo.parts.contributions import Contributions
 def tensors(draw):
     """Some, of drawn shapes and values."""
     generator = torch.Generator().manual_seed(draw.getrandbits(62))
-    shapes = [
-        [draw.randrange(5) for _ in range(draw.randrange(3))] for _ in range(draw.randrange(1, 5))
-    ]
-    return {
-        f"w{number}": torch.rand(shape, generator=generator) for number, shape in enumerate(shapes)
-    }
+    count = range(draw.randrange(1, 5))
+    shapes = [[draw.randrange(5) for _ in range(draw.randrange(3))] for _ in count]
+    return {f"w{n}": torch.rand(shape, generator=generator) for n, shape in enumerate(shapes)}
 
 
 @row("one bit of a file of tensors", "the file is refused by its name")
@@ -33,10 +30,8 @@ def bit_of_a_tensor_file(folder, draw):
     path.touch()
     tensor_file.write(path, tensors(draw), {"note": "x" * draw.randrange(9)})
     made = flip(path, draw)
-    assert (
-        "disk changed" in (why := refused(lambda: tensor_file.read(path), path, LocalError, made))
-        or "not a" in why
-    )
+    why = refused(lambda: tensor_file.read(path), path, LocalError, made)
+    assert "disk changed" in why or "not a" in why
 
 
 @row(
@@ -74,14 +69,9 @@ def bit_of_a_methods_state(folder, draw):
         changed[at] ^= 1 << draw.randrange(8)
         connection.execute("UPDATE jobs SET method = ? WHERE name = 'bad'", (bytes(changed),))
     connection.close()
-    found = Database(path)
+    found, named = Database(path), f"{path}: what the method of job 'bad' knows"
     try:
-        refused(
-            found.jobs,
-            f"{path}: what the method of job 'bad' knows",
-            LocalError,
-            f"a bit of byte {at}",
-        )
+        refused(found.jobs, named, LocalError, f"a bit of byte {at}")
     finally:
         found.close()
 
@@ -109,12 +99,8 @@ def bit_of_a_budget(folder, draw):
     with Budget.open(path, "cxr", FEDERATION, "a", KEY, known=False) as budget:
         budget.set_limit("8", "0.00001", "e3" * 32)
     made = flip(draw.choice([*path.rglob("checkpoint"), *path.rglob("seg-*.jsonl")]), draw)
-    refused(
-        lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close(),
-        path,
-        LocalError,
-        made,
-    )
+    again = lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close()  # noqa: E731
+    refused(again, path, LocalError, made)
 
 
 @row("one bit of a silo's ledger", "the agent does not start with it", fell=(642541467, 4122710408))

@@ -26,11 +26,9 @@ class Calls:
     def _watched(self, name, real, nth, fault):
         def call(*args, **options):
             self.made.append(name)
-            return (
-                fault(name, real, args, options)
-                if len(self.made) == nth
-                else real(*args, **options)
-            )
+            if len(self.made) == nth:
+                return fault(name, real, args, options)
+            return real(*args, **options)
 
         return call
 

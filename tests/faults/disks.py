@@ -98,12 +98,8 @@ def disk_of_a_silos_job(folder, draw):
         job.accept(b'{"signed":1}')
         for round_ in range(4):
             state = SiloState({"extractor": {"w": torch.tensor([float(round_)])}}, {})
-            job.save_round(
-                round_,
-                round_,
-                state,
-                Contributions({"model": {"w": torch.tensor([float(round_)])}}),
-            )
+            given = Contributions({"model": {"w": torch.tensor([float(round_)])}})
+            job.save_round(round_, round_, state, given)
             acknowledged.append(round_)
 
     kept = interrupted(draw, folder, 80, work)
@@ -148,11 +144,8 @@ def disk_of_a_budget(folder, draw):
     fell=(1000,),
 )
 def disk_of_a_file(folder, draw):
-    path, old, new = (
-        folder / "file",
-        b"old" * draw.randrange(1, 9999),
-        b"new" * draw.randrange(1, 9999),
-    )
+    path, old = folder / "file", b"old" * draw.randrange(1, 9999)
+    new = b"new" * draw.randrange(1, 9999)
     write_atomic(path, old)
 
     def work(acknowledged):

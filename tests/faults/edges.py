@@ -24,15 +24,8 @@ def large_toml(folder, draw):
     size = draw.randrange(5000, most + 5000)
     parts = ".".join("a" * size)
     digits = draw.choice(("", "-", "+", "0x", "0o", "0b")) + "1" * size
-    text = draw.choice(
-        (
-            f"{parts} = 1",
-            f"[{parts}]",
-            f"[[{parts}]]",
-            f"version = {digits}",
-            f"version = [1, {digits}]",
-        )
-    )
+    texts = f"{parts} = 1", f"[{parts}]", f"[[{parts}]]"
+    text = draw.choice((*texts, f"version = {digits}", f"version = [1, {digits}]"))
     path.write_text("# nothing\n" * lines + text)
     began = time.process_time()
     why = refused(lambda: read_toml(path, File), path, LocalError, text[:20])

@@ -41,10 +41,8 @@ def app(environment, start_response):
     "scrapes are answered, no thread is made, the oldest are closed",
 )
 def idle_connections(folder, draw):
-    before, count = (
-        threading.active_count(),
-        draw.randrange(metrics_listener.MOST_CONNECTIONS + 1, 400),
-    )
+    before = threading.active_count()
+    count = draw.randrange(metrics_listener.MOST_CONNECTIONS + 1, 400)
     with metrics_listener.listening("127.0.0.1", 0, app) as port, contextlib.ExitStack() as stack:
         serving = threading.active_count()
         idle = [stack.enter_context(connected(("127.0.0.1", port))) for _ in range(count)]

@@ -29,13 +29,8 @@ def npy(shape, dtype="<f4", data=b"", version=b"\1\0", length=None):
     """The bytes of one array, as NEP 1 has them."""
     header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode() + b"\n"
     width = "<H" if version == b"\1\0" else "<I"
-    return (
-        b"\x93NUMPY"
-        + version
-        + struct.pack(width, len(header) if length is None else length)
-        + header
-        + data
-    )
+    size = struct.pack(width, len(header) if length is None else length)
+    return b"\x93NUMPY" + version + size + header + data
 
 
 def archive(path, compression=zipfile.ZIP_DEFLATED, **members):

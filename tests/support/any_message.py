@@ -38,10 +38,8 @@ def field(descriptor):
 
 def messages(cls):
     """Any well-formed message of a class, from its descriptor."""
-    fields = {
-        f.name: st.lists(field(f), max_size=3) if f.is_repeated else field(f)
-        for f in cls.DESCRIPTOR.fields
-    }
+    value = lambda f: st.lists(field(f), max_size=3) if f.is_repeated else field(f)  # noqa: E731
+    fields = {each.name: value(each) for each in cls.DESCRIPTOR.fields}
     return st.fixed_dictionaries({}, optional=fields).map(lambda chosen: cls(**chosen))
 
 

@@ -24,15 +24,9 @@ def seed_of(silo):
 
 
 def line(elements=20, clip_exponent=3, **fields):
-    given = {
-        "federation": "lung",
-        "roster": "aa" * 32,
-        "key_epoch": 2,
-        "job": "j1",
-        "job_digest": "bb" * 32,
-        "schema_digest": "dd" * 32,
-        "group": mix_group("extractor", elements, clip_exponent),
-    }
+    given = {"federation": "lung", "roster": "aa" * 32, "key_epoch": 2, "job": "j1"}
+    given |= {"job_digest": "bb" * 32, "schema_digest": "dd" * 32}
+    given |= {"group": mix_group("extractor", elements, clip_exponent)}
     return MixContext(**{**given, **fields})
 
 
@@ -61,9 +55,8 @@ class Mixing:
         """One whole upload, stored."""
         version = Version(silo=silo, round=number, attempt=0, number=number)
         seed, tagger = seed or self.draw(32), o.tagger_of(self.line, key)
-        hidden = b"".join(
-            w.tobytes() for w in o.hidden_pieces(self.line, version, seed, values, tagger)
-        )
+        pieces = o.hidden_pieces(self.line, version, seed, values, tagger)
+        hidden = b"".join(words.tobytes() for words in pieces)
         padded = tagger.padded(key, version.context(self.line), silo)
         sha256 = hashlib.sha256(hidden).digest()
         made = o.make_upload(
@@ -75,23 +68,19 @@ class Mixing:
 
     def row(self, recipient, weights):
         """The coordinator's row and signature, of integer weights by silo."""
-        shares = [
-            mix_row.Share(version=self.stored[silo].upload.version, weight=weight)
-            for silo, weight in weights.items()
-            if silo != recipient and weight
-        ]
-        return mix_row.make_row(
-            self.line, recipient, weights.get(recipient, 0), shares, signer("coordinator")
-        )
+        given = [(s, weight) for s, weight in weights.items() if s != recipient and weight]
+        version = lambda silo: self.stored[silo].upload.version  # noqa: E731
+        shares = [mix_row.Share(version=version(s), weight=weight) for s, weight in given]
+        own, sign = weights.get(recipient, 0), signer("coordinator")
+        return mix_row.make_row(self.line, recipient, own, shares, sign)
 
     def mixed(self, row):
         """What comes down: Y and its tag."""
         weights = row.sent()
         read = lambda silo, at, size: memoryview(self.stored[silo].hidden)[at : at + size]  # noqa: E731
         made = b"".join(words.tobytes() for words in o.mixed_pieces(self.line, weights, read))
-        return made, linear_tags.combine(
-            {silo: self.stored[silo].upload.tag for silo in weights}, 1, weights
-        )
+        tags = {silo: self.stored[silo].upload.tag for silo in weights}
+        return made, linear_tags.combine(tags, 1, weights)
 
     def opening(self, row, key=KEY, dtype=np.float64):
         uploads = [self.stored[share.version.silo].upload for share in row.shares]

@@ -22,22 +22,15 @@ def make_world(tmp_path, **security):
         def of(round_):
             rng, found = torch.Generator().manual_seed(100 * round_ + FIVE.index(silo)), {}
             for part in job.up(round_):
-                drawn = {
-                    spec.name: torch.randn(spec.shape, generator=rng)
-                    for spec in part.tensors
-                    if part != METRICS
-                }
+                specs = part.tensors if part != METRICS else ()
+                drawn = {each.name: torch.randn(each.shape, generator=rng) for each in specs}
                 if isinstance(part.exchange, Gram):  # rows that are alike
-                    drawn = {
-                        name: torch.nn.functional.normalize(3 + each, dim=1)
-                        for name, each in drawn.items()
-                    }
-                seven = {
-                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors
-                }
-                found[part.name] = PLAIN.give(
-                    part, Contribution(seven if part == METRICS else drawn)
-                )
+                    unit = torch.nn.functional.normalize
+                    drawn = {name: unit(3 + each, dim=1) for name, each in drawn.items()}
+                whole = lambda spec: torch.full(spec.shape, 7, dtype=torch.int64)  # noqa: E731
+                if part == METRICS:
+                    drawn = {spec.name: whole(spec) for spec in part.tensors}
+                found[part.name] = PLAIN.give(part, Contribution(drawn))
             return found
 
         return of

@@ -2,6 +2,8 @@
 away, and its pads.
 """
 
+from functools import partial
+
 import numpy as np
 from support.blind_mixes import seed_of
 from support.secure_sums import GROUP_KEY, Run, frame, group, names, signer
@@ -29,9 +31,8 @@ def own_frame(raw=RAW, elements=200, away=AWAY, **fields):
     }
     weights |= {f"theta.{silo}": {} for silo in away if "rows" in fields} | fields.pop("rows", {})
     groups = (group("metrics", 3, ring=64), *rows)
-    return frame(
-        **{"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True, **fields}
-    )
+    given = {"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True}
+    return frame(**{**given, **fields})
 
 
 def prekeys(silo):
@@ -55,16 +56,11 @@ class Directed:
         self.spec = spec = specify(own, FIVE, 0)
         random, elements = np.random.default_rng(5), spec.groups[1].elements
         self.held = {silo: random.uniform(-8, 8, elements) for silo in FIVE}
-        given = {
-            silo: [
-                GroupValues(np.ones(3)),
-                *(GroupValues(self.held[silo]) for _ in spec.groups[1:]),
-            ]
-            for silo in FIVE
-        }
-        self.run = Run(
-            spec, given, own=own, drops=drops, pads=lambda silo: sender_pads(spec, silo)
-        ).finish()
+        given = {silo: [GroupValues(np.ones(3))] for silo in FIVE}
+        for silo in FIVE:
+            given[silo] += [GroupValues(self.held[silo]) for _ in spec.groups[1:]]
+        pads = partial(sender_pads, spec)
+        self.run = Run(spec, given, own=own, drops=drops, pads=pads).finish()
         assert self.run.state.stage == "done"
         self.survivors = self.run.effects(c.Open)[0].survivors
         self.tags = self.run.tells(s.ResultReceived)[0].message.tags
@@ -75,20 +71,16 @@ class Directed:
 
     def claim(self, index, **changes):
         payload = self.spec.payload()
-        fields = {
-            "document": payload,
-            "signature": signer("coordinator")(SECAGG_SPEC, payload),
-            "survivors": tuple(sorted(self.survivors)),
-            "tag": tag_of(self.tags, index, len(self.spec.groups)),
-        }
+        fields = {"document": payload, "survivors": tuple(sorted(self.survivors))}
+        fields |= {"signature": signer("coordinator")(SECAGG_SPEC, payload)}
+        fields |= {"tag": tag_of(self.tags, index, len(self.spec.groups))}
         return Claim(**{**fields, **changes})
 
     def open(self, index=1, words=None, pads=None, **changes):
         own = self.hidden[index] if words is None else words
         pads = pads or recipient_pads(self.spec, index)
-        return d.open_row(
-            self.spec, index, self.claim(index, **changes), GROUP_KEY, pads, own.copy()
-        )
+        claim = self.claim(index, **changes)
+        return d.open_row(self.spec, index, claim, GROUP_KEY, pads, own.copy())
 
     def exact(self, index=1, raw=RAW):
         """The row by hand, over the survivors."""

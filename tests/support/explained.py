@@ -92,12 +92,8 @@ def entries(path: Path) -> list[Entry]:
 
 def payload_bytes(calls: Sequence[Call]) -> int:
     """Payload bytes that went up, whatever became of them."""
-    return sum(
-        len(tensor.Frame.FromString(data).chunk)
-        for call in calls
-        if call.method == UPLOAD
-        for data in call.sent
-    )
+    sent = (data for call in calls if call.method == UPLOAD for data in call.sent)
+    return sum(len(tensor.Frame.FromString(data).chunk) for data in sent)
 
 
 def unexplained(calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) -> list[str]:

@@ -14,14 +14,8 @@ def framed(job, round_, pieces, /, items=(), chunk=1 << 20, **manifest):
     for piece in pieces:
         digester.update(memoryview(piece))
     digests = digester.digests()
-    head = {
-        "job": job.name,
-        "job_digest": bytes.fromhex(job.digest),
-        "round": round_,
-        "size": sum(map(len, pieces)),
-        "tensors": to_wire(items),
-        **manifest,
-    }
+    head = {"job": job.name, "job_digest": bytes.fromhex(job.digest), "round": round_}
+    head |= {"size": sum(map(len, pieces)), "tensors": to_wire(items), **manifest}
     return [
         tensor.Frame(manifest=tensor.Manifest(**head)),
         *(tensor.Frame(chunk=bytes(each.payload)) for each in recut(pieces, chunk)),

@@ -165,19 +165,12 @@ class Hostile:
         return manifest, bytes(payload), end
 
     def receipt(self, manifest, end, keys=None, **changes):
-        fields = {
-            "federation": self.world.roster.federation,
-            "roster": rosters.digest(self.world.roster),
-            "silo": SILO,
-            "job": manifest.job_digest.hex(),
-            "round": manifest.round,
-            "size": manifest.size,
-            "sha256": end.sha256.hex(),
-            "ledger_seq": end.ledger_seq,
-            "ledger_leaf": end.ledger_leaf.hex(),
-            "ledger_root": TreeHead.parse(Consistency.parse(end.head).checkpoint.text).root.hex(),
-            **changes,
-        }
+        roster, head = self.world.roster, Consistency.parse(end.head).checkpoint.text
+        fields = {"federation": roster.federation, "roster": rosters.digest(roster), "silo": SILO}
+        fields |= {"job": manifest.job_digest.hex(), "round": manifest.round}
+        fields |= {"size": manifest.size, "sha256": end.sha256.hex(), "ledger_seq": end.ledger_seq}
+        fields |= {"ledger_leaf": end.ledger_leaf.hex()}
+        fields |= {"ledger_root": TreeHead.parse(head).root.hex(), **changes}
         return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))
 
 
@@ -200,13 +193,9 @@ def delivery(world, job, round_, seed=0, change=None):
     pieces = [bytes(piece.payload) for piece in chunks(values)]
     for piece in pieces:
         digester.update(piece)
-    manifest = tensor.Manifest(
-        job=job.name,
-        job_digest=bytes.fromhex(job.digest),
-        round=round_,
-        size=sum(item.spec.nbytes for item in items),
-        tensors=to_wire(items),
-    )
+    fields = {"job": job.name, "job_digest": bytes.fromhex(job.digest), "round": round_}
+    fields |= {"size": sum(item.spec.nbytes for item in items), "tensors": to_wire(items)}
+    manifest = tensor.Manifest(**fields)
     end = tensor.End(sha256=digester.digests().total, tensor_sha256=digester.digests().tensors)
     sent = [tensor.Frame(chunk=piece) for piece in pieces]
     return [tensor.Frame(manifest=manifest), *sent, tensor.Frame(end=end)]
@@ -219,18 +208,15 @@ async def listening(hostile):
     server = grpc.aio.server(options=list(options.items()))
     encode = lambda message: message.SerializeToString()  # noqa: E731
     unary = grpc.unary_unary_rpc_method_handler
+    fetch, upload = grpc.unary_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
     handlers = {
         "Hello": unary(hostile.hello, pb.HelloRequest.FromString, encode),
         "Poll": unary(hostile.poll, pb.PollRequest.FromString, encode),
         "Beat": unary(hostile.beat, pb.BeatRequest.FromString, encode),
         "Answer": unary(hostile.answer, pb.AnswerRequest.FromString, encode),
         "Standing": unary(hostile.standing, pb.StandingRequest.FromString, encode),
-        "Fetch": grpc.unary_stream_rpc_method_handler(
-            hostile.fetch, pb.FetchRequest.FromString, encode
-        ),
-        "Upload": grpc.stream_unary_rpc_method_handler(
-            hostile.upload, tensor.Frame.FromString, encode
-        ),
+        "Fetch": fetch(hostile.fetch, pb.FetchRequest.FromString, encode),
+        "Upload": upload(hostile.upload, tensor.Frame.FromString, encode),
     }
     if hasattr(hostile, "secure"):
         handlers["Secure"] = unary(hostile.secure, secure.SecureUpload.FromString, encode)
@@ -238,9 +224,8 @@ async def listening(hostile):
     if hasattr(hostile, "contribute"):
         handlers["Contribute"] = unary(hostile.contribute, secure.Contributed.FromString, encode)
         handlers["GroupKey"] = unary(hostile.group_key, secure.KeyPoll.FromString, encode)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),)
-    )
+    service = grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers)
+    server.add_generic_rpc_handlers((service,))
     keys = hostile.world.keys
     pair = (keys.tls_key, keys.entry.certificate.encode())
     credentials = grpc.ssl_server_credentials([pair], hostile.world.roster.bundle().encode(), True)
@@ -285,9 +270,8 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
 async def told_all(hostile, agent, seconds):
     running = asyncio.create_task(agent.run())
     told = asyncio.create_task(hostile.told.wait())
-    await asyncio.wait(
-        {running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED
-    )
+    first_done = {"timeout": seconds or SECONDS, "return_when": asyncio.FIRST_COMPLETED}
+    await asyncio.wait({running, told}, **first_done)
     if running.done():
         running.result()
     assert not running.done(), "the agent left"

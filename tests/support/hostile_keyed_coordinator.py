@@ -50,9 +50,8 @@ class Tagged(Attempted):
                 for silo in survivors:
                     accumulator.add(self.pieces(self.uploads[silo]))
                 self.opened = accumulator.open(terms, survivors)
-                self.words = b"".join(
-                    words.tobytes() for group, words in accumulator.numbers() if not group
-                )
+                first = (words for group, words in accumulator.numbers() if not group)
+                self.words = b"".join(words.tobytes() for words in first)
                 self.queue.append(("coordinator", c.SumPublished(bytes(32))))
             case c.Tell(_, s.ResultReceived(_, tags)):
                 self.tags = tags
@@ -64,9 +63,8 @@ class Tagged(Attempted):
         """The model as it comes down, in the words of its sum."""
         payload = self.spec.payload()
         signature = self.world.keys.sign(SECAGG_SPEC, payload)
-        claim = Claim(
-            payload, signature, self.state.u3, tag_of(self.tags, 0, len(self.spec.groups))
-        )
+        tag = tag_of(self.tags, 0, len(self.spec.groups))
+        claim = Claim(payload, signature, self.state.u3, tag)
         return delivery(self.job, 1, [(sum_to_wire("model", claim), self.words)])
 
 
@@ -79,9 +77,8 @@ class Keyed(Blind):
 
     def __init__(self, world, flip=False, kind=Tagged):
         self.tagged, self.begin = None, lambda parts: kind(world, lambda: self.key, flip, parts)
-        super().__init__(
-            world, [offer(world), round_of(world, 0), round_of(world, 1, counted=1)], {0: [], 1: []}
-        )
+        tasks = [offer(world), round_of(world, 0), round_of(world, 1, counted=1)]
+        super().__init__(world, tasks, {0: [], 1: []})
         self.script["fetch"] = [lambda: delivery(self.tagged.job, 0, []), self.summed]
         self.calls |= {"group_key": 0}
         self.epoch = g.Epoch.of(world.roster, SILOS, world.jobs["first"].digest)
@@ -94,24 +91,18 @@ class Keyed(Blind):
 
     def parts(self):
         signs = {silo: self.world.others[silo].sign for silo in OTHERS}
-        return {
-            silo: g.contribute(self.epoch, silo, *self.secrets[silo], signs[silo])
-            for silo in OTHERS
-        }
+        made = lambda silo: g.contribute(self.epoch, silo, *self.secrets[silo], signs[silo])  # noqa: E731
+        return {silo: made(silo) for silo in OTHERS}
 
     async def contribute(self, request, context):
         given = messages.contributed_from_wire(SILO, request)
         parts = {SILO: (given.contribution, given.pieces), **self.parts()}
         made = g.parts_of(contribution for contribution, _ in parts.values())
         own, _ = parts.pop(HONEST)
-        relayed = [
-            g.Relayed(contribution, letters(pieces)[HONEST])
-            for contribution, pieces in parts.values()
-        ]
-        seed, signers = (
-            self.world.others[HONEST].exchange.private_bytes_raw(),
-            Signers.of(self.world.roster),
-        )
+        given = parts.values()
+        relayed = [g.Relayed(part, letters(pieces)[HONEST]) for part, pieces in given]
+        seed = self.world.others[HONEST].exchange.private_bytes_raw()
+        signers = Signers.of(self.world.roster)
         self.key = g.make_key(
             self.epoch, HONEST, seed, own, self.secrets[HONEST][0], relayed, signers
         )
@@ -121,9 +112,6 @@ class Keyed(Blind):
 
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
-        return messages.secagg_delivery_to_wire(
-            tuple(
-                g.Relayed(contribution, letters(pieces)[SILO])
-                for contribution, pieces in self.parts().values()
-            )
-        )
+        parts = self.parts().values()
+        relayed = (g.Relayed(given, letters(pieces)[SILO]) for given, pieces in parts)
+        return messages.secagg_delivery_to_wire(tuple(relayed))

@@ -49,13 +49,10 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
     ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by
     its name; ``changes`` are to the jobs' documents.
     """
-    documents = [
-        job_document(
-            (silos or {}).get(name, SILOS),
-            **{"name": name, "rounds": 2, "min_cohort": 3, "security": table, **changes},
-        )
-        for name, table in security.items()
-    ]
+    documents = []
+    for name, table in security.items():
+        fields = {"name": name, "rounds": 2, "min_cohort": 3, "security": table, **changes}
+        documents.append(job_document((silos or {}).get(name, SILOS), **fields))
     world = make_files(folder, (*SILOS, *outsiders), *documents)
     world.silos = SILOS
     return world

@@ -10,17 +10,10 @@ TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
 
 
 def make_job(method="local", options=None, model=None, training=None, **fields):
-    document = {
-        "version": 1,
-        "name": "test",
-        "seed": 7,
-        "rounds": 4,
-        "silos": ["a", "b", "c"],
-        "method": {"name": method, "options": options or {}},
-        "model": {"name": "cnn-digits", "classes": 3, **(model or {})},
-        "training": {**TRAINING, **(training or {})},
-        **fields,
-    }
+    document = {"version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"]}
+    document |= {"method": {"name": method, "options": options or {}}}
+    document |= {"model": {"name": "cnn-digits", "classes": 3, **(model or {})}}
+    document |= {"training": {**TRAINING, **(training or {})}, **fields}
     return Job.from_file(JobFile.model_validate(document), "job.toml")
 
 

@@ -75,11 +75,8 @@ def first_prekey(silo):
 
 def job_keys(job, silo, key=KEY):
     """What a silo would have of the keys of the job, of fixed prekeys."""
-    return JobKeys(
-        key,
-        PARTS,
-        {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo},
-    )
+    others = [each for each in sorted(job.silos) if each != silo]
+    return JobKeys(key, PARTS, {each: public_key(first_prekey(each)) for each in others})
 
 
 @dataclass
@@ -123,18 +120,13 @@ class Coordinator:
         version = Version(
             silo=silo, round=number if round_ is None else round_, attempt=0, number=number
         )
-        seed, tagger, values = (
-            own.draw(32),
-            tagger_of(self.line, KEY),
-            flat(list(self.values(silo, number).values())),
-        )
+        seed, tagger = own.draw(32), tagger_of(self.line, KEY)
+        values = flat(list(self.values(silo, number).values()))
         hidden = b"".join(
             w.tobytes() for w in hidden_pieces(self.line, version, seed, values, tagger)
         )
-        tag, sha256 = (
-            tagger.padded(KEY, version.context(self.line), silo),
-            hashlib.sha256(hidden).digest(),
-        )
+        tag = tagger.padded(KEY, version.context(self.line), silo)
+        sha256 = hashlib.sha256(hidden).digest()
         known = own.prekeys.known()
         sealed = seed, own.draw(32), known.keys(), own.sign, known.generations()
         upload, pieces = make_upload(self.line, version, sha256, tag, *sealed)
@@ -172,10 +164,8 @@ class Coordinator:
         ]
         row, signature = make_row(line, recipient, own_weight, shares, sign)
         document = changes.get("document", lambda same: same)(row.payload())
-        summands = tuple(
-            WireSummand(each.upload, letter_for(each, changes.get("letters_of", recipient)))
-            for each in found.values()
-        )
+        of = changes.get("letters_of", recipient)
+        summands = tuple(WireSummand(each.upload, letter_for(each, of)) for each in found.values())
         by_name = {version[0]: version for version in found}
         integers = {silo: weights[version] for silo, version in by_name.items()}
         read = lambda silo, at, size: memoryview(found[by_name[silo]].hidden)[at : at + size]  # noqa: E731

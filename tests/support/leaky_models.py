@@ -56,12 +56,11 @@ class Layer:
         thresholds = torch.quantile(
             self.goes_in(made, self.known) @ row, torch.linspace(0.01, 0.99, self.rows)
         )
+        classes = torch.linspace(-0.3, 0.3, CLASSES)[:, None].expand(-1, self.rows).clone()
         return made | {
             f"{self.name}.weight": row.expand(self.rows, -1).clone(),
             f"{self.name}.bias": -thresholds,
-            "classifier.weight": torch.linspace(-0.3, 0.3, CLASSES)[:, None]
-            .expand(-1, self.rows)
-            .clone(),
+            "classifier.weight": classes,
             "classifier.bias": torch.zeros(CLASSES),
         }
 
@@ -74,16 +73,14 @@ class Layer:
     def fit(self, mean):
         """The model with filters that keep what records are; fitted once."""
         if self.filters and self.fitted is None:
-            self.fitted = fitted([mean[name] for name in self.filters], self.known)
+            self.fitted = fitted([mean[name] for name in self.filters], self.known[:300])
         return dict(mean) | dict(zip(self.filters, self.fitted or (), strict=True))
 
     def goes_in(self, model, records):
         """What the layer is given of records, [N, width]."""
-        return (
-            convolved(records, *(model[name] for name in self.filters))
-            if self.filters
-            else records.flatten(1)
-        )
+        if not self.filters:
+            return records.flatten(1)
+        return convolved(records, *(model[name] for name in self.filters))
 
     def read(self, before, after, records, bins):
         """Which of the ``records`` [N, ...] stand in the step from one model to the other, both
@@ -106,7 +103,7 @@ class Layer:
 LAYERS = {
     "dense": Layer(MODEL, "extractor.fc", 128, 64, 3.0),
     "convolved": Layer(
-        CONVOLVED, "extractor.fc1", 64, 256, 8.0, ("extractor.conv1.weight", "extractor.conv1.bias")
+        CONVOLVED, "extractor.fc1", 64, 256, 6.0, ("extractor.conv1.weight", "extractor.conv1.bias")
     ),
 }
 
@@ -119,9 +116,8 @@ def near(found, records):
     if not len(found):
         return set()
     errors = torch.cdist(true, found).square() / true.shape[1]
-    return set(
-        torch.nonzero(-10 * torch.log10(errors.min(dim=1).values) > READ_DB).flatten().tolist()
-    )
+    read = -10 * torch.log10(errors.min(dim=1).values) > READ_DB
+    return set(torch.nonzero(read).flatten().tolist())
 
 
 def convolved(records, weight, bias):
@@ -131,18 +127,20 @@ def convolved(records, weight, bias):
 
 def fitted(filters, records):
     """Filters near those given, out of whose result a linear map makes the records again:
-    by Adam.
+    by Adam, with the best map at each step.
     """
+    began = convolved(records, *filters).mean()
     filters = [nn.Parameter(each.clone()) for each in filters]
-    with torch.no_grad():
-        inverse = nn.Parameter(mapped(convolved(records, *filters), records.flatten(1)))
-    optimiser = torch.optim.Adam([*filters, inverse], lr=0.003)
-    for _ in range(500):
+    optimiser = torch.optim.Adam(filters, lr=0.02)
+    for _ in range(40):
         optimiser.zero_grad()
-        wrong = with_one(convolved(records, *filters)) @ inverse - records.flatten(1)
-        wrong.square().mean().backward()
+        given = convolved(records, *filters)
+        inverse = mapped(given.detach(), records.flatten(1))
+        (with_one(given) @ inverse - records.flatten(1)).square().mean().backward()
         optimiser.step()
-    return [each.detach() for each in filters]
+    # what goes into the layer stays as large: a sum takes no number beyond the clip
+    larger = (convolved(records, *filters).mean() / began).detach()
+    return [each.detach() / larger for each in filters]
 
 
 def mapped(given, wanted):

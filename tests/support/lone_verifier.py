@@ -43,12 +43,8 @@ class Tool:
 
     def __init__(self, folder):
         self.file = shutil.copy(FILE, folder / "copied.py")
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", DRIVER, self.file],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=folder,
-        )
+        command, pipe = [sys.executable, "-I", "-c", DRIVER, self.file], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=folder)
 
     def __call__(self, *arguments):
         """Exit status and what it printed."""

@@ -62,14 +62,5 @@ def steps_of(budget, job):
     )
 
 
-__all__ = [
-    "SILO",
-    "dataset",
-    "folder_of",
-    "opened",
-    "policy_for",
-    "private_job",
-    "steps_of",
-    "undrafted",
-    "without_budget",
-]
+__all__ = ["SILO", "dataset", "folder_of", "opened", "policy_for", "private_job"]
+__all__ += ["steps_of", "undrafted", "without_budget"]

@@ -211,10 +211,8 @@ class MixSilo(BlindSilo):
                 line, self.silo, *signed, remembered, self.terms, self.signers
             )
             mix_row.check_uploads(row, [each.upload for each in mixed.summands])
-            seeds = [
-                o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers)
-                for e in mixed.summands
-            ]
+            known = self.silo, own, self.signers
+            seeds = [o.open_seed(line, e.upload, e.letter, *known) for e in mixed.summands]
             parts = zip(mixed.summands, row.shares, seeds, strict=True)
             summands = [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts]
             opening = o.Opening(line, KEY, summands, row.own_weight, self.own.get(part.name))
@@ -263,10 +261,8 @@ class DirectedSilo(MixSilo):
         readers = self.job.row_readers(spec.round)
         of, _ = sum_groups(self.job.up(spec.round), JobPlan(self.job).bounds, readers)
         contributions = self.contributions(spec.round)
-        values = [
-            given(part, group, contributions[part.name])
-            for part, group in zip(of, spec.groups, strict=True)
-        ]
+        parts = zip(of, spec.groups, strict=True)
+        values = [given(part, group, contributions[part.name]) for part, group in parts]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
         words = masked_chunks(spec, self.silo, values, terms, tagger, pads)
         made = b"".join(each.tobytes() for each in words)

@@ -54,17 +54,10 @@ class Made:
     def job(self, name, method="fedper", silos=SILOS, options=None, **changes) -> Job:
         """A job that the operator has signed."""
         options = options or ({"rho": 0.5} if method == "pfedsim" else {})
-        document = {
-            "version": 1,
-            "name": name,
-            "seed": 3,
-            "rounds": 4,
-            "silos": list(silos),
-            "model": {"name": "cnn-digits", "classes": 3},
-            **changes,
-            "method": {"name": method, "options": options},
-            "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
-        }
+        document = {"version": 1, "name": name, "seed": 3, "rounds": 4, "silos": list(silos)}
+        document |= {"model": {"name": "cnn-digits", "classes": 3}, **changes}
+        document |= {"method": {"name": method, "options": options}}
+        document |= {"training": {"epochs": 1, "batch_size": 8, "lr": 0.1}}
         self.jobs[name] = local_federation.sign_job(self.files, document)
         return self.jobs[name]
 
@@ -261,21 +254,13 @@ class World:
 
     def receipt(self, client):
         digests = stream.Digests(tuple(client.end.tensor_sha256))
-        fields = {
-            "federation": "local",
-            "roster": rosters.digest(self.made.roster),
-            "silo": SILO,
-            "job": self.declared.digest,
-            "round": client.frames[0].manifest.round,
-            "size": client.frames[0].manifest.size,
-            "sha256": digests.total.hex(),
-            "ledger_seq": client.end.ledger_seq,
-            "ledger_leaf": client.end.ledger_leaf.hex(),
-            "ledger_root": TreeHead.parse(
-                Consistency.parse(client.end.head).checkpoint.text
-            ).root.hex(),
-            **self.receipt_changes,
-        }
+        manifest, end = client.frames[0].manifest, client.end
+        head = TreeHead.parse(Consistency.parse(end.head).checkpoint.text)
+        fields = {"federation": "local", "roster": rosters.digest(self.made.roster), "silo": SILO}
+        fields |= {"job": self.declared.digest, "round": manifest.round, "size": manifest.size}
+        fields |= {"sha256": digests.total.hex(), "ledger_seq": end.ledger_seq}
+        fields |= {"ledger_leaf": end.ledger_leaf.hex(), "ledger_root": head.root.hex()}
+        fields |= self.receipt_changes
         return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
 
     def give(self, payload=None, round_=0):

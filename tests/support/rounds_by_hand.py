@@ -13,18 +13,9 @@ def collected(part, contributions):
 def closed(method, state, round_, contributions, archive=None):
     """The coordinator's state after a round; contributions are by silo, then by part."""
     parts = method.up(round_)
-    given = {
-        (part.name, silo): PLAIN.give(part, own[part.name])
-        for silo, own in contributions.items()
-        for part in parts
-    }
-    return close_round(
-        method,
-        PLAIN,
-        state,
-        round_,
-        tuple(contributions),
-        parts,
-        lambda part, silo, name: given[part, silo][name],
-        archive or MemoryArchive(),
-    )[0]
+    given = {}
+    for silo, own in contributions.items():
+        given |= {(part.name, silo): PLAIN.give(part, own[part.name]) for part in parts}
+    of = round_, tuple(contributions), parts
+    read = lambda part, silo, name: given[part, silo][name]  # noqa: E731
+    return close_round(method, PLAIN, state, *of, read, archive or MemoryArchive())[0]

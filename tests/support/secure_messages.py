@@ -167,16 +167,10 @@ misdealings = dealings.flatmap(
 )
 reveals = st.builds(Reveal, ids, some(revealed, by_dealer), signatures, tags)
 sealed_shares = st.builds(SealedShare, ids, tags)  # whole numbers of 8 bytes
-given_bodies = (
-    st.builds(s.SendKeys, bundles, some(receiving, by_dealer))
-    | dealt
-    | st.builds(s.SendComplaint, complaints)
-    | st.builds(s.SendHeader, headers)
-    | st.builds(s.SendSurvival, survivals)
-    | st.builds(s.SendReveal, reveals)
-    | st.builds(s.SendAbandon, notes)
-    | overs
-)
+given_bodies = st.builds(s.SendKeys, bundles, some(receiving, by_dealer)) | dealt | overs
+given_bodies |= st.builds(s.SendComplaint, complaints) | st.builds(s.SendHeader, headers)
+given_bodies |= st.builds(s.SendSurvival, survivals) | st.builds(s.SendReveal, reveals)
+given_bodies |= st.builds(s.SendAbandon, notes)
 signed_notes, evidence = some(notes, attrgetter("silo", "signature")), some(misdealings, by_dealer)
 key_deliveries, by_ctx = st.builds(KeyDelivery, ids, receiving, proofs), attrgetter("ctx")
 told_bodies = (

@@ -13,18 +13,10 @@ from staddle.security.identity.keys import load_keys
 
 def job_document(silos, /, **changes):
     """A job of three rounds of FedAvg."""
-    return {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 3,
-        "silos": list(silos),
-        "round_timeout": 60,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        **changes,
-    }
+    document = {"version": 1, "name": "job", "seed": 11, "rounds": 3, "silos": list(silos)}
+    document |= {"round_timeout": 60, "method": {"name": "fedavg"}}
+    document |= {"model": {"name": "cnn-digits", "classes": 10}}
+    return {**document, "training": {"epochs": 1, "batch_size": 32, "lr": 0.05}, **changes}
 
 
 def pfedsim(silos, /, **changes):

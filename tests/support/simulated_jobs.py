@@ -29,14 +29,11 @@ def make_job(method="fedavg", seed=7, **fields):
 
 
 def make_records(silos=SILOS, *, validation=True):
-    return {
-        silo: Records(
-            make_data(16 + 4 * i, i),
-            make_data(9, 100 + i),
-            make_data(7, 200 + i) if validation else None,
-        )
-        for i, silo in enumerate(silos)
-    }
+    found = {}
+    for i, silo in enumerate(silos):
+        kept = make_data(7, 200 + i) if validation else None
+        found[silo] = Records(make_data(16 + 4 * i, i), make_data(9, 100 + i), kept)
+    return found
 
 
 def make_population(digest="5f" * 32, **kinds):

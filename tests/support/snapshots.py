@@ -10,10 +10,8 @@ from staddle.algorithms.engines.simulation import Snapshot
 
 
 def state(value, size=3):
-    return SiloState(
-        {"extractor": {"w": torch.full((size,), float(value))}, "classifier": {}},
-        {"n": torch.tensor(value)},
-    )
+    parts = {"extractor": {"w": torch.full((size,), float(value))}, "classifier": {}}
+    return SiloState(parts, {"n": torch.tensor(value)})
 
 
 def begun(silos=4):
@@ -33,13 +31,8 @@ def after(before, changed, value):
     shelved = Shelved(
         {"model": {"w": torch.tensor([value])}}, {**before.shelved.versions, **given}, mail
     )
-    return Snapshot(
-        before.round + 1,
-        states,
-        before.trained | set(changed),
-        {"phi": torch.tensor([[value]])},
-        shelved,
-    )
+    trained, phi = before.trained | set(changed), {"phi": torch.tensor([[value]])}
+    return Snapshot(before.round + 1, states, trained, phi, shelved)
 
 
 def story(length=3):
@@ -52,14 +45,10 @@ def story(length=3):
 
 def told(snapshot):
     """All of a snapshot, for comparison."""
-    states = {
-        silo: (
-            {part: listed(held) for part, held in one.parts.items()},
-            listed(one.extra),
-            one.taints,
-        )
-        for silo, one in snapshot.states.items()
-    }
+    states = {}
+    for silo, one in snapshot.states.items():
+        parts = {part: listed(held) for part, held in one.parts.items()}
+        states[silo] = parts, listed(one.extra), one.taints
     shelved = [
         {key: listed(held) for key, held in room.items()}
         for room in (snapshot.shelved.published, snapshot.shelved.versions, snapshot.shelved.mail)

@@ -32,12 +32,8 @@ class Tap(grpc.GenericRpcHandler):
         """``coordinator`` are its keys, ``silos`` the keys of the silos by name."""
         self.address = ""
         self.calls = {silo: [] for silo in silos}
-        self._target, self._roster, self._coordinator, self._silos = (
-            target,
-            roster,
-            coordinator,
-            silos,
-        )
+        self._target, self._roster = target, roster
+        self._coordinator, self._silos = coordinator, silos
         self._cuts = {}  # silo → frames after which its next upload is cut
         self._stalled = []  # calls to the coordinator whose silo's side was cut
         self._open = {silo: [] for silo in silos}
@@ -133,10 +129,8 @@ class Tap(grpc.GenericRpcHandler):
     async def _run(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         root = self._roster.coordinator.certificate.encode()
-        options = [
-            *OPTIONS,
-            ("grpc.ssl_target_name_override", f"{self._roster.coordinator.id}.staddle"),
-        ]
+        name = f"{self._roster.coordinator.id}.staddle"
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
         for silo, keys in self._silos.items():
             credentials = grpc.ssl_channel_credentials(
                 root, keys.tls_key, keys.entry.certificate.encode()

@@ -44,8 +44,5 @@ def played(job, shards):
 
 def same_model(one, other):
     """Whether the job's model, buffers too, has the same bits in two states."""
-    return all(
-        torch.equal(v, other.parts[part][name])
-        for part in MODEL
-        for name, v in one.parts[part].items()
-    )
+    values = ((other.parts[part][n], v) for part in MODEL for n, v in one.parts[part].items())
+    return all(torch.equal(value, own) for value, own in values)
