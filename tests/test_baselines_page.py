@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from support.jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
 from staddle.algorithms.exchange.parts import Each
-from staddle.algorithms.job.job import Job, JobFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
 # in README
@@ -32,17 +32,7 @@ def rows():
 
 
 def method(name, options):
-    document = {
-        "version": 1,
-        "name": "page",
-        "seed": 1,
-        "rounds": 3,
-        "silos": ["a", "b", "c", "d"],
-        "method": {"name": "local"},
-        "model": {"name": "cnn-digits", "classes": 3, "norm": "group"},
-        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
-    }
-    setting = Job.from_file(JobFile.model_validate(document), "page").setting()
+    setting = make_job(model={"norm": "group"}, silos=list("abcd"), rounds=3).setting()
     return configure(name, method_options(name, options), setting)
 
 
@@ -59,9 +49,7 @@ def test_what_crosses_and_who_may_have_it_is_what_the_code_says(name):
         return {type(part.exchange) for round_ in range(4) for part in chosen.up(round_)}
 
     named = set(re.findall(r"`(Sum|Mix|Gram|Each)`", crosses))
-    assert named == {
-        kind.__name__ for options in ({}, WITH.get(name, {})) for kind in exchanges(options)
-    }
+    assert named == {kind.__name__ for o in ({}, WITH.get(name, {})) for kind in exchanges(o)}
     assert blind.startswith("no") == (Each in exchanges(WITH.get(name, {})))
     assert blind.startswith("with") == (
         Each in exchanges({}) and Each not in exchanges(WITH.get(name, {}))

@@ -1,6 +1,4 @@
-"""The units keep their hardening, start commands that exist, and the container file holds nothing
-that is secret.
-"""
+"""Units keep their hardening and start commands that exist; the container holds no secret."""
 
 import configparser
 import shlex
@@ -16,21 +14,12 @@ from staddle.commands.loader import COMMANDS, function
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNITS = {"coordinator": "staddle-coordinator.service", "silo": "staddle-silo@.service"}
 HARDENING = {
-    "User": "staddle",
-    "DynamicUser": "no",
-    "ProtectSystem": "strict",
-    "ProtectHome": "yes",
-    "PrivateTmp": "yes",
-    "PrivateDevices": "yes",
-    "NoNewPrivileges": "yes",
-    "CapabilityBoundingSet": "",
-    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
-    "SystemCallFilter": "@system-service",
-    "LimitCORE": "0",
-    "UMask": "0077",
-    "Restart": "on-failure",
-    "KillSignal": "SIGTERM",
-}
+    "User": "staddle", "DynamicUser": "no", "ProtectSystem": "strict", "ProtectHome": "yes",
+    "PrivateTmp": "yes", "PrivateDevices": "yes", "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "", "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "SystemCallFilter": "@system-service", "LimitCORE": "0", "UMask": "0077",
+    "Restart": "on-failure", "KillSignal": "SIGTERM",
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
     not DEPLOY.is_dir(), reason="the wheel's tests run without the repository"

@@ -1,6 +1,4 @@
-"""All of docs/extend.md is run: its modules are loaded and registered as it says, its tables are
-read.
-"""
+"""All of docs/extend.md is run: its modules are loaded and registered, its tables read."""
 
 import re
 import sys
@@ -132,8 +130,7 @@ def test_a_job_builds_the_model(install, monkeypatch, blocks):
     install("algorithms/models/mlp_narrow.py")
     monkeypatch.setattr(networks, "NETWORKS", dict(networks.NETWORKS))
     monkeypatch.setattr(build, "NETWORKS", networks.NETWORKS)
-    names = dict(networks.__dict__)
-    exec(blocks["algorithms/models/registry.py"], names)
+    exec(blocks["algorithms/models/registry.py"], dict(networks.__dict__))
     options = build.ModelOptions(**tomllib.loads(blocks["job.toml"])["model"])
     one, other = (build.build(options, 7) for _ in range(2))
     logits = one["classifier"](one["extractor"](torch.ones(5, 1, 8, 8)))

@@ -96,22 +96,14 @@ def test_no_help_text_has_one_of_the_phrases():
     "text",
     [
         "Of what is compared the coordinator reads lengths.",
-        "Whether the record holds or does not, that says the ledger.",
-        "'fedpre' is no method",
-        "upload 7 is none that there can be",
-        "the same command goes on",
-        "the tensors lie beside it",
-        "it ran by itself alone",
-        "jobs are signed anew",
-        "fewest silos whose gifts make a round",
-        "what each silo gives",
-        "signed checkpoints",
-        "silos, so many at least",
-        "that counts no more",
-        "That of a silo",
+        "Whether the record holds or does not, that says the ledger.", "'fedpre' is no method",
+        "upload 7 is none that there can be", "the same command goes on",
+        "the tensors lie beside it", "it ran by itself alone", "jobs are signed anew",
+        "fewest silos whose gifts make a round", "what each silo gives", "signed checkpoints",
+        "silos, so many at least", "that counts no more", "That of a silo",
         "Sizes are a record each",
     ],
-)
+)  # fmt: skip
 def test_each_phrase_is_found(text):
     assert list(found(text))
 

@@ -1,6 +1,4 @@
-"""Who connects to the metrics and does nothing costs no thread, and keeps no scraper from its
-answer.
-"""
+"""Who connects to the metrics and does nothing costs no thread, and keeps no scraper waiting."""
 
 import contextlib
 import gzip

@@ -11,15 +11,8 @@ import pytest
 import staddle
 
 PACKAGES = (
-    "files",
-    "proto",
-    "silo",
-    "coordinator",
-    "algorithms",
-    "security",
-    "simulator",
-    "commands",
-)
+    "files", "proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -33,8 +26,7 @@ def test_every_package_is_importable(package):
 def test_the_wheel_is_under_test_and_claims_one_name():
     site = Path(sysconfig.get_paths()["purelib"])
     for package in PACKAGES:
-        module = importlib.import_module(f"staddle.{package}")
-        assert site in Path(str(module.__file__)).parents
+        assert site in Path(str(importlib.import_module(f"staddle.{package}").__file__)).parents
     tops = {path.parts[0] for path in files("staddle") or ()}
     version = distribution("staddle").version
     assert tops - {"..", "__pycache__"} == {"staddle", f"staddle-{version}.dist-info"}
@@ -68,13 +60,10 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     "STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test"
 )
 def test_the_auditors_command_is_the_one_file():
-    (command,) = (
-        each for each in distribution("staddle").entry_points if each.name == "staddle-verify"
-    )
+    (command,) = (e for e in distribution("staddle").entry_points if e.name == "staddle-verify")
     assert (command.group, command.value) == ("console_scripts", "staddle.staddle_verify:main")
     assert command.load().__module__ == "staddle.staddle_verify"
 
 
 def test_the_root_package_holds_a_docstring_and_nothing_else():
-    source = Path(str(staddle.__file__)).read_text()
-    assert source == f'"""{staddle.__doc__}"""\n'
+    assert Path(str(staddle.__file__)).read_text() == f'"""{staddle.__doc__}"""\n'

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from support.jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
-from staddle.algorithms.job.job import Job, JobFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 EPOCHS = 7  # which no option's default is
@@ -34,20 +34,11 @@ def rows():
 
 
 def method(name, options):
-    document = {
-        "version": 1,
-        "name": "page",
-        "seed": 1,
-        "rounds": 3,
-        "silos": ["a", "b", "c", "d", "e"],
-        # which exchanges nothing where none is away
-        "participation": 0.6 if name == "fedsimsup" else 1.0,
-        "min_cohort": 3,
-        "method": {"name": "local"},
-        "model": {"name": MODELS.get(name, "cnn-digits"), "classes": 3, "norm": "group"},
-        "training": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.1},
-    }
-    setting = Job.from_file(JobFile.model_validate(document), "page").setting()
+    model = {"name": MODELS.get(name, "cnn-digits"), "norm": "group"}
+    # which exchanges nothing where none is away
+    fields = {"participation": 0.6 if name == "fedsimsup" else 1.0, "min_cohort": 3, "rounds": 3}
+    job = make_job("local", None, model, {"epochs": EPOCHS}, silos=list("abcde"), **fields)
+    setting = job.setting()
     return configure(name, method_options(name, options), setting)
 
 
@@ -76,6 +67,4 @@ def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
     asked, (_, steps, _) = rows()[name]
     made = method(name, options(asked))
     efforts = {made.effort(round_) for round_ in range(made.setting.rounds + made.tunes)}
-    assert ({(effort.epochs, effort.whole) for effort in efforts} == {(EPOCHS, 0)}) == (
-        steps == "`epochs` epochs"
-    )
+    assert ({(e.epochs, e.whole) for e in efforts} == {(EPOCHS, 0)}) == (steps == "`epochs` epochs")

@@ -4,6 +4,7 @@ It holds for modules yet to come.
 """
 
 import ast
+import functools
 import graphlib
 import sys
 import tomllib
@@ -15,29 +16,44 @@ import staddle
 
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
 FOLDERS = (
-    "algorithms",
-    "commands",
-    "coordinator",
-    "files",
-    "proto",
-    "security",
-    "silo",
-    "simulator",
-)
+    "algorithms", "commands", "coordinator", "files", "proto", "security", "silo", "simulator",
+)  # fmt: skip
 SHELLS = {"silo", "simulator", "coordinator", "commands"}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
+@functools.cache
 def sources():
     rooms = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     found = [*ROOT.glob("*.py"), *rooms]
     return sorted(path for path in found if not path.name.endswith(GENERATED))
 
 
+@functools.cache
+def nodes(path, text=None):
+    """All nodes of a module's tree, or of that of a text in its place: each is parsed once."""
+    return tuple(ast.walk(ast.parse(path.read_text() if text is None else text, str(path))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_go_with_the_last_test():
+    yield
+    nodes.cache_clear()
+
+
+def dotted(node):
+    """The code of an expression; names joined by dots without the detour of ``ast.unparse``."""
+    names, inner = [], node
+    while isinstance(inner, ast.Attribute):
+        names.append(inner.attr)
+        inner = inner.value
+    return ".".join((inner.id, *names[::-1])) if isinstance(inner, ast.Name) else ast.unparse(node)
+
+
 def imports_of(path, text=None):
     """Absolute dotted names of everything that a module imports, at any depth of its code."""
     package = ("staddle", *path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+    for node in nodes(path, text):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,23 +84,25 @@ def test_the_walk_sees_every_form_of_import():
         "def f():\n    from staddle.coordinator.storage.store import z\n"
     )
     assert list(imports_of(path, text)) == [
-        "a.b",
-        "staddle.proto.p",
-        "staddle.silo.y",
-        "staddle.coordinator.storage.store.z",
-    ]
+        "a.b", "staddle.proto.p", "staddle.silo.y", "staddle.coordinator.storage.store.z",
+    ]  # fmt: skip
     assert ROOT / "algorithms" / "exchange" / "parts.py" in sources()
 
 
-@pytest.mark.parametrize("folder", ["algorithms", "security", "proto"])
-def test_pure_folders_import_no_shell(folder):
-    shells = [f"staddle.{shell}" for shell in SHELLS]
-    assert offences(folder, lambda name, _: under(name, *shells)) == []
+PURE = [f"staddle.{shell}" for shell in SHELLS]
+FORBIDDEN = {  # what each folder does not import
+    "algorithms": [*PURE, "staddle.security", "staddle.proto", "grpc", "asyncio"],
+    "security": PURE,
+    "proto": PURE,
+    "silo": ["staddle.coordinator", "staddle.simulator"],
+    "coordinator": ["staddle.silo", "staddle.simulator"],
+    "simulator": ["staddle.silo", "staddle.coordinator", "staddle.proto", "grpc"],
+}
 
 
-def test_algorithms_knows_neither_security_nor_the_wire():
-    others = ("staddle.security", "staddle.proto", "grpc", "asyncio")
-    assert offences("algorithms", lambda name, _: under(name, *others)) == []
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_folders_import_neither_shells_nor_the_wire_nor_one_another(folder):
+    assert offences(folder, lambda name, _: under(name, *FORBIDDEN[folder])) == []
 
 
 def test_methods_and_models_have_no_way_out_of_the_process():
@@ -114,18 +132,6 @@ def test_security_knows_the_exchanges_only():
     assert offences("security", forbidden) == []
 
 
-@pytest.mark.parametrize(("one", "other"), [("silo", "coordinator"), ("coordinator", "silo")])
-def test_silo_and_coordinator_never_meet(one, other):
-    assert offences(one, lambda name, _: under(name, f"staddle.{other}")) == []
-
-
-def test_the_simulator_meets_neither_the_network_nor_those_who_use_it():
-    forbidden = ("staddle.silo", "staddle.coordinator", "staddle.proto", "grpc")
-    assert offences("simulator", lambda name, _: under(name, *forbidden)) == []
-    for folder in ("silo", "coordinator"):
-        assert offences(folder, lambda name, _: under(name, "staddle.simulator")) == []
-
-
 def test_only_the_client_module_holds_the_stub():
     def forbidden(name, path):
         return "_pb2_grpc" in name and path != "silo/egress/client.py"
@@ -134,9 +140,7 @@ def test_only_the_client_module_holds_the_stub():
 
 
 def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
-    """silo/connectivity.py knows keys and addresses, and no module that has records, tensors or
-    messages.
-    """
+    """silo/connectivity.py knows keys and addresses; it has no records, tensors or messages."""
     found = offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl"))
     others = [each for each in found if "/connectivity.py" not in each]
     assert others == ["silo/egress/client.py imports grpc"]
@@ -170,7 +174,7 @@ def ways_out(path, text=None):
         if under(name, "staddle.silo.egress.client") or name.endswith(".FederationStub"):
             yield name
     in_silo = path.relative_to(ROOT).parts[0] == "silo"
-    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+    for node in nodes(path, text):
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Attribute) and called.attr in {"upload", "Upload"}:
             yield f"{node.lineno} {called.attr}"
@@ -195,13 +199,9 @@ def test_the_walk_sees_a_second_caller_of_the_upload():
         "    await FederationStub(channel).Upload(frames)\n"
     )
     assert set(ways_out(ROOT / "silo" / "x.py", text)) == {
-        "staddle.silo.egress.client.Client",
-        "staddle.proto.federation_pb2_grpc.FederationStub",
-        "4 client",
-        "4 upload",
-        "5 stream_unary",
-        "6 Upload",
-    }
+        "staddle.silo.egress.client.Client", "staddle.proto.federation_pb2_grpc.FederationStub",
+        "4 client", "4 upload", "5 stream_unary", "6 Upload",
+    }  # fmt: skip
 
 
 def test_only_four_files_can_send_what_leaves_a_silo():
@@ -216,9 +216,9 @@ def test_only_four_files_can_send_what_leaves_a_silo():
 
 def calls_of_the_client(path):
     """Names of the client's methods that a module calls."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            *owner, name = ast.unparse(node.func).split(".")
+            *owner, name = dotted(node.func).split(".")
             if owner and owner[-1] == "client":
                 yield name
 
@@ -227,7 +227,7 @@ def test_each_call_of_the_client_is_made_in_one_file():
     assert {path: set(calls_of_the_client(ROOT / path)) for path in CALLERS} == CALLERS
     (client,) = (
         node
-        for node in ast.parse((ROOT / WAY_OUT[0]).read_text()).body
+        for node in nodes(ROOT / WAY_OUT[0])[0].body
         if isinstance(node, ast.ClassDef) and node.name == "Client"
     )
     methods = {node.name for node in client.body if isinstance(node, ast.AsyncFunctionDef)}
@@ -237,18 +237,9 @@ def test_each_call_of_the_client_is_made_in_one_file():
 # Each folder imports from those before it alone; a coordinator's and a silo's processes and the
 # simulator stand side by side. ``__main__`` starts a command, so it stands above all.
 LAYERS = (
-    {"errors"},
-    {"files"},
-    {"log"},
-    {"metrics_listener"},
-    {"metrics"},
-    {"algorithms"},
-    {"security"},
-    {"proto"},
-    {"coordinator", "silo", "simulator"},
-    {"commands"},
-    {"staddle_verify"},
-)
+    {"errors"}, {"files"}, {"log"}, {"metrics_listener"}, {"metrics"}, {"algorithms"}, {"security"},
+    {"proto"}, {"coordinator", "silo", "simulator"}, {"commands"}, {"staddle_verify"},
+)  # fmt: skip
 LARGEST_ROOM = 15  # modules and rooms at one level
 CATALOGUES = {"algorithms/baselines"}  # one file for each entry
 
@@ -268,9 +259,7 @@ def edges():
 
 
 def room_edges(found):
-    """In each room, which of its modules and rooms needs which other: ``{room: {child:
-    {children}}}``.
-    """
+    """Which child of each room needs which other: ``{room: {child: {children}}}``."""
     graphs = {}
     for importer, imported in found:
         depth = 0
@@ -320,7 +309,7 @@ def test_a_room_has_few_entries():
 def test_each_room_says_in_a_line_what_it_is_for():
     for path in sources():
         if path.name == "__init__.py":
-            assert ast.get_docstring(ast.parse(path.read_text())), path
+            assert ast.get_docstring(nodes(path)[0]), path
         elif path.parent != ROOT:
             assert (path.parent / "__init__.py").exists(), path
 
@@ -329,7 +318,7 @@ def classes_by_name(texts):
     """Where each class is defined: ``{name: [path, …]}``, nested ones included."""
     found = {}
     for path, text in texts:
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(path, text):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(str(path))
     return found
@@ -340,7 +329,7 @@ def test_a_class_name_stands_for_one_class():
         "X": ["a"],
         "Y": ["a", "b"],
     }
-    found = classes_by_name((path.relative_to(ROOT), path.read_text()) for path in sources())
+    found = classes_by_name((path, None) for path in sources())
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
@@ -355,12 +344,12 @@ def test_what_auditors_copy_needs_nothing_but_python_3_9_and_cryptography():
 def test_no_assert_and_no_way_to_run_or_unpickle_data():
     found = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in nodes(path):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Assert):
                 found.append(f"{where} assert")
             elif isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
+                called = dotted(node.func)
                 if called in {"eval", "exec", "compile", "__import__", "torch.load", "torch.save"}:
                     found.append(f"{where} {called}")
                 if any(
@@ -390,16 +379,16 @@ STREAMS = ("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__")
 
 def printing(path, text=None):
     """The ways to a terminal that a module uses: calls, streams and libraries that print."""
-    for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
+    for node in nodes(path, text):
         if isinstance(node, ast.Call):
-            *owner, name = ast.unparse(node.func).split(".")
+            *owner, name = dotted(node.func).split(".")
             logs = name in {"StreamHandler", "basicConfig"}
             if (name in PRINTING and "printer" not in owner) or logs:
                 yield f"{node.lineno} {name}"
             elif name.startswith("print_") and owner:  # of traceback, parsers, errors
                 yield f"{node.lineno} {'.'.join(owner)}.{name}"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS:
-            yield f"{node.lineno} {ast.unparse(node)}"
+        elif isinstance(node, ast.Attribute) and dotted(node) in STREAMS:
+            yield f"{node.lineno} {dotted(node)}"
     ways = (*STREAMS, "rich", "click", "argparse", "pprint", "curses", "getpass", "pdb")
     yield from (f"imports {name}" for name in imports_of(path, text) if under(name, *ways))
 
@@ -412,33 +401,24 @@ def test_whatever_is_printed_passes_the_printer():
         "traceback.print_exc()\nprinter.show(1)\nprogram = print\n"
     )
     assert list(printing(ROOT / "commands" / "x.py", text)) == [
-        "5 print",
-        "6 echo",
-        "8 StreamHandler",
-        "9 traceback.print_exc",
-        "7 sys.stdout",
-        "imports rich.console",
-        "imports sys.stderr",
-        "imports click.echo",
-        "imports argparse",
-    ]
+        "5 print", "6 echo", "8 StreamHandler", "9 traceback.print_exc", "7 sys.stdout",
+        "imports rich.console", "imports sys.stderr", "imports click.echo", "imports argparse",
+    ]  # fmt: skip
     found = {path.relative_to(ROOT).as_posix(): list(printing(path)) for path in sources()}
     assert {name: ways for name, ways in found.items() if ways and name not in PRINTERS} == {}
     assert all(found[name] for name in PRINTERS)
 
 
 def test_nothing_waits_by_the_wall_clock():
-    """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of
-    the event loop.
-    """
+    """A clock that jumps changes time stamps and, within their validity, nothing else."""
     stamps = {"log.py", "commands/report/report.py"}
     stamps |= {"security/log/append_log.py", "security/identity/certificate.py"}
     found = []
     for path in sources():
         if path.relative_to(ROOT).as_posix() in stamps:
             continue
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        for node in nodes(path):
+            called = dotted(node.func) if isinstance(node, ast.Call) else ""
             own = called in {"time.time", "time.time_ns"}
             if called.endswith((".now", ".utcnow", ".today")) or own:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {called}")

@@ -27,16 +27,13 @@ def held_by() -> list[tuple[str, str]]:
     return found
 
 
-def test_each_line_names_tests_that_there_are():
+def test_each_line_names_tests_that_there_are_or_is_said_to_be_open():
     lines = held_by()
     assert len(lines) > 40
     for line, cell in lines:
         named = re.findall(r"`([^`]+)`", cell)
         assert named or cell == "-", line
         assert [name for name in named if not (TESTS / name).is_file()] == [], line
-
-
-def test_what_nothing_holds_is_said_to_be_open():
     """A line without a test says in bold what is not withstood, or is about the machine itself."""
     loose = [line for line, cell in held_by() if cell == "-"]
     assert all("**" in line or "| any time |" in line for line in loose), loose

@@ -1,6 +1,4 @@
-"""All of docs/write-a-method.md is run: its files are written, its commands given, its
-tests pass.
-"""
+"""All of docs/write-a-method.md is run: its files, its commands and its tests."""
 
 import re
 import shlex
@@ -18,12 +16,8 @@ from staddle.errors import LocalError
 PAGE = Path(__file__).parents[1] / "docs" / "write-a-method.md"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OFFLINE = (
-    "--no-index",
-    "--no-deps",
-    "--no-build-isolation",
-    "--disable-pip-version-check",
-    "--quiet",
-)
+    "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet",
+)  # fmt: skip
 
 
 def write(block):
@@ -57,12 +51,8 @@ def afternoon(tmp_path, monkeypatch):
                 )
             case "pytest":
                 more = (
-                    "--import-mode=importlib",
-                    "-p",
-                    "no:cacheprovider",
-                    "--rootdir",
-                    str(tmp_path),
-                )
+                    "--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(tmp_path),
+                )  # fmt: skip
                 assert pytest.main([*words, *more]) == 0
             case "staddle":
                 result = CliRunner().invoke(app, list(words))

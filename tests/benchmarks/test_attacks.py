@@ -1,27 +1,10 @@
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "threat-model.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "threat-model.md"
 ATTACKS = Path(__file__).resolve().parents[1] / "attacks"
-
-pytestmark = pytest.mark.skipif(
-    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
-)
-
-
-@pytest.fixture(scope="module")
-def attacks():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import attacks  # noqa: PLC0415 it is there in a checkout only
-
-        yield attacks
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 def results(*cases):
@@ -35,9 +18,9 @@ def results(*cases):
     return f'<testsuites><testsuite name="pytest">{text}</testsuite></testsuites>'.encode()
 
 
-def test_each_attack_counts_for_its_actor(attacks):
-    found, wrong = attacks.tallies(
-        attacks.read(
+def test_each_attack_counts_for_its_actor(program):
+    found, wrong = program.tallies(
+        program.read(
             results(
                 ("tests.attacks.test_one", "silo", ""),
                 ("tests.attacks.test_one", "silo", "failure"),
@@ -49,7 +32,7 @@ def test_each_attack_counts_for_its_actor(attacks):
         )
     )
     assert wrong == ["tests.attacks.test_one.test_1: the attack succeeded"]
-    assert attacks.table(found).splitlines()[2:] == [
+    assert program.table(found).splitlines()[2:] == [
         "| coordinator | 2 | 1 | 1 | 1 |",
         "| silo | 2 | 1 | 1 | 0 |",
         "| all | 4 | 2 | 2 | 1 |",
@@ -69,14 +52,14 @@ def test_each_attack_counts_for_its_actor(attacks):
         (("tests.silo.test_work", "silo", ""), "have no test of"),
     ],
 )  # fmt: skip
-def test_what_says_too_little_is_named(attacks, case, said):
-    (wrong,) = attacks.tallies(attacks.read(results(case)))[1]
+def test_what_says_too_little_is_named(program, case, said):
+    (wrong,) = program.tallies(program.read(results(case)))[1]
     assert said in wrong
 
 
-def test_what_pytest_did_not_write_is_no_result(attacks):
+def test_what_pytest_did_not_write_is_no_result(program):
     with pytest.raises(ValueError, match="write them with --junit-xml"):
-        attacks.read(b"passed")
+        program.read(b"passed")
 
 
 def test_each_file_has_an_actor_and_the_page_has_them_all():

@@ -1,31 +1,24 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(
-    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
-)
+@pytest.fixture
+def run(program, tmp_path, monkeypatch, capsys):
+    """The program in this process, which begins its parts as others; what it says."""
 
+    def call(*options):
+        small = ["first_gpu_run.py", str(tmp_path), "--device", "cpu", "--small"]
+        monkeypatch.setattr("sys.argv", [*small, *options])
+        program.main()
+        return capsys.readouterr().out
 
-def run(folder, *options):
-    command = [sys.executable, str(BENCHMARKS / "first_gpu_run.py"), str(folder)]
-    return subprocess.run(
-        [*command, "--device", "cpu", "--small", *options],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return call
 
 
-def test_parts_run_on_a_cpu_and_are_not_run_again(tmp_path):
+def test_parts_run_on_a_cpu_and_are_not_run_again(run, tmp_path):
     options = ["--network", "glm", "--part", "smoke-float32", "--part", "memory"]
-    said = run(tmp_path, *options)
-    assert "smoke-float32: exit 0\nmemory: exit 0\n" in said
+    assert "smoke-float32: exit 0\nmemory: exit 0\n" in run(*options)
     (row,) = json.loads((tmp_path / "smoke-float32.json").read_text())["rows"]
     assert row["what"] == "glm"
     assert 0 <= row["stacked, one by one"] < 1e-4
@@ -35,16 +28,15 @@ def test_parts_run_on_a_cpu_and_are_not_run_again(tmp_path):
     assert "lenet5, 4 silos  reckoned MB" in report
 
     (tmp_path / "memory.json").write_text(json.dumps({"rows": [], "seconds": 0.0}))
-    again = run(tmp_path, *options)
+    again = run(*options)
     assert "exit 0" not in again
     assert "## memory (0 s)" in again
 
 
-def test_a_part_that_fails_stands_first_in_the_report(tmp_path):
+def test_a_part_that_fails_stands_first_in_the_report(run, tmp_path):
     (tmp_path / "card.log").write_text("so far\nRuntimeError: the device is lost\n")
     found = {"rows": [{"what": "glm", "fault": "bits differ when replayed"}], "seconds": 1.0}
     (tmp_path / "smoke-bf16.json").write_text(json.dumps(found))
-    report = run(tmp_path, "--seconds", "0")
-    first, second = report.split("## Faults\n\n")[1].splitlines()[:2]
+    first, second = run("--seconds", "0").split("## Faults\n\n")[1].splitlines()[:2]
     assert first == "- card: found nothing; its log ends: RuntimeError: the device is lost"
     assert second == "- smoke-bf16, glm: bits differ when replayed"

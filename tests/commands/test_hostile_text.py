@@ -47,9 +47,7 @@ FILE_SHOWN = SHOWN.replace("/", "").replace(r"\x00", "").replace(r"\n", "") + r"
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Run the program; what it printed on both streams, once no character of it steers a
-    terminal.
-    """
+    """What the program printed on both streams, once no character of it steers a terminal."""
 
     def run(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["staddle", *map(str, arguments)])
@@ -111,8 +109,7 @@ def test_a_coordinators_ledger(call, tmp_path):
 
 def changed(path, to, **fields):
     """A copy of a JSON file in which these fields are another's."""
-    document = json.loads(path.read_text())
-    to.write_bytes(canonical_json({**document, **fields}) + b"\n")
+    to.write_bytes(canonical_json({**json.loads(path.read_text()), **fields}) + b"\n")
     return to
 
 
@@ -211,8 +208,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     for name, argument in (("stop", "x"), ("resume", "x"), ("submit", tmp_path / "job")):
         assert SHOWN in call("job", name, argument, *to)
     (listed,) = json.loads(call("job", "list", *to, "--json"))
-    assert listed == jobs.status_fields(ANSWER.status)
-    assert listed["reason"] == HOSTILE
+    assert (listed, listed["reason"]) == (jobs.status_fields(ANSWER.status), HOSTILE)
     call("job", "show", "x", *to, "--json")
     call("job", "watch", "x", *to, "--json", code=1)
 
@@ -247,16 +243,12 @@ def test_the_state_of_a_coordinator(call, federation, tmp_path):
 def test_partitions_and_memberships(call, tmp_path):
     client = {"name": HOSTILE, "train": [0, 1], "validation": [], "test": [2]}
     document = {
-        "format": "staddle-partition/1",
-        "data": HOSTILE,
-        "records": 3,
-        "labels_sha256": HASH,
+        "format": "staddle-partition/1", "data": HOSTILE, "records": 3, "labels_sha256": HASH,
         "seed": 1,
-    }
+    }  # fmt: skip
     path = tmp_path / f"{FILE_NAME}.json"
     path.write_bytes(canonical_json({**document, "how": {"kind": HOSTILE}, "clients": [client]}))
-    said = call("partition", "show", path)
-    assert SHOWN in said
+    assert SHOWN in call("partition", "show", path)
     assert HOSTILE in json.loads(call("partition", "show", path, "--json"))["silos"]
     JobStore(tmp_path, lambda _: (), {}).keep_result({"memberships": torch.eye(2)}, (HOSTILE, "b"))
     call("membership", "show", tmp_path / "result.safetensors", code=1)
@@ -273,12 +265,9 @@ def test_what_a_check_found(capsys):
 
 
 PATHS = (
-    ("silo", "init", "{}"),
-    ("coordinator", "init", "{}"),
-    ("policy", "init", "{}"),
-    ("operator", "init", "{}"),
-    ("job", "init", "{}"),
-)
+    ("silo", "init", "{}"), ("coordinator", "init", "{}"), ("policy", "init", "{}"),
+    ("operator", "init", "{}"), ("job", "init", "{}"),
+)  # fmt: skip
 MISSING = (
     ("ledger", "verify", "{}"),
     ("ledger", "show", "{}"),

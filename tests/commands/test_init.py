@@ -6,6 +6,7 @@ from typing import get_origin
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from support.refusals import refused
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class, method_options
@@ -146,6 +147,13 @@ def test_docstrings_are_read_from_the_options(init):
     assert 'One of "mean", "per_class".\n# similarity = "mean"\n' in text
 
 
+def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
+    path = init("job", "--method", "pfedsim")
+    path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
+    with refused(r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
+        Job.from_toml(path)
+
+
 def test_an_example_never_overwrites(init, tmp_path):
     path = init("silo")
     path.write_text("mine")
@@ -185,16 +193,14 @@ UNKNOWN = [
     ("policy", "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
     ("policy", "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
     ("policy", "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
-    (
-        *("policy", "max_bytes_per_round", "max_bytes"),
-        "'limits.max_bytes'; did you mean 'max_bytes_per_round'? 'max_bytes' belongs in [control]",
-    ),
+    (*("policy", "max_bytes_per_round", "max_bytes"),
+        "'limits.max_bytes'; did you mean 'max_bytes_per_round'? 'max_bytes' belongs in [control]"),
     ("job", "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
     ("job", "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
     ("job", "epochs = ", "epoch = ", "unknown key 'training.epoch'; did you mean 'epochs'?"),
     ("job", "[model]\n", "[model]\nepochs = 2\n", f"'model.epochs'; 'epochs' {IN_TRAINING}"),
     ("job", "[training]\n", "[training]\nseed = 2\n", f"'training.seed'; 'seed' {AT_THE_TOP}"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("noun", "old", "new", "said"), UNKNOWN)
@@ -204,14 +210,6 @@ def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun,
     with pytest.raises(LocalError) as caught:
         parse_toml(text.replace(old, new).encode(), MODELS[noun], "f")
     assert said in str(caught.value)
-
-
-def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
-    path = init("job", "--method", "pfedsim")
-    path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
-    why = r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"
-    with pytest.raises(LocalError, match=why):
-        Job.from_toml(path)
 
 
 def test_docstrings_of_inherited_options_come_before_a_methods_own():

@@ -113,37 +113,23 @@ FEDPER = 'name = "fedper"'
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            [(FEDPER, 'name = "fedsimsup"')],
-            "(fedsimsup on cnn-digits): method fedsimsup: all 4 silos train in every",
-        ),
-        (
-            [('"cnn-digits"', '"glm"')],
-            "(fedper on glm): part 'extractor', which crosses in round 0, is empty",
-        ),
-        (
-            [(FEDPER, 'name = "fedaims"')],
-            "(fedaims on cnn-digits): method 'fedaims' supervises the blocks",
-        ),
-        (
-            [(FEDPER, 'name = "fedssa"\noptions = { extractors = ["lenet5"] }')],
-            (
-                "(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16 pixels,"
-                " not [1, 8, 8]; choose"
-            ),
-        ),
-        (
-            [("classes = 2", "classes = 3")],
-            "job.toml: model: 2 class_names for 3 classes; give one a class",
-        ),
+        ([(FEDPER, 'name = "fedsimsup"')],
+            "(fedsimsup on cnn-digits): method fedsimsup: all 4 silos train in every"),
+        ([('"cnn-digits"', '"glm"')],
+            "(fedper on glm): part 'extractor', which crosses in round 0, is empty"),
+        ([(FEDPER, 'name = "fedaims"')],
+            "(fedaims on cnn-digits): method 'fedaims' supervises the blocks"),
+        ([(FEDPER, 'name = "fedssa"\noptions = { extractors = ["lenet5"] }')],
+            ("(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16"
+            " pixels, not [1, 8, 8]; choose")),
+        ([("classes = 2", "classes = 3")],
+            "job.toml: model: 2 class_names for 3 classes; give one a class"),
         ([('"malignant"', '"benign"')], "job.toml: model: classes 0 and 1 are both named 'benign'"),
-        (
-            [("lr = 0.1", "lr = 0.1\nepoch = 3")],
-            "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?",
-        ),
+        ([("lr = 0.1", "lr = 0.1\nepoch = 3")],
+            "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?"),
         ([('"d"]', '"e"]')], "job.toml: silos names 'e', which is not a silo of"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_cannot_work_is_not_signed(sign, changes, said):
     result, out = sign(*changes)
     assert isinstance(result.exception, LocalError), (result.output, result.exception)

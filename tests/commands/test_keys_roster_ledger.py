@@ -173,11 +173,8 @@ def test_ledger_show_and_summary_of_secure_sums(tmp_path):
     assert "ended" not in run("ledger", "show", tmp_path, "--recipient", "coordinator")
     documents = json.loads(run("ledger", "show", tmp_path, "--json"))
     assert [(document["seq"], document["type"]) for document in documents[:3] + documents[8:9]] == [
-        (1, "egress.protocol"),
-        (2, "egress.protocol"),
-        (3, "egress.intent"),
-        (11, "secagg.end"),
-    ]
+        (1, "egress.protocol"), (2, "egress.protocol"), (3, "egress.intent"), (11, "secagg.end"),
+    ]  # fmt: skip
     assert documents[2]["secagg"]["members"] == ["silo-a", "silo-b", "silo-c", "silo-d"]
     rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
     assert [(row["method"], row["part"], row["messages"], row["bytes"]) for row in rows] == [
@@ -209,13 +206,9 @@ def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
     assert numbers == [("padded", 0), ("rotated", 0), ("padded", 1), ("padded", 1), ("rotated", 0)]
     rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
     assert [(row["part"], row["messages"], row["bytes"], row["assumed"]) for row in rows] == [
-        ("extractor", 3, 992, 352),
-        ("heads", 2, 120, 0),
-        ("model", 2, 352, 0),
-        ("metric", 2, 16, 0),
-        ("(message)", 2, 80, 0),
-        ("(protocol)", 5, 1300, 0),
-    ]
+        ("extractor", 3, 992, 352), ("heads", 2, 120, 0), ("model", 2, 352, 0),
+        ("metric", 2, 16, 0), ("(message)", 2, 80, 0), ("(protocol)", 5, 1300, 0),
+    ]  # fmt: skip
 
 
 def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):

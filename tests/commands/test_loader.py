@@ -20,37 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 SLOW = {"torch", "grpc", "numpy", "opacus", "cryptography", "jinja2", "matplotlib"}
 
 
-def imported(*commands):
-    """Which of the libraries that take long one process imported until all commands had ended."""
-    program = f"""
-import sys
-from staddle.commands import main
-for sys.argv[1:] in {commands!r}:
-    try:
-        main.main()
-    except SystemExit as ended:
-        assert ended.code == 0
-print("imported", *sorted({SLOW!r} & set(sys.modules)))
-"""
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
-    )
-    return set(run.stdout.splitlines()[-1].split()[1:])
-
-
-def test_the_help_of_no_group_imports_what_takes_long():
-    assert imported(["--help"], *([group, "--help"] for group in GROUPS)) == set()
-
-
-def test_a_command_imports_what_it_needs():
-    assert imported(["keys", "new", "--help"]) == {"cryptography"}
-    assert imported(["silo", "run", "--help"]) >= {"torch", "grpc"}
-
-
 def without_tls(*program):
-    """Run Python in a process where nobody has set the variable that gRPC reads when it is
-    imported.
-    """
+    """Run Python where nobody has set the variable that gRPC reads when it is imported."""
     environment = {name: value for name, value in os.environ.items() if name != CIPHERS_VARIABLE}
     return subprocess.run(
         [sys.executable, "-P", *program],
@@ -61,11 +32,29 @@ def without_tls(*program):
     )
 
 
-def test_tls_is_set_before_a_command_imports_grpc():
-    call = (
-        "from staddle.commands import loader\nloader.function('silo:run')\nloader.require_tls13()"
+def test_a_command_imports_what_it_needs():
+    """And the help of no group imports what takes long; TLS is set before gRPC is imported."""
+    commands = [["--help"], *([group, "--help"] for group in GROUPS)]
+    commands += [["keys", "new", "--help"], ["silo", "run", "--help"]]
+    run = without_tls(
+        "-c",
+        f"""
+import sys
+from staddle.commands import loader, main
+for sys.argv[1:] in {commands!r}:
+    try:
+        main.main()
+    except SystemExit as ended:
+        assert ended.code == 0
+    print("imported", *sorted({SLOW!r} & set(sys.modules)))
+loader.require_tls13()
+""",
     )
-    assert without_tls("-c", call).stderr == ""
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = [line.split() for line in run.stdout.splitlines() if line.startswith("imported")]
+    *groups, keys, silo = [set(line[1:]) for line in lines]
+    assert (groups, keys) == ([set()] * (1 + len(GROUPS)), {"cryptography"})
+    assert silo >= {"torch", "grpc"}
 
 
 @pytest.mark.parametrize("module", ["staddle.silo", "staddle.coordinator"])
@@ -126,8 +115,7 @@ def test_the_example_of_the_page_is_a_command(monkeypatch, tmp_path):
     command, said = call.strip().split("\n")
     assert package not in sys.modules
     try:
-        shown = CliRunner().invoke(app, ["--help"]).output
-        assert "Greet a silo." in " ".join(shown.split())
+        assert "Greet a silo." in " ".join(CliRunner().invoke(app, ["--help"]).output.split())
         assert package not in sys.modules
         assert CliRunner().invoke(app, command.split()[2:]).output == f"{said}\n"
     finally:

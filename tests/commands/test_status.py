@@ -145,20 +145,14 @@ def test_what_a_coordinator_passes_on_and_cannot_open_is_named(coordinator, data
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"stage": "admitting", "answers": {"a": "accepted", "b": "DATA"}},
-            "accepted: a; no answer: c; dropped: b (DATA)",
-        ),
-        (
-            {"stage": "finishing", "done": frozenset("a"), "failed": {"b": "lost"}},
-            "confirmed: a; not yet: c; dropped: b (lost)",
-        ),
-        (
-            {"stage": "finishing", "done": frozenset("ab"), "failed": {"b": "lost"}},
-            "confirmed: a, b; not yet: c; dropped: -",
-        ),
+        ({"stage": "admitting", "answers": {"a": "accepted", "b": "DATA"}},
+            "accepted: a; no answer: c; dropped: b (DATA)"),
+        ({"stage": "finishing", "done": frozenset("a"), "failed": {"b": "lost"}},
+            "confirmed: a; not yet: c; dropped: b (lost)"),
+        ({"stage": "finishing", "done": frozenset("ab"), "failed": {"b": "lost"}},
+            "confirmed: a, b; not yet: c; dropped: -"),
     ],
-)
+)  # fmt: skip
 def test_in_each_stage_those_are_missing_for_whom_it_waits(coordinator, database, changes, said):
     keep(database, replace(OPEN, **{"cohort": (), "given": {}, "failed": {}, **changes}))
     assert show(coordinator).splitlines()[-1] == f"open: {changes['stage']}: {said}"

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from support.refusals import refused
+from support.signed_federation import job_document
 
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.config import JobLimits
-from staddle.errors import LocalError
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.channel import ERROR_METADATA, OPTIONS
 from staddle.proto.operations_pb2_grpc import OperationsStub
@@ -21,15 +22,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 
 SILOS = ("a", "b")
-DOCUMENT = {
-    "version": 1,
-    "seed": 7,
-    "rounds": 2,
-    "silos": list(SILOS),
-    "method": {"name": "fedavg"},
-    "model": {"name": "cnn-digits", "classes": 10},
-    "training": {"lr": 0.1},
-}
+DOCUMENT = job_document(SILOS, rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +103,7 @@ def test_a_coordinator_whose_database_is_gone_refuses_to_start_and_removes_nothi
     shutil.copyfile(begin.database, copy)
     remove(begin.database)
     for _ in range(2):  # the first start has made a database, which is no better
-        why = rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"
-        with pytest.raises(LocalError, match=why):
+        with refused(rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"):
             begin(names)
         assert kept.read_bytes() == b"the only copy"
     remove(begin.database)
@@ -123,8 +115,7 @@ def test_a_database_that_is_older_than_the_tensors_is_refused(begin):
     assert begin(names) == ["one"]
     kept = begin.jobs / "one" / "1.a.upload"
     kept.write_bytes(b"the only copy")
-    why = r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"
-    with pytest.raises(LocalError, match=why):
+    with refused(r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"):
         begin(names)
     kept.rename(kept.with_name("0.a.upload"))  # what a crash leaves of round 0 is rubbish
     assert begin(names) == ["one"]
@@ -173,8 +164,7 @@ def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
 
 def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     few = JobLimits(max_job_bytes=286_000)
-    said = r"job 'one' with 2 silos may need .*max_job_bytes is 279.3 KiB"
-    with pytest.raises(LocalError, match=said):
+    with refused(r"job 'one' with 2 silos may need .*max_job_bytes is 279.3 KiB"):
         begin(names, limits=few)
     code, why, listed = begin(submitting(world.signed["two"]), limits=few, jobs=())
     assert (code, listed) == ("STORAGE", [])

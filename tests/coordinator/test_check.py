@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.ledgers import write_serving, write_stop
+from support.signed_federation import job_document, pfedsim
 from typer.testing import CliRunner
 
 from staddle.algorithms.job.job import Job, JobFile
@@ -22,32 +23,14 @@ from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 
 SILOS = ["a", "b"]
-NAMES = [
-    "configuration",
-    "keys",
-    "roster",
-    "member",
-    "clock",
-    "database",
-    "ledger",
-    "job",
-    "disk",
-    "listen",
-]
+NAMES = ["configuration", "keys", "roster", "member", "clock", "database", "ledger", "job", "disk"]
+NAMES += ["listen"]
+
+CHECK = ("coordinator", "check", "--config")
 
 
 def job(name, **changes):
-    return {
-        "version": 1,
-        "name": name,
-        "seed": 7,
-        "rounds": 2,
-        "silos": SILOS,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        **changes,
-    }
+    return job_document(SILOS, name=name, **{"rounds": 2, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +49,29 @@ def federation(original, tmp_path):
 
 
 @pytest.fixture
-def failed(federation):
-    def call():
-        return {
-            found.name: found.text
-            for found in check(federation.coordinator_config).findings
-            if not found.ok
-        }
+def config(federation):
+    return federation.coordinator_config
 
-    return call
+
+def texts_of(config, *, ok):
+    return {found.name: found.text for found in check(config).findings if found.ok == ok}
+
+
+@pytest.fixture
+def failed(config):
+    return lambda: texts_of(config, ok=False)
 
 
 def edit(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def remove_b(federation):
+    path = federation.folder / "roster.json"
+    roster = rosters.remove(rosters.load(path), "b")
+    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
 
 
 def serve(federation, then):
@@ -93,15 +84,11 @@ def serve(federation, then):
     return asyncio.run(run())
 
 
-def test_all_that_is_as_it_should_be(federation):
-    result = CliRunner().invoke(
-        app, ["coordinator", "check", "--config", str(federation.coordinator_config)]
-    )
+def test_all_that_is_as_it_should_be(federation, config):
+    result = CliRunner().invoke(app, [*CHECK, str(config)])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == "all is well"
-    result = CliRunner().invoke(
-        app, ["coordinator", "check", "--json", "--config", str(federation.coordinator_config)]
-    )
+    result = CliRunner().invoke(app, [*CHECK, str(config), "--json"])
     document = json.loads(result.output)
     assert [finding["name"] for finding in document["findings"]] == NAMES
     texts = {finding["name"]: finding["text"] for finding in document["findings"]}
@@ -110,21 +97,21 @@ def test_all_that_is_as_it_should_be(federation):
     assert not (federation.folder / "coordinator" / "state").exists()
 
 
-def test_configuration_keys_and_roster(federation, failed):
+def test_configuration_keys_and_roster(federation, failed, config):
     (federation.folder / "coordinator" / "keys" / "tls.key").chmod(0o604)
     found = failed()
     assert "chmod 600" in found["keys"]
     assert found["member"] == "not tried: first put keys and roster right"
-    edit(federation.coordinator_config, "threshold = 1", "threshold = 2")
+    edit(config, "threshold = 1", "threshold = 2")
     found = failed()
     assert "roster says threshold 1, we pin 2" in found["roster"]
     assert found["job"] == "not tried: first put roster and database right"
-    edit(federation.coordinator_config, "listen", "lisen")
+    edit(config, "listen", "lisen")
     assert "did you mean 'listen'?" in failed()["configuration"]
 
 
-def test_keys_of_another_role(federation, failed):
-    edit(federation.coordinator_config, 'keys = "keys"', 'keys = "../a/keys"')
+def test_keys_of_another_role(config, failed):
+    edit(config, 'keys = "keys"', 'keys = "../a/keys"')
     assert "'a' is a silo, not a coordinator" in failed()["member"]
 
 
@@ -134,9 +121,7 @@ def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
     edit(signed, '"rounds":2', '"rounds":3')
     assert "its signature does not fit" in failed()["job"]
     signed.write_text(whole)
-    path = federation.folder / "roster.json"
-    roster = rosters.remove(rosters.load(path), "b")
-    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
+    remove_b(federation)
     assert "signed under roster" in failed()["job"]
     local_federation.sign_job(federation, job("one"))
     assert "silo 'b' is not a silo of the roster" in failed()["job"]
@@ -144,40 +129,35 @@ def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
     assert "cannot read it" in failed()["job"]
 
 
-def test_the_database_and_the_port_of_a_coordinator_that_runs(federation, failed):
+def test_the_database_and_the_port_of_a_coordinator_that_runs(federation, failed, config):
     def beside(address):
-        edit(federation.coordinator_config, "127.0.0.1:0", address)
-        texts = {
-            found.name: found.text
-            for found in check(federation.coordinator_config).findings
-            if found.ok
-        }
+        edit(config, "127.0.0.1:0", address)
+        texts = texts_of(config, ok=True)
         assert list(texts) == NAMES
         assert texts["listen"].startswith(f"{address} is taken by the coordinator that runs with ")
         assert "1 jobs, 1 of them not ended" in texts["database"]
-        edit(federation.coordinator_config, '"state"', '"elsewhere"')
+        edit(config, '"state"', '"elsewhere"')
         assert f"{address}: Address already in use; free the port" in failed()["listen"]
-        edit(federation.coordinator_config, '"elsewhere"', '"state"')
+        edit(config, '"elsewhere"', '"state"')
 
     serve(federation, beside)
     path = federation.folder / "roster.json"
     whole = path.read_bytes()
-    roster = rosters.remove(rosters.load(path), "b")
-    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
+    remove_b(federation)
     assert failed() == {}  # the coordinator took the job under the roster of its time
     path.write_bytes(whole)
     local_federation.sign_job(federation, job("one", rounds=3))
     assert "another job 'one' was run here" in failed()["job"]
 
 
-def test_a_port_of_somebody_else_and_an_address_that_is_not_ours(federation, failed):
+def test_a_port_of_somebody_else_and_an_address_that_is_not_ours(config, failed):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        edit(federation.coordinator_config, "127.0.0.1:0", f"127.0.0.1:{port}")
+        edit(config, "127.0.0.1:0", f"127.0.0.1:{port}")
         assert "Address already in use" in failed()["listen"]
-    edit(federation.coordinator_config, f"127.0.0.1:{port}", "192.0.2.1:7443")
+    edit(config, f"127.0.0.1:{port}", "192.0.2.1:7443")
     assert "listen on an address of this host" in failed()["listen"]
-    edit(federation.coordinator_config, "192.0.2.1", "nowhere.invalid")
+    edit(config, "192.0.2.1", "nowhere.invalid")
     assert "nowhere.invalid:7443: " in failed()["listen"]
 
 
@@ -201,17 +181,15 @@ def test_a_folder_of_tensors_without_its_database(federation, failed):
     )
 
 
-def test_a_job_that_may_take_more_disk_than_a_job_is_given(federation, failed):
-    texts = {found.name: found.text for found in check(federation.coordinator_config).findings}
+def test_a_job_that_may_take_more_disk_than_a_job_is_given(config, failed):
+    texts = texts_of(config, ok=True)
     assert (
         "; at most 280.2 KiB (107.1 KiB uploads, 173.1 KiB published) on the disk" in texts["job"]
     )
-    edit(
-        federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]'
-    )
+    edit(config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]')
     assert "job 'one' with 2 silos may need 280.2 KiB" in failed()["job"]
     assert "limits.max_job_bytes is 280.0 KiB; raise it" in failed()["job"]
-    edit(federation.coordinator_config, '"280KiB"', '"281KiB"')
+    edit(config, '"280KiB"', '"281KiB"')
     assert failed() == {}
 
 
@@ -238,22 +216,9 @@ def test_a_ledger_that_was_changed_is_found(federation, failed):
 
 
 def test_the_largest_round_of_a_blind_job_has_padded_words_of_eight_bytes():
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 2,
-        "silos": ["a", "b", "c", "d"],
-        "min_cohort": 3,
-        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-    }
     plain, blind = (
-        Job.from_file(
-            validate({**document, "security": {"secure_aggregation": how}}, JobFile, "job"), "job"
-        )
-        for how in ("off", "required")
+        Job.from_file(validate(pfedsim("abcd", security=security), JobFile, "job"), "job")
+        for security in ({"secure_aggregation": "off"}, {})
     )
     extractor, rows, metrics = (sum(spec.nbytes for spec in part.tensors) for part in plain.up(0))
     assert largest_round(plain) == 4 * (extractor + rows + metrics)

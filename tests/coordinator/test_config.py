@@ -35,21 +35,17 @@ def load(tmp_path):
 
 def test_paths_are_relative_to_the_file(load, tmp_path):
     config = load(TEXT)
-    assert config.directory == tmp_path / "state"
-    assert config.keys == tmp_path / "keys"
+    assert (config.directory, config.keys) == (tmp_path / "state", tmp_path / "keys")
     assert config.roster == tmp_path / "../roster.json"
     assert config.jobs == (tmp_path / "jobs/a.json", Path("/abs/b.json"))
 
 
-def test_what_is_left_out_has_its_default(load):
+def test_what_is_left_out_has_its_default_and_the_limit_of_a_job_is_a_size(load):
     config = load(TEXT.replace('jobs = ["jobs/a.json", "/abs/b.json"]\n', ""))
     assert (config.jobs, config.log) == ((), "text")
     assert config.timing == configs.Timing(admission_seconds=3600, beat_seconds=5, hold_seconds=20)
     assert config.trust.threshold == 1
     assert config.limits.max_job_bytes is None
-
-
-def test_the_limit_of_a_job_is_a_size(load):
     assert load(TEXT + '[limits]\nmax_job_bytes = "3GiB"\n').limits.max_job_bytes == 3 * 2**30
     for bad in ('"3 gigs"', "-1", "1.5"):
         with pytest.raises(LocalError, match=r"limits\.max_job_bytes = "):
@@ -61,10 +57,8 @@ def test_the_limit_of_a_job_is_a_size(load):
     [
         (HEAD + 'rooster = "x"\n' + TRUST, "unknown key 'rooster'; did you mean 'roster'?"),
         (TEXT + "[timings]\n", "unknown key 'timings'; did you mean 'timing'?"),
-        (
-            TEXT + "[timing]\nbeat_secs = 3\n",
-            "unknown key 'timing.beat_secs'; did you mean 'beat_seconds'?",
-        ),
+        (TEXT + "[timing]\nbeat_secs = 3\n",
+            "unknown key 'timing.beat_secs'; did you mean 'beat_seconds'?"),
         (TEXT + 'founder = "x"\n', "did you mean 'founders'?"),
         (TEXT.replace("version = 1\n", ""), "missing key 'version'"),
         (TEXT.replace('listen = "127.0.0.1:7443"\n', ""), "missing key 'listen'"),
@@ -79,17 +73,15 @@ def test_the_limit_of_a_job_is_a_size(load):
         (TEXT + "[timing]\nhold_seconds = 301\n", "timing.hold_seconds = 301"),
         (TEXT + "[timing]\nadmission_seconds = 0\n", "timing.admission_seconds = 0"),
         (TEXT + "[timing]\nadmission_seconds = nan\n", "timing.admission_seconds = nan"),
-        (
-            TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n',
-            "metrics.listen = '0.0.0.0:9464': is not on loopback",
-        ),
+        (TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n',
+            "metrics.listen = '0.0.0.0:9464': is not on loopback"),
         (TEXT + "[metrics]\n", "missing key 'metrics.listen'"),
         (TEXT.replace(FOUNDER, "SHA256:short"), "trust.founders.0 = 'SHA256:short'"),
         (TEXT.replace(f'"{FOUNDER}"', ""), "trust.founders"),
         (HEAD + 'log = "xml"\n' + TRUST, "log = 'xml'"),
         ("version = ", "not valid TOML"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named(load, text, said):
     with pytest.raises(LocalError) as caught:
         load(text)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support.coordinator_thread import coordinator
 from support.raw_silo import SECONDS, Caller
+from support.signed_federation import job_document
 
 from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.federation.jobs import status_fields
@@ -22,17 +23,7 @@ SILOS = ("north", "east", "south")
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     federation = local_federation.make(tmp_path / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 3,
-        "silos": list(SILOS),
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-    }
-    job = local_federation.sign_job(federation, document)
+    job = local_federation.sign_job(federation, job_document(SILOS))
     local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 1, "hold_seconds": 1})
     roster = rosters.load(federation.folder / "roster.json")
     clock = SimpleNamespace(now=1000.0)
@@ -57,9 +48,7 @@ async def until(condition):
 
 def metric(here):
     """Silos that the metrics show as connected."""
-    (found,) = [
-        gauge for gauge in gauges(here.daemon, here.limits) if gauge.name == "silo_connected"
-    ]
+    (found,) = [g for g in gauges(here.daemon, here.limits) if g.name == "silo_connected"]
     return {silo for (silo,), value in found.values.items() if value}
 
 
@@ -136,9 +125,7 @@ def test_a_silo_lost_before_a_round_opens_is_not_awaited(
         here.run(scenario())
 
 
-def test_an_upload_wakes_no_other_silo_and_writes_neither_the_state_nor_the_roster_anew(
-    world, monkeypatch
-):
+def test_an_upload_wakes_no_other_silo_and_writes_no_state_or_roster(world, monkeypatch):
     """What one silo costs must not grow with the number of the others."""
     looked, saved, digests = Counter(), [], []
 

@@ -7,11 +7,11 @@ import ssl
 from types import SimpleNamespace
 
 import pytest
+from support.jobs import make_job
 from support.ledgers import first, write_start, write_stop
 from support.private_jobs import dataset, private_job, undrafted
 from typer.testing import CliRunner
 
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.coordinator import config as coordinator_configs
@@ -42,18 +42,23 @@ def federation(tmp_path, made, monkeypatch):
 
 
 @pytest.fixture
-def look(federation):
+def config(federation):
+    return federation.silo_config("silo-a")
+
+
+@pytest.fixture
+def look(config):
     """The findings by name that are not ok, but for the way to a coordinator that is not there."""
 
     def call(*jobs):
-        report = check(federation.silo_config("silo-a"), jobs)
-        return {
-            finding.name: finding.text
-            for finding in report.findings
-            if not finding.ok and finding.name not in WAY
-        }
+        failed = (finding for finding in check(config, jobs).findings if not finding.ok)
+        return {each.name: each.text for each in failed if each.name not in WAY}
 
     return call
+
+
+def texts_of(*checked):
+    return {finding.name: finding.text for finding in check(*checked).findings}
 
 
 def edit(path, old, new):
@@ -62,8 +67,8 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def test_all_that_is_as_it_should_be(federation):
-    report = check(federation.silo_config("silo-a"), [federation.folder / "jobs" / "simple.json"])
+def test_all_that_is_as_it_should_be(federation, config):
+    report = check(config, [federation.folder / "jobs" / "simple.json"])
     found = {finding.name: finding.text for finding in report.findings if finding.ok}
     assert list(found) == [*NAMES[:-1], "job", "disk"]
     assert "40 records of shape [1, 8, 8], 3 classes, classes not named" in found["data"]
@@ -73,22 +78,21 @@ def test_all_that_is_as_it_should_be(federation):
     assert list(federation.state("silo-a").iterdir()) == []  # nothing was changed
 
 
-def test_a_gpu_that_is_not_there_is_told(federation):
-    path = federation.silo_config("silo-a")
-    path.write_text(path.read_text() + '[training]\ndevice = "cuda:9"\n')
-    (finding,) = check(path).findings
+def test_a_gpu_that_is_not_there_is_told(config):
+    config.write_text(config.read_text() + '[training]\ndevice = "cuda:9"\n')
+    (finding,) = check(config).findings
     assert not finding.ok
     assert "'cuda:9': this machine has" in finding.text
 
 
-def test_the_configuration_comes_first(federation):
-    edit(federation.silo_config("silo-a"), "directory", "directry")
-    (finding,) = check(federation.silo_config("silo-a")).findings
+def test_the_configuration_comes_first(config):
+    edit(config, "directory", "directry")
+    (finding,) = check(config).findings
     assert not finding.ok
     assert "unknown key 'directry'; did you mean 'directory'?" in finding.text
-    edit(federation.silo_config("silo-a"), "directry", "directory")
-    edit(federation.silo_config("silo-a"), "127.0.0.1:9", "127.0.0.1")
-    assert "is not host:port" in check(federation.silo_config("silo-a")).findings[0].text
+    edit(config, "directry", "directory")
+    edit(config, "127.0.0.1:9", "127.0.0.1")
+    assert "is not host:port" in check(config).findings[0].text
 
 
 def test_keys_that_others_can_read(federation, look):
@@ -100,12 +104,12 @@ def test_keys_that_others_can_read(federation, look):
     assert found["member"] == "not tried: first put keys and roster right"
 
 
-def test_a_roster_of_others_or_without_us(federation, look):
-    edit(federation.silo_config("silo-a"), '"local"', '"other"')
+def test_a_roster_of_others_or_without_us(federation, look, config):
+    edit(config, '"local"', '"other"')
     found = look()
     assert "roster is of federation 'local', ours is 'other'" in found["roster"]
     assert {"member", "clock"} <= found.keys()
-    edit(federation.silo_config("silo-a"), '"other"', '"local"')
+    edit(config, '"other"', '"local"')
     path = federation.folder / "roster.json"
     without = rosters.remove(rosters.load(path), "silo-a")
     rosters.save(rosters.sign(without, load_keys(federation.folder / "founder")), path)
@@ -113,11 +117,11 @@ def test_a_roster_of_others_or_without_us(federation, look):
     assert "is missing in roster version" in look()["member"]
 
 
-def test_keys_that_are_not_those_of_the_roster(federation, look):
+def test_keys_that_are_not_those_of_the_roster(federation, look, config):
     shutil.rmtree(federation.folder / "silo-a" / "keys")
     create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
     assert "has other keys in roster" in look()["member"]
-    edit(federation.silo_config("silo-a"), 'keys = "keys"', 'keys = "../operator"')
+    edit(config, 'keys = "keys"', 'keys = "../operator"')
     assert "'operator' is an operator, not a silo; use the keys of a silo" in look()["member"]
 
 
@@ -131,14 +135,14 @@ def test_a_clock_outside_the_certificates(made):
         preflight.clock(made.roster, now + 11 * year)
 
 
-def test_a_policy_that_is_none_or_empty(federation, look):
+def test_a_policy_that_is_none_or_empty(federation, look, config):
     path = federation.folder / "silo-a" / "policy.toml"
     edit(path, "max_messages", "max_message")
     assert "did you mean 'max_messages'" in look()["policy"]
     path.write_text(
         path.read_text().partition("[[allow]]")[0].replace("max_message ", "max_messages ")
     )
-    findings = {f.name: f for f in check(federation.silo_config("silo-a")).findings}
+    findings = {f.name: f for f in check(config).findings}
     assert findings["policy"].ok
     assert "nothing may leave and every job is declined" in findings["policy"].text
     declined = look(federation.folder / "jobs" / "simple.json")["job"]
@@ -147,9 +151,8 @@ def test_a_policy_that_is_none_or_empty(federation, look):
     assert "coordinator:" not in declined  # which has said nothing
 
 
-def test_data_and_weights_that_cannot_be_read(federation, look):
+def test_data_and_weights_that_cannot_be_read(federation, look, config):
     (federation.folder / "silo-a" / "data.npz").write_bytes(b"x")
-    config = federation.silo_config("silo-a")
     config.write_text(
         config.read_text() + '[[weights]]\njobs = ["a"]\npart = "supervisor"\nfile = "gone"\n'
     )
@@ -158,22 +161,22 @@ def test_data_and_weights_that_cannot_be_read(federation, look):
     assert "gone: No such file" in found["weights"]
 
 
-def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
+def test_a_ledger_that_holds_and_one_that_does_not(federation, look, config):
     folder = federation.state("silo-a") / "ledger"
     keys = load_keys(federation.keys("silo-a"))
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         write_start(ledger, "staddle", "ab" * 32, "ab" * 32)
-    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    texts = texts_of(config)
     assert ": 1 record holds, " in texts["ledger"]
     with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
         head = write_stop(ledger, "asked to stop")
-    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    texts = texts_of(config)
     assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
     edit(first(folder), '"staddle"', '"stapple"')
     assert "run: staddle ledger verify" in look()["ledger"]
 
 
-def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
+def test_a_disk_without_room_or_rights(federation, look, monkeypatch, config):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30 - 1))
     assert "1024.0 MiB free, 1.0 GiB needed (at least a GiB); make room" in look()["disk"]
     monkeypatch.setattr("staddle.silo.check.footprint", lambda *_: 2**31)
@@ -184,27 +187,14 @@ def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
         in look(federation.folder / "jobs" / "simple.json")["disk"]
     )
     monkeypatch.undo()
-    edit(federation.silo_config("silo-a"), 'directory = "state"', 'directory = "silo.toml/state"')
+    edit(config, 'directory = "state"', 'directory = "silo.toml/state"')
     assert "is not a folder" in look()["disk"]
 
 
 def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 2,
-        "silos": ["a", "b", "c", "d"],
-        "min_cohort": 3,
-        "method": {"name": "fedaims", "options": {"sampling": "algorithm2"}},
-        "model": {"name": "convnet-digits", "classes": 10},
-        "training": {"lr": 0.1},
-    }
+    of = ("fedaims", {"sampling": "algorithm2"}, {"name": "convnet-digits", "classes": 10})
     clear, blind = (
-        Job.from_file(
-            JobFile.model_validate({**document, "security": {"secure_aggregation": way}}),
-            "job.toml",
-        )
+        make_job(*of, silos=list("abcd"), min_cohort=3, security={"secure_aggregation": way})
         for way in ("off", "required")
     )
     (direction,) = (part for part in blind.up(1) if part.name == "direction")
@@ -213,23 +203,23 @@ def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
     assert footprint(blind, "a") - footprint(clear, "a") == more > 2 * 8 * 10_000
 
 
-def test_a_job_that_was_accepted_or_run_here(federation, look):
+def test_a_job_that_was_accepted_or_run_here(federation, look, config):
     signed = federation.folder / "jobs" / "simple.json"
     folder = federation.state("silo-a") / "jobs" / "simple"
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(signed.read_bytes())
     (folder / "state-2.safetensors").touch()
-    texts = {f.name: f.text for f in check(federation.silo_config("silo-a"), [signed]).findings}
+    texts = texts_of(config, [signed])
     assert "was accepted here, 2 of its rounds are over" in texts["job"]
     (folder / "job.json").write_bytes(b"another")
     assert "another job has this name" in look(signed)["job"]
 
 
-def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, made):
+def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, made, config):
     """As the agent would answer: beside what others spent, under the policy as it is now."""
     job = private_job(made, "fits")
     del made.jobs["fits"]
-    path, config = made.files.folder / "jobs" / "fits.json", federation.silo_config("silo-a")
+    path = made.files.folder / "jobs" / "fits.json"
     policy = federation.folder / "silo-a" / "policy.toml"
     allowed = undrafted(made.policy(job).text)
     policy.write_text(allowed + dataset())
@@ -286,7 +276,7 @@ def test_the_way_to_a_coordinator_that_runs(federation):
     assert findings[2].text == "coordinator serves"
 
 
-def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation):
+def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation, config):
     """The silo's roster has its new key, the coordinator's still the old one."""
     old = (federation.folder / "roster.json").read_bytes()
     shutil.rmtree(federation.folder / "silo-a" / "keys")
@@ -296,7 +286,7 @@ def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation)
         rosters.sign(roster, load_keys(federation.folder / "founder")),
         federation.folder / "new.json",
     )
-    edit(federation.silo_config("silo-a"), "../roster.json", "../new.json")
+    edit(config, "../roster.json", "../new.json")
     assert (federation.folder / "roster.json").read_bytes() == old
     reach, handshake, health = served(federation)
     assert reach.ok
@@ -304,7 +294,7 @@ def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation)
     assert health.text == "not tried: first put the handshake right"
 
 
-def test_somebody_else_who_answers_is_no_coordinator(federation):
+def test_somebody_else_who_answers_is_no_coordinator(federation, config):
     create_keys(federation.folder / "other", "coordinator", Role.COORDINATOR, "somebody")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(
@@ -314,35 +304,31 @@ def test_somebody_else_who_answers_is_no_coordinator(federation):
     async def run():
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
         port = server.sockets[0].getsockname()[1]
-        edit(federation.silo_config("silo-a"), "127.0.0.1:9", f"127.0.0.1:{port}")
+        edit(config, "127.0.0.1:9", f"127.0.0.1:{port}")
         async with server:
-            return (await asyncio.to_thread(check, federation.silo_config("silo-a"))).findings[-3:]
+            return (await asyncio.to_thread(check, config)).findings[-3:]
 
     _, handshake, health = asyncio.run(run())
     assert "shows another certificate than the roster has" in handshake.text
     assert not health.ok
 
 
-def test_nothing_listens_or_no_such_host(federation):
-    texts = [finding.text for finding in check(federation.silo_config("silo-a")).findings[-3:]]
+def test_nothing_listens_or_no_such_host(config):
+    texts = [finding.text for finding in check(config).findings[-3:]]
     assert "Connection refused; does the coordinator run" in texts[0]
     assert texts[1:] == ["not tried: first put reach right"] * 2
-    edit(federation.silo_config("silo-a"), "127.0.0.1:9", "nowhere.invalid:9")
-    assert "no host has the name" in check(federation.silo_config("silo-a")).findings[-3].text
+    edit(config, "127.0.0.1:9", "nowhere.invalid:9")
+    assert "no host has the name" in check(config).findings[-3].text
 
 
-def test_the_command_numbers_its_lines_and_ends_with_1(federation):
-    result = CliRunner().invoke(
-        app, ["silo", "check", "--config", str(federation.silo_config("silo-a"))]
-    )
+def test_the_command_numbers_its_lines_and_ends_with_1(config):
+    result = CliRunner().invoke(app, ["silo", "check", "--config", str(config)])
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0].startswith(" 1  ok    configuration")
     assert any(line.startswith("10  FAIL  reach ") for line in lines)
     assert lines[-1] == "3 of 12 failed"
-    result = CliRunner().invoke(
-        app, ["silo", "check", "--json", "--config", str(federation.silo_config("silo-a"))]
-    )
+    result = CliRunner().invoke(app, ["silo", "check", "--json", "--config", str(config)])
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)
     assert [finding["name"] for finding in document["findings"]] == NAMES + WAY

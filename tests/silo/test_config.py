@@ -42,8 +42,7 @@ def load(tmp_path):
 
 def test_paths_are_relative_to_the_file(load, tmp_path):
     config = load(TEXT)
-    assert config.directory == tmp_path / "state"
-    assert config.keys == tmp_path / "keys"
+    assert (config.directory, config.keys) == (tmp_path / "state", tmp_path / "keys")
     assert config.roster == tmp_path / "../roster.json"
     assert config.policy == tmp_path / "policy.toml"
     assert config.data == Npz(file=tmp_path / "records/data.npz")
@@ -61,30 +60,18 @@ def test_what_is_left_out_has_its_default(load):
     [
         (HEAD + 'polcy = "x"\n' + TRUST + DATA, "unknown key 'polcy'; did you mean 'policy'?"),
         (TEXT + "[trainin]\n", "unknown key 'trainin'; did you mean 'training'?"),
-        (
-            TEXT + 'kind = "cvs"\n',
-            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,",
-        ),
-        (
-            TEXT + 'folder = "x"\n',
-            (
-                "data: 'folder' is a key of kind images or torchvision or tiny-imagenet or natural,"
-                " this is"
-            ),
-        ),
-        (
-            TEXT + 'kind = "images"\n',
-            "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys",
-        ),
-        (
-            TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',
-            "unknown key 'data.feature'; did you mean 'features'?",
-        ),
+        (TEXT + 'kind = "cvs"\n',
+            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
+        (TEXT + 'folder = "x"\n',
+            ("data: 'folder' is a key of kind images or torchvision or tiny-imagenet or"
+            " natural, this is")),
+        (TEXT + 'kind = "images"\n',
+            "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys"),
+        (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n',
+            "unknown key 'data.feature'; did you mean 'features'?"),
         (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),
-        (
-            TEXT + "test_fractions = 0.5\n",
-            "unknown key 'data.test_fractions'; did you mean 'test_fraction'?",
-        ),
+        (TEXT + "test_fractions = 0.5\n",
+            "unknown key 'data.test_fractions'; did you mean 'test_fraction'?"),
         (HEAD.replace('policy = "policy.toml"\n', "") + TRUST + DATA, "missing key 'policy'"),
         (HEAD + TRUST, "missing key 'data'"),
         (HEAD + TRUST + "[data]\n", "missing key 'data.file'"),
@@ -94,13 +81,11 @@ def test_what_is_left_out_has_its_default(load):
         (TEXT + "test_fraction = nan\n", "data.test_fraction = nan"),
         (TEXT + "[training]\nthreads = 0\n", "training.threads = 0"),
         (TEXT + '[training]\ndevice = "tpu"\n', "training.device = 'tpu'"),
-        (
-            TEXT + '[metrics]\nlisten = "10.1.1.1:1"\n',
-            "metrics.listen = '10.1.1.1:1': is not on loopback",
-        ),
+        (TEXT + '[metrics]\nlisten = "10.1.1.1:1"\n',
+            "metrics.listen = '10.1.1.1:1': is not on loopback"),
         (TEXT.replace("version = 1", "version = 3"), "version = 3"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named(load, text, said):
     with pytest.raises(LocalError) as caught:
         load(text)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.ledgers import stored, write_privacy_head
 from support.private_jobs import dataset
+from support.refusals import refused
 
 from staddle import log
 from staddle.algorithms.data.dataset import Dataset
 from staddle.commands.federation import local_federation
-from staddle.errors import LocalError
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
@@ -85,8 +85,7 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
     config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))
     assert serve()[-1]["type"] == "policy.change"
     config.policy.write_text(text + "#" * (MAX_FILE + 1 - len(text)))
-    why = f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"
-    with pytest.raises(LocalError, match=why):
+    with refused(f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"):
         serve()
     assert [record["type"] for record in stored(config.directory / "ledger")] == [
         "start",
@@ -95,9 +94,7 @@ def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve)
     ]
 
 
-def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_the_policy(
-    config, serve
-):
+def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_it(config, serve):
     serve()
     assert serve.budgets == [None]
     assert not (config.directory / "privacy").exists()
@@ -119,19 +116,15 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
         write_privacy_head(ledger, "data", head, epsilon="1.0", delta="0.00001", limit="8.0")
-    why = r"data: was rolled back or altered: .*restore the newest copy"
-    with pytest.raises(LocalError, match=why):
+    with refused(r"data: was rolled back or altered: .*restore the newest copy"):
         serve()
     shutil.rmtree(config.directory / "privacy")
-    why = "gone, and with it what was spent on data set 'data'; restore it"
-    with pytest.raises(LocalError, match=why):
+    with refused("gone, and with it what was spent on data set 'data'; restore it"):
         serve()
     assert len(serve.budgets) == 1
 
 
-def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_under_its_own(
-    config, serve
-):
+def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something(config, serve):
     """A new name has a budget of its own; only their owner knows if the records are the same."""
     keys, text, told = load_keys(config.keys), config.policy.read_text(), []
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:

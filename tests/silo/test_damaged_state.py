@@ -64,30 +64,18 @@ def begun(path):
 
 
 KEPT = {  # file: how it is written into a folder, and how it is read again
-    "state-1.safetensors": (
-        lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
-        lambda p: JobFolder(p).state(1),
-    ),
-    "outbox-1.safetensors": (
-        lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
-        lambda p: JobFolder(p).outbox(0),
-    ),
-    "counted": (
-        lambda p: JobFolder(p).save_round(1, 1, STATE, GIVEN),
-        lambda p: JobFolder(p).state(2),
-    ),
-    "report.json": (
-        lambda p: JobFolder(p).finish(report(), {"silo": "a"}),
-        lambda p: JobFolder(p).report()["final"],
-    ),
-    "model.safetensors": (
-        lambda p: JobFolder(p).save_model(STATE),
-        lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist(),
-    ),
-    "counts.json": (
-        lambda p: account(p).keep_counts(Counts(torch.tensor([4, 0, 9]), 3)),
-        lambda p: account(p).counts(),
-    ),
+    "state-1.safetensors": (lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
+        lambda p: JobFolder(p).state(1)),
+    "outbox-1.safetensors": (lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
+        lambda p: JobFolder(p).outbox(0)),
+    "counted": (lambda p: JobFolder(p).save_round(1, 1, STATE, GIVEN),
+        lambda p: JobFolder(p).state(2)),
+    "report.json": (lambda p: JobFolder(p).finish(report(), {"silo": "a"}),
+        lambda p: JobFolder(p).report()["final"]),
+    "model.safetensors": (lambda p: JobFolder(p).save_model(STATE),
+        lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist()),
+    "counts.json": (lambda p: account(p).keep_counts(Counts(torch.tensor([4, 0, 9]), 3)),
+        lambda p: account(p).counts()),
     "secagg-sum-model-c.json": (
         lambda p: memories(p).save(
             "job/sum/model/c", Memory(round=17, ctx=DIGEST, signed_survivors=("a", "b"))
@@ -100,14 +88,10 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         ),
         lambda p: MixMemory(p).rows("x"),
     ),
-    "mix-x.directed.json": (
-        lambda p: MixMemory(p).save_directed("x", OpenedDirected(newest=7)),
-        lambda p: MixMemory(p).directed("x"),
-    ),
-    "mix-x.versions.json": (
-        lambda p: MixMemory(p).save_versions("x", VersionMemory()),
-        lambda p: MixMemory(p).versions("x"),
-    ),
+    "mix-x.directed.json": (lambda p: MixMemory(p).save_directed("x", OpenedDirected(newest=7)),
+        lambda p: MixMemory(p).directed("x")),
+    "mix-x.versions.json": (lambda p: MixMemory(p).save_versions("x", VersionMemory()),
+        lambda p: MixMemory(p).versions("x")),
     "mix-x.signed": (
         lambda p: MixMemory(p).save_signed("x", pb.PaddedWordUpload(job="job", part="x")),
         lambda p: MixMemory(p).signed("x"),
@@ -121,7 +105,7 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
     "prekeys.json": (begun, lambda p: prekeys(p).known()),
     "group.prekeys": (begun, lambda p: prekeys(p).own()),
     "split.key": (split_key, split_key),
-}
+}  # fmt: skip
 
 
 # earlier releases and other programs write none
@@ -197,8 +181,7 @@ def test_a_damaged_outbox_of_which_something_left_is_named_and_kept(made, tmp_pa
 
 def test_a_damaged_outbox_of_a_private_job_is_not_paid_for_again(made, tmp_path):
     job = private_job(made)
-    world = World(made, tmp_path, policy_for(made, job))
-    agent, folder = damaged_outbox(made, world, job)
+    agent, folder = damaged_outbox(made, World(made, tmp_path, policy_for(made, job)), job)
     with pytest.raises(LocalError, match=r"outbox-1\.safetensors: .* restore it from a backup"):
         asyncio.run(agent._outbox(job, folder, 0))
     assert folder.rounds_done == 1

@@ -53,18 +53,15 @@ TABLE = [
     *((state, StopAsked(), STOPPED, Exit("")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
 ]
 EVENTS = (
-    Connected(),
-    TaskReceived(None),
-    TaskReceived(ASKED),
-    Worked(),
-    ConnectionLost("x"),
-    Barred("x"),
-    StopAsked(),
-)
+    Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x"),
+    Barred("x"), StopAsked(),
+)  # fmt: skip
 
 
-def test_it_begins_offline_and_connects_without_waiting():
+def test_it_begins_offline_connects_without_waiting_and_forgets_a_lost_task():
     assert begin() == (SessionState("offline", 0, None), Connect(0))
+    assert advance(WORKING, ConnectionLost("x"))[0].task is None
+    assert advance(WORKING, Worked())[0].task is None
 
 
 @pytest.mark.parametrize(("state", "event", "following", "effect"), TABLE)
@@ -94,13 +91,18 @@ def test_nothing_comes_after_a_stop(event):
         advance(STOPPED, event)
 
 
-def test_attempts_are_counted_while_nobody_answers():
+def test_attempts_are_counted_while_nobody_answers_until_a_poll_without_a_task():
     state, effect = begin()
     attempts = []
     for _ in range(4):
         state, effect = advance(state, ConnectionLost("no answer"))
         attempts.append(effect)
     assert attempts == [Connect(n) for n in (1, 2, 3, 4)]
+    state = advance(SessionState("offline", 7), Connected())[0]
+    assert state.attempt == 7
+    state = advance(state, TaskReceived(None))[0]
+    assert state.attempt == 0
+    assert advance(state, ConnectionLost("x"))[1] == Connect(1)
 
 
 def test_a_coordinator_that_greets_and_then_refuses_is_not_hammered():
@@ -111,14 +113,6 @@ def test_a_coordinator_that_greets_and_then_refuses_is_not_hammered():
         state, effect = advance(state, ConnectionLost("refused"))
         attempts.append(effect.attempt)
     assert attempts == [1, 2, 3, 4]
-
-
-def test_a_poll_without_a_task_starts_the_count_again():
-    state = advance(SessionState("offline", 7), Connected())[0]
-    assert state.attempt == 7
-    state = advance(state, TaskReceived(None))[0]
-    assert state.attempt == 0
-    assert advance(state, ConnectionLost("x"))[1] == Connect(1)
 
 
 @pytest.mark.parametrize("task", list(WORK), ids=lambda task: type(task).__name__)
@@ -136,11 +130,6 @@ def test_a_coordinator_that_tells_a_task_and_then_refuses_it_is_not_hammered():
             state, effect = advance(state, event)
         attempts.append(effect.attempt)
     assert attempts == [1, 2, 3, 4]
-
-
-def test_a_lost_task_is_forgotten():
-    assert advance(WORKING, ConnectionLost("x"))[0].task is None
-    assert advance(WORKING, Worked())[0].task is None
 
 
 @settings(deadline=None, max_examples=200)

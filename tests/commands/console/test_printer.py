@@ -51,10 +51,13 @@ def test_what_steers_a_terminal_is_shown_as_python_writes_it():
     assert {unicodedata.category(c) for c in everything if not c.isprintable()} == {"Zs"}
 
 
-def test_lines_go_to_their_stream_and_none_breaks_in_two(capsys):
+def test_lines_go_to_their_stream_unbroken_and_an_errors_others_are_indented(capsys):
     printer.show("one", HOSTILE, "")
     printer.show("é", err=True)
     assert capsys.readouterr() == (f"one\n{SHOWN}\n\n", "é\n")
+    printer.show_error(f"one\ntwo{HOSTILE}")
+    first, rest = SHOWN.rsplit(r"\n", 1)
+    assert capsys.readouterr().err == f"staddle: one\n  two{first}\n  {rest}\n"
 
 
 def test_json_is_ascii_and_reads_back(capsys):
@@ -100,12 +103,6 @@ def test_a_file_is_its_bytes_for_a_program_and_text_on_a_terminal(monkeypatch, c
     monkeypatch.setattr(sys, "stdout", Terminal())
     printer.show_file(data)
     assert sys.stdout.said().decode() == "é\\x1b[2J\n\\u202ebÿ\n\\xff\n"
-
-
-def test_an_errors_further_lines_are_indented(capsys):
-    printer.show_error(f"one\ntwo{HOSTILE}")
-    first, rest = SHOWN.rsplit(r"\n", 1)
-    assert capsys.readouterr().err == f"staddle: one\n  two{first}\n  {rest}\n"
 
 
 def test_a_traceback_is_text(capsys):

@@ -31,15 +31,11 @@ def job(document) -> Job:
 
 
 def test_fedsimsups_demo_is_blind_over_batches_with_the_records_of_the_silos_own_splits(tmp_path):
-    """Before, it and the two jobs that it is compared with ran in the clear, and nothing
-    said so.
-    """
+    """Before, it and the two jobs that it is compared with ran in the clear, unsaid."""
     demo, documents = made_jobs(tmp_path / "made", "fedsimsup", None)
     jobs = [job(document) for document in documents]
     assert [each.method_name for each in jobs] == ["local", "fedavg", "fedsimsup"]
-    assert all(
-        each.security.required and len(each.batches) == 2 and each.cohort_size == 4 for each in jobs
-    )
+    assert all(e.security.required and len(e.batches) == 2 and e.cohort_size == 4 for e in jobs)
     assert [each.security.weights for each in jobs] == ["private", "private", "public"]
     assert jobs[2].security.mix == "directed"
     for silo, shard in zip(jobs[2].silos, demo._shards(), strict=True):

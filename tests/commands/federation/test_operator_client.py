@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from support.coordinator_thread import coordinator
 from support.raw_silo import Caller
+from support.refusals import refused
 from support.signed_federation import job_document
 from typer.testing import CliRunner
 
@@ -244,8 +245,7 @@ def test_a_job_that_has_ended_is_not_submitted_again(world):
     world.call("submit", path)
     run = world.here.daemon.runs[0]
     run.state = replace(run.state, stage="ended", outcome="failed")
-    why = "job 'one' has ended; to run it again, have it signed under a new name"
-    with pytest.raises(LocalError, match=why):
+    with refused("job 'one' has ended; to run it again, have it signed under a new name"):
         world.call("submit", path)
 
 
@@ -287,8 +287,6 @@ async def told_to_look(daemon):
 
 
 # The connection.
-
-
 def changed(world, tmp_path, **changes):
     """The operator's file with other lines, beside the files that it names."""
     path = tmp_path / "operator.toml"
@@ -306,8 +304,7 @@ def test_only_an_operator_of_the_roster_connects(world, tmp_path):
     keys = f'"{world.folder}/operator"'
     for other in ("founder", "north/keys"):
         path = changed(world, tmp_path, keys=(keys, f'"{world.folder}/{other}"'))
-        why = "is not an operator of roster version 6; have it added"
-        with pytest.raises(LocalError, match=why):
+        with refused("is not an operator of roster version 6; have it added"):
             world.call("list", operator=path)
     for name in ("operator", "another"):  # an impostor of the same name, and one not yet added
         create_keys(tmp_path / name, name, Role.OPERATOR, "an organisation")
@@ -347,8 +344,6 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, m
 
 
 # Results and arguments.
-
-
 def run(*arguments):
     return CliRunner().invoke(app, ["job", *map(str, arguments)]).exception
 
@@ -367,8 +362,7 @@ def test_results_are_of_one_place_and_a_show_of_one_kind(world, tmp_path):
 
 
 def test_results_that_cannot_be_read_say_why(world, tmp_path):
-    why = "coordinator.sqlite: no such file; a coordinator with this configuration"
-    with pytest.raises(LocalError, match=why):
+    with refused("coordinator.sqlite: no such file; a coordinator with this configuration"):
         results.read(tmp_path / "empty", "one")
     with pytest.raises(LocalError, match="has no job 'one'; it has none"):
         results.read(world.config.directory, "one")
@@ -382,8 +376,7 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")
-    why = "coordinator.sqlite: cannot read it: file is not a database"
-    with pytest.raises(LocalError, match=why):
+    with refused("coordinator.sqlite: cannot read it: file is not a database"):
         results.read(other, "one")
 
 
@@ -423,7 +416,6 @@ def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
     kept = results.Kept({}, [], {"model": path})
     assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
     path.write_bytes(data[:-1] + b"\0")
-    why = r"1\.model\.safetensors is refused: .*the disk changed it"
-    with pytest.raises(LocalError, match=why):
+    with refused(r"1\.model\.safetensors is refused: .*the disk changed it"):
         results.write(tmp_path / "out", kept)
     assert not (tmp_path / "out" / "model.safetensors").exists()

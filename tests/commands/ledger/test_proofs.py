@@ -1,6 +1,4 @@
-"""What a silo shows to others, on the command line, and how they check it with nothing but
-its key.
-"""
+"""What a silo shows to others, on the command line; they check it with nothing but its key."""
 
 import json
 import re
@@ -56,16 +54,12 @@ def fails(*arguments):
 
 
 class World:
-    """A silo's ledger under its own key, the roster, and a checkpoint of five records that somebody
-    else holds.
-    """
+    """A silo's ledger, the roster, and a checkpoint of five records that somebody else holds."""
 
     def __init__(self, folder):
         members = {"f": Role.FOUNDER, "coordinator": Role.COORDINATOR}
         members |= {"silo-a": Role.SILO, "silo-b": Role.SILO}
-        founder, *entries = (
-            create_keys(folder / name, name, role, f"Org {name}") for name, role in members.items()
-        )
+        founder, *entries = (create_keys(folder / n, n, r, f"Org {n}") for n, r in members.items())
         roster = rosters.new(FEDERATION, [founder], 1)
         for entry in entries:
             roster = rosters.add(roster, entry)
@@ -182,9 +176,7 @@ def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
 
 
 def test_receipts_are_checked_with_the_roster_of_their_time(world):
-    """A message and its receipt, then one whose receipt the coordinator signed for another
-    round.
-    """
+    """A message and its receipt, then one with a receipt that is for another round."""
     roster, coordinator = rosters.load(world.roster), load_keys(world.folder / "coordinator")
     peer = Peer(id="coordinator", spki=coordinator.entry.spki_sha256)
 
@@ -237,8 +229,7 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
 
 
 def test_verify_with_a_roster_refuses_another_silos_signature(world):
-    files = copied(world.ledger)
-    note = files["checkpoint"].decode()
+    note = copied(world.ledger)["checkpoint"].decode()
     path, verify = world.ledger / "checkpoint", ("verify", world.silo, "--roster", world.roster)
     path.write_text(note.replace("silo-a", "silo-b"))
     assert "signed by none of the keys" in run(*verify, code=1)

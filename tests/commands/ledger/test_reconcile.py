@@ -149,13 +149,10 @@ def test_what_a_coordinators_ledger_shows(world):
     assert json.loads(run("show", folder, "--recipient", "nobody", "--json")) == []
     for command, why in (("summary", "is the coordinator's ledger"), ("report", "is the coord")):
         assert why in str(invoke(command, folder).exception)
-    result = invoke("show", folder, "--part", "model")
-    assert "does not name parts" in str(result.exception)
+    assert "does not name parts" in str(invoke("show", folder, "--part", "model").exception)
 
 
-def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_silos(
-    world, tmp_path
-):
+def test_the_coordinators_ledger_goes_on_under_new_keys_like_a_silos(world, tmp_path):
     folder = world.folder / "coordinator"
     assert "verified: 3 records" in run("verify", folder, "--roster", world.folder / "roster.json")
     create_keys(tmp_path / "new", "coordinator", Role.COORDINATOR, "Org")
@@ -169,8 +166,7 @@ def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_s
 def other_roster(world, **entries):
     """The same members, but for these."""
     old = rosters.load(world.folder / "roster.json")
-    founder = create_keys(world.folder / "f", "f", Role.FOUNDER, "F")
-    roster = rosters.new("local", [founder], 1)
+    roster = rosters.new("local", [create_keys(world.folder / "f", "f", Role.FOUNDER, "F")], 1)
     for entry in old.entries:
         if entry.role in (Role.SILO, Role.COORDINATOR):
             roster = rosters.add(roster, entries.get(entry.id.replace("-", "_"), entry))
@@ -214,9 +210,7 @@ def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
 
 
 def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
-    """The coordinator's ledger without its last record, signed anew: an upload of which the silo
-    had no receipt.
-    """
+    """The coordinator's ledger signed without its last record, of which the silo has no receipt."""
     why = "so the coordinator must not say any more"
     with receiving(world.theirs, world.keys["coordinator"]) as ledger:
         write_refused(ledger, SILO, head.stored(world.ours), why)

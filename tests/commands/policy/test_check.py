@@ -198,8 +198,7 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     assert set().union(*forms) == {"masked", "padded", "rotated"}
     assert "a key that the job's silos share" not in check("one")
     assert "compares silos" not in check("one")
-    declined = " ".join(check("keyed", code=1).split())
-    assert "the policy has trust = 'none'" in declined
+    assert "the policy has trust = 'none'" in " ".join(check("keyed", code=1).split())
 
 
 def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
@@ -301,7 +300,6 @@ def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tm
 
 
 # Private jobs.
-
 PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
 
 

@@ -31,6 +31,11 @@ def federation(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def roster(federation):
+    return rosters.load(federation.folder / "roster.json")
+
+
+@pytest.fixture(scope="module")
 def jobs(federation, tmp_path_factory):
     """The example job of each method."""
     folder, found = tmp_path_factory.mktemp("jobs"), {}
@@ -50,14 +55,24 @@ def leaves(job, roster, policy):
     return all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
 
 
+def check_agreed(job, policy, roster):
+    """The policy has nothing against the job, and lets all of it leave."""
+    assert sum_objections(JobPlan(job), policy, roster) == ()
+    assert leaves(job, roster, policy)
+
+
+def flowing(*jobs):
+    """The draft of these jobs without its line breaks."""
+    return " ".join(draft(jobs).replace("\n# ", " ").split())
+
+
 def blind_rules(policy):
     """What a policy says of blind sums beside the defaults."""
     return policy.file.secure_aggregation.model_dump(exclude_defaults=True)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_draft_allows_its_job_and_no_other_method(federation, jobs, method):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_allows_its_job_and_no_other_method(roster, jobs, method):
     policy = parsed(draft([jobs[method]]))
     assert leaves(jobs[method], roster, policy)
     for other, job in jobs.items():
@@ -75,8 +90,7 @@ def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
     A byte more does not leave.
     """
     roster, job = rosters.load(federation.folder / "roster.json"), jobs["pfedsim"]
-    flows = outflows(JobPlan(job), roster, parsed(draft([job])))
-    largest = max(flow.size for flow in flows)
+    largest = max(flow.size for flow in outflows(JobPlan(job), roster, parsed(draft([job]))))
     limit = policies.parse(
         draft([job, jobs["local"]]).encode(), "p"
     ).file.limits.max_bytes_per_round
@@ -96,8 +110,7 @@ def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs
         for name, model in (("small", lenet(32)), ("large", lenet(48)))
     )
     for pair in ([small, large], [large, small]):
-        policy = parsed(draft(pair))
-        rules = {rule.name: rule for rule in policy.file.allow}
+        rules = {rule.name: rule for rule in parsed(draft(pair)).file.allow}
         assert set(rules) == {"fedper-extractor", "fedper-metrics"}
         (extractor,) = (part for part in large.up(0) if part.name == "extractor")
         most = max(spec.elements for spec in extractor.tensors)
@@ -108,10 +121,10 @@ def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs
 def test_a_draft_says_of_each_rule_what_it_is(jobs):
     assert set(WHAT) == set(Kind)
     text = draft([jobs["fedssa"]])
-    flowing = " ".join(text.replace("\n# ", " ").split())
+    said = " ".join(text.replace("\n# ", " ").split())
     assert (
         "'rows': rows of the last layer, one per class; they reveal which classes this silo has."
-        in flowing
+        in said
     )
     assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
 
@@ -143,16 +156,12 @@ def signed(federation):
         ({**BLIND, "colluders": 2}, "abcdefg", {"required": True}),
     ],
 )
-def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
-    federation, signed, method, security, silos, asked
-):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_for_blind_sums_allows_these(roster, signed, method, security, silos, asked):
     # declared counts stand for no other weights
     counted = {"weights": "samples"} if method == "ppfl" else {}
     job = signed("blind", security, method, counted, silos=list(silos))
     policy = parsed(draft([job], trust=True))
-    assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert leaves(job, roster, policy)
+    check_agreed(job, policy, roster)
     trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
     fewest = 2 if security.get("colluders") == 0 else 3
     least = {"min_difference": fewest} if tells_fixed(job) else {}
@@ -165,28 +174,24 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     assert all(verdict.reasons for flow in plain for verdict in flow.decision.tensors)
 
 
-def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_of_jobs_of_both_kinds_allows_both(roster, signed):
     both = [signed("plain"), signed("blind", PUBLIC)]
     policy = parsed(draft(both))
     for job in both:
-        assert sum_objections(JobPlan(job), policy, roster) == ()
-        assert leaves(job, roster, policy)
+        check_agreed(job, policy, roster)
     assert blind_rules(policy) == {"public_counts": True, "min_difference": 3}
     rule = policy.rule("fedavg", "model")
     assert (rule.forms, rule.readers) == (("plain", "masked"), ("coordinator", "sum"))
     assert rule.dtypes == ("float32", "float64", "uint32")
-    flowing = " ".join(draft(both).replace("\n# ", " ").split())
-    assert "bytes per round, in the clear; " in flowing
-    assert "masked: only their sum over a round's silos can be read." in flowing
+    said = flowing(*both)
+    assert "bytes per round, in the clear; " in said
+    assert "masked: only their sum over a round's silos can be read." in said
 
 
-def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, signed):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(roster, signed):
     job = signed("keyed", {**BLIND, "clip_exponent": 6}, "pfedsim")
     policy = parsed(draft([job], trust=True))
-    assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert leaves(job, roster, policy)
+    check_agreed(job, policy, roster)
     asked = blind_rules(policy)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     forms = {rule.parts[0]: (rule.forms, rule.readers, rule.dtypes) for rule in policy.file.allow}
@@ -196,24 +201,21 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
         "extractor": (("padded",), ("mix",), ("uint64",)),
         "rows": (("rotated",), ("gram",), ("float32",)),
     }
-    flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "If any one of these silos colludes with the coordinator" in flowing
+    said = flowing(job)
+    assert "If any one of these silos colludes with the coordinator" in said
     assert (
         "per round, padded: each silo can read its own weighted mean of the others and nothing else"
-        in flowing
+        in said
     )
-    assert (
-        "per round, rotated: the coordinator can read how similar the silos' vectors are" in flowing
-    )
+    assert "per round, rotated: the coordinator can read how similar the silos' vectors are" in said
     assert "trust" not in draft([signed("summing", BLIND)])
 
 
-def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(federation, signed):
+def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(roster, signed):
     security = {"secure_aggregation": "required", "compare": "shared"}
     job = signed("shared", security, "pfedsim", {"rho": 0.0})
     text = draft([job], trust=True)
     policy = parsed(text)
-    roster = rosters.load(federation.folder / "roster.json")
     assert leaves(job, roster, policy)
     rule = policy.rule("pfedsim", "rows")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
@@ -224,13 +226,11 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
     )
 
 
-def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(roster, signed):
     job = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl")
     other = signed("open", BLIND, "ppfl")
     policy = parsed(draft([job], trust=True))
-    assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert leaves(job, roster, policy)
+    check_agreed(job, policy, roster)
     assert not leaves(other, roster, policy)
     asked = blind_rules(policy)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
@@ -238,17 +238,16 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     masked = ("masked",)
     silos = dict.fromkeys(("holders", "model", "coupling"), (masked, ("silos",)))
     assert readers == {**silos, "metrics": (masked, ("sum",))}
-    flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "masked and padded: only silos can read their sum over a round's silos." in flowing
+    said = flowing(job)
+    assert "masked and padded: only silos can read their sum over a round's silos." in said
     both = parsed(draft([job, other], trust=True))
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
         assert leaves(each, roster, both)
 
 
-def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed):
+def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed, roster):
     """As it is drafted it declines the job, for this one reason; uncommented, it takes it."""
-    roster = rosters.load(federation.folder / "roster.json")
     job = signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim")
     other = signed("summing-too", BLIND)
     text = draft([job, other])
@@ -257,11 +256,11 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     (why,) = sum_objections(JobPlan(job), policy, roster)
     assert 'set it to "non-colluding-coordinator" if you trust' in why
     assert sum_objections(JobPlan(other), policy, roster) == ()
-    flowing = " ".join(text.replace("\n# ", " ").split())
-    assert "what 'keyed-too' mixes or compares" in flowing
+    said = " ".join(text.replace("\n# ", " ").split())
+    assert "what 'keyed-too' mixes or compares" in said
     assert (
         "As written, this policy declines such jobs; to accept them, remove the # from"
-        " the line below." in flowing
+        " the line below." in said
     )
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
@@ -314,8 +313,7 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federation, signed):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(roster, signed):
     counts = {"counts": dict.fromkeys("abcd", 30), "class_counts": dict.fromkeys("abcd", [3] * 10)}
     security = {**BLIND, "weights": "public", "dropouts": "any", **counts}
     security |= {"mix": "directed", "colluders": 0}
@@ -326,26 +324,23 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     policy = policies.parse(
         draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml"
     )
-    assert sum_objections(JobPlan(job), policy, roster) == ()
-    assert leaves(job, roster, policy)
+    check_agreed(job, policy, roster)
     asked = {"required": True, "public_counts": True, "assumed_colluders": 0}
     assert blind_rules(policy) == {**asked, "dropouts": "any"}
     rule = policy.rule("fedsimsup", "theta")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
-    flowing = " ".join(draft([job]).replace("\n# ", " ").split())
+    said = flowing(job)
     assert (
         "masked and padded once per recipient: each recipient can read its own weighted mean and"
-        " nothing else" in flowing
+        " nothing else" in said
     )
 
 
 # Private jobs.
-
 PRIVACY = {"epsilon": 3.5, "delta": 1e-6, "sample_rate": 0.25, "sigma": "4"}
 
 
-def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(federation, signed):
-    roster = rosters.load(federation.folder / "roster.json")
+def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(roster, signed):
     first = signed("first", privacy=PRIVACY)
     cheap = {"epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0}
     second = signed("second", privacy={**PRIVACY, **cheap})
@@ -374,10 +369,10 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(fed
 def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(signed):
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
-    flowing = " ".join(text.replace("\n# ", " ").split())
+    said = " ".join(text.replace("\n# ", " ").split())
     most = "The most privacy loss that all jobs together may ever cost data set 'cxr-2024'"
-    assert f"{most}: enough for these jobs and hardly any other" in flowing
-    assert "Limits of the single jobs: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
+    assert f"{most}: enough for these jobs and hardly any other" in said
+    assert "Limits of the single jobs: 'first' epsilon = 3.5 at delta = 0.000001." in said
     assert max(map(len, text.splitlines())) <= 100
 
 

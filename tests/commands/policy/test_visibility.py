@@ -1,8 +1,8 @@
 """What ``job sign`` and the demo say of a job."""
 
 import pytest
+from support.jobs import make_job
 
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.policy.visibility import (
     FOR_SILOS,
     ROWS,
@@ -17,55 +17,34 @@ from staddle.security.blind.plan import JobPlan
 from staddle.security.policy.release import Release
 
 SILOS = list("abcdefg")
+SECURE = {"secure_aggregation": "required"}
 
 
-def job(mix, colluders):
+def made(method, options=None, silos=SILOS, **fields):
+    return make_job(method, options, {"classes": 10}, silos=list(silos), **fields)
+
+
+def mixing(mix, colluders):
     counts = {"counts": dict.fromkeys(SILOS, 30), "class_counts": dict.fromkeys(SILOS, [3] * 10)}
-    security = {
-        "secure_aggregation": "required",
-        "weights": "public",
-        "dropouts": "any",
-        "mix": mix,
-        "colluders": colluders,
-        **counts,
-    }
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": SILOS,
-        "min_cohort": 4,
-        "participation": 0.75 if colluders < 2 else 1.0,
-        "method": {"name": "fedsimsup"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": security,
-    }
-    return Job.from_file(JobFile.model_validate(document), "job.toml")
+    security = {**SECURE, **counts, "weights": "public", "dropouts": "any"}
+    security |= {"mix": mix, "colluders": colluders}
+    share = 0.75 if colluders < 2 else 1.0
+    return made("fedsimsup", min_cohort=4, participation=share, security=security)
 
 
 @pytest.mark.parametrize(
     ("mix", "colluders", "said"),
     [
-        (
-            "one-upload",
-            1,
-            "nothing of what it mixes (but all of it as soon as one silo colludes with it), ",
-        ),
-        (
-            "directed",
-            1,
-            (
-                "nothing of what it mixes (or, with 1 colluding silo, only the means that it"
-                " receives), "
-            ),
-        ),
+        ("one-upload", 1,
+            "nothing of what it mixes (but all of it as soon as one silo colludes with it), "),
+        ("directed", 1,
+            ("nothing of what it mixes (or, with 1 colluding silo, only the means that it"
+            " receives), ")),
         ("directed", 0, "nothing of what it mixes, "),
     ],
-)
+)  # fmt: skip
 def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
-    assert said in seen(job(mix, colluders))
+    assert said in seen(mixing(mix, colluders))
 
 
 @pytest.mark.parametrize(
@@ -77,20 +56,8 @@ def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
     ],
 )
 def test_who_is_summed_together_is_said(silos, participation, said):
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": list("abcdefgh")[:silos],
-        "min_cohort": 3,
-        "participation": participation,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": {"secure_aggregation": "required"},
-    }
-    assert said in seen(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    fields = {"min_cohort": 3, "participation": participation, "security": SECURE}
+    assert said in seen(made("fedavg", silos="abcdefgh"[:silos], **fields))
 
 
 @pytest.mark.parametrize(
@@ -103,19 +70,8 @@ def test_who_is_summed_together_is_said(silos, participation, said):
     ],
 )
 def test_the_batches_of_a_job_are_named(silos, security, said):
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": list("abcdefgh")[:silos],
-        "min_cohort": 3,
-        "method": {"name": "fedavg"},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": {"secure_aggregation": "required", **security},
-    }
-    found = Job.from_file(JobFile.model_validate(document), "job.toml")
+    security = {**SECURE, **security}
+    found = made("fedavg", silos="abcdefgh"[:silos], min_cohort=3, security=security)
     told = together(found)
     assert told.startswith(said)
     assert bool(told) == bool(said)
@@ -133,38 +89,14 @@ def test_the_batches_of_a_job_are_named(silos, security, said):
     ],
 )
 def test_what_comparisons_tell_is_said_with_figures(method, options, said):
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": SILOS,
-        "method": {"name": method, "options": options},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-    }
-    told = revealed_by_likeness(
-        JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml"))
-    )
+    told = revealed_by_likeness(JobPlan(made(method, options)))
     assert said in told
     assert bool(told) == bool(said)
 
 
 def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_weights():
-    silos = ["a", "b", "c", "d", "e"]
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": silos,
-        "min_cohort": 3,
-        "method": {"name": "pfedsim", "options": {"rho": 0.25}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": {"secure_aggregation": "required", "mix": "directed"},
-    }
-    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    fields = {"min_cohort": 3, "security": {**SECURE, "mix": "directed"}}
+    job = made("pfedsim", {"rho": 0.25}, "abcde", **fields)
     assert (
         "with 1 colluding silo, only the means that it receives, with the coordinator's weights)"
         in seen(job)
@@ -191,19 +123,7 @@ EITHER = "the coordinator or one silo can learn of single records"
     ],
 )
 def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, said):
-    document = {
-        "version": 1,
-        "name": "j1",
-        "seed": 1,
-        "rounds": 4,
-        "silos": SILOS,
-        "min_cohort": 4,
-        "method": {"name": method},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": {"secure_aggregation": "required", **own},
-    }
-    told = unbounded(JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml")))
+    told = unbounded(JobPlan(made(method, min_cohort=4, security={**SECURE, **own})))
     assert said in told
     assert bool(said) == bool(told)
 
@@ -211,16 +131,12 @@ def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, sa
 @pytest.mark.parametrize(
     ("form", "readers", "way"),
     [
-        ("plain", (), "plain"),
-        ("masked", (), "masked"),
-        ("masked", ("sum",), "masked"),
-        ("masked", ("silos",), FOR_SILOS),
-        ("masked", ("hospital-b", "hospital-c"), ROWS),
-        ("masked", ("gram",), SHARED),
-        ("rotated", ("gram",), "rotated"),
+        ("plain", (), "plain"), ("masked", (), "masked"), ("masked", ("sum",), "masked"),
+        ("masked", ("silos",), FOR_SILOS), ("masked", ("hospital-b", "hospital-c"), ROWS),
+        ("masked", ("gram",), SHARED), ("rotated", ("gram",), "rotated"),
         ("padded", ("mix",), "padded"),
     ],
-)
+)  # fmt: skip
 def test_a_part_leaves_by_its_form_and_what_is_masked_by_who_reads_it(form, readers, way):
     release = Release("model", "whole_model", "w", "uint64", (2,), form, readers=readers)
     assert way_of(release) == way

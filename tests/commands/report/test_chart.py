@@ -53,16 +53,11 @@ def test_columns_of_rounds_lose_nothing(rounds):
 
 def test_rounds_in_which_nothing_left_have_their_place():
     assert by_round({3: {"a": 1}, 6: {"a": 2}}) == [
-        ("3", {"a": 1}),
-        ("4", {}),
-        ("5", {}),
-        ("6", {"a": 2}),
-    ]
+        ("3", {"a": 1}), ("4", {}), ("5", {}), ("6", {"a": 2}),
+    ]  # fmt: skip
     assert by_round({0: {"a": 1}, 99: {"b": 5}})[0] == ("0–2", {"a": 1})
     assert by_round({0: {"a": 1}, 99: {"b": 5}})[-1] == ("99", {"b": 5})
-    assert [name for name, _ in by_round({0: {}, 79: {}})] == [
-        f"{2 * i}–{2 * i + 1}" for i in range(40)
-    ]
+    assert [n for n, _ in by_round({0: {}, 79: {}})] == [f"{2 * i}–{2 * i + 1}" for i in range(40)]
 
 
 def test_days_become_months_and_years_where_there_are_many():
@@ -70,9 +65,7 @@ def test_days_become_months_and_years_where_there_are_many():
     assert [name for name, _ in by_date(days)][:2] == ["2026-01-01", "2026-01-02"]
     days["2026-03-01"] = {"j": 3}
     assert by_date(days) == [("2026-01", {"j": 20}), ("2026-02", {"j": 20}), ("2026-03", {"j": 3})]
-    months = {
-        f"{year}-{month:02}-01": {"j": 1} for year in range(2000, 2050) for month in range(1, 13)
-    }
+    months = {f"{year}-{m:02}-01": {"j": 1} for year in range(2000, 2050) for m in range(1, 13)}
     assert by_date(months) == [(str(year), {"j": 12}) for year in range(2000, 2050)]
 
 
@@ -90,9 +83,7 @@ def test_heights_are_bytes_on_the_scale_of_the_ticks(columns):
     # The bars: each part once, as high as its bytes, one upon the other, inside the plot.
     for column, by in named:
         bars = [s for s in chart.segments if s.column == column]
-        assert {s.name: s.bytes for s in bars} == {
-            name: count for name, count in by.items() if count
-        }
+        assert {s.name: s.bytes for s in bars} == {name: c for name, c in by.items() if c}
         floor = TOP + UP
         for bar in bars:
             assert abs(bar.height - UP * bar.bytes / top) <= 0.006
@@ -102,9 +93,7 @@ def test_heights_are_bytes_on_the_scale_of_the_ticks(columns):
             floor = bar.y
     # The legend: all bytes, each pattern once.
     total = sum(sum(by.values()) for by in columns)
-    assert (
-        sum(entry.bytes for entry in chart.legend) == total == sum(s.bytes for s in chart.segments)
-    )
+    assert sum(e.bytes for e in chart.legend) == total == sum(s.bytes for s in chart.segments)
     assert len({entry.pattern for entry in chart.legend}) == len(chart.legend) <= charts.PATTERNS
     assert max(entry.y for entry in chart.legend) + 10 <= charts.HEIGHT
 
@@ -133,8 +122,7 @@ def test_parts_beyond_the_patterns_share_the_last_one():
 
 @given(st.integers(1, MAX_BARS), st.integers(1, 20))
 def test_labels_do_not_touch(count, length):
-    chart = drawn([("x" * length, {"a": 1})] * count)
-    places = [mark.at for mark in chart.labels]
+    places = [mark.at for mark in drawn([("x" * length, {"a": 1})] * count).labels]
     assert places
     assert all(b - a > charts.GLYPH * length for a, b in pairwise(places))
 
@@ -145,8 +133,6 @@ def test_the_description_says_in_words_what_is_drawn():
 
 
 # What a privacy budget came to.
-
-
 def head(epsilon, limit="8", second=0):
     record = PrivacyHead(
         dataset="data", size=3, root="ab" * 32, epsilon=epsilon, delta="0.00001", limit=limit
@@ -166,9 +152,7 @@ def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limi
     end = Decimal(top.label)
     assert top.at == TOP
     assert end >= max(limit, spent[-1])  # those between the ones that are drawn may be above
-    assert [tick.at for tick in chart.ticks] == sorted(
-        (tick.at for tick in chart.ticks), reverse=True
-    )
+    assert [t.at for t in chart.ticks] == sorted((t.at for t in chart.ticks), reverse=True)
     assert len(chart.bars) <= MAX_BARS
     assert abs((TOP + UP - chart.limit.at) - UP * float(limit / end)) < 0.02
     # the last is never left out
@@ -184,11 +168,7 @@ def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limi
 
 def test_of_many_heads_the_last_of_several_is_drawn_and_the_very_last_is():
     for count, step in ((1, 1), (40, 1), (41, 2), (80, 2), (81, 3), (130, 4)):
-        chart = charts.spending(
-            [head(str(number), "200", number) for number in range(1, count + 1)]
-        )
+        chart = charts.spending([head(str(n), "200", n) for n in range(1, count + 1)])
         drawn_ = [*range(step, count, step), count]
-        assert [bar.text.split("epsilon ")[1] for bar in chart.bars] == [
-            f"{number} of 200" for number in drawn_
-        ]
+        assert [b.text.split("epsilon ")[1] for b in chart.bars] == [f"{n} of 200" for n in drawn_]
         assert int(chart.labels[0].label) == min(step, count)

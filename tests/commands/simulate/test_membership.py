@@ -54,12 +54,17 @@ def test_the_coordinators_file_is_shown_silo_by_silo_and_who_released_nothing_is
     ]
 
 
-def test_a_silos_own_model_is_one_row_under_its_folders_name_or_the_label(tmp_path):
+def test_a_silos_own_model_is_one_row_and_other_files_are_named(tmp_path):
     path = own(tmp_path / "hospital-a" / "state" / "jobs" / "first", 0.5, 0.5)
     assert show(path)[1] == ["hospital-a", "0.5000", "0.5000"]
     assert show(path, "--label", "ours")[1] == ["ours", "0.5000", "0.5000"]
-    moved = own(tmp_path / "elsewhere", 0.5, 0.5)
-    assert show(moved)[1][0] == "model"
+    assert show(own(tmp_path / "elsewhere", 0.5, 0.5))[1][0] == "model"
+    (tmp_path / "text").write_text("silo,0,1\n")
+    for path in (tmp_path / "text", tmp_path):
+        assert f"{path}: not a safetensors file" in fails(path)
+    assert "holds no membership" in fails(own(tmp_path / "fedper", 0.5, part="extractor"))
+    safetensors.torch.save_file({"memberships": RELEASED}, tmp_path / "bare")  # rows of nobody
+    assert "holds no membership" in fails(tmp_path / "bare")
 
 
 def test_files_are_put_one_under_the_other(tmp_path):
@@ -68,11 +73,8 @@ def test_files_are_put_one_under_the_other(tmp_path):
     both = result(tmp_path / "c")
     assert [row[0] for row in show(silo, both, other)] == ["silo", "a", *SILOS, "b"]
     assert [row[0] for row in show(silo, both, other, "--label", "x", "--label", "y")] == [
-        "silo",
-        "x",
-        *SILOS,
-        "y",
-    ]
+        "silo", "x", *SILOS, "y",
+    ]  # fmt: skip
     assert "--label is given 1 times for 2 silos' own files" in fails(
         silo, both, other, "--label", "x"
     )
@@ -102,15 +104,6 @@ def test_where_nothing_was_released_the_error_names_the_option(tmp_path):
         why = fails(result(tmp_path, state))
         assert "no membership was released" in why
         assert 'release_membership = "last"' in why
-
-
-def test_other_files_are_named_as_what_they_are_not(tmp_path):
-    (tmp_path / "text").write_text("silo,0,1\n")
-    for path in (tmp_path / "text", tmp_path):
-        assert f"{path}: not a safetensors file" in fails(path)
-    assert "holds no membership" in fails(own(tmp_path / "fedper", 0.5, part="extractor"))
-    safetensors.torch.save_file({"memberships": RELEASED}, tmp_path / "bare")  # rows of nobody
-    assert "holds no membership" in fails(tmp_path / "bare")
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,9 @@ def test_bars_on_a_terminal_count_what_was_done_before():
     assert any("looking" in line and "1/2" in line for line in last)
 
 
-def test_a_terminal_has_bars_and_a_log_has_lines():
+def test_a_terminal_has_bars_a_log_lines_and_accuracy_is_of_all_silos_or_none():
     for terminal, kind in ((True, Bars), (False, Lines)):
         screen = Screen(console=Console(force_terminal=terminal, quiet=True))
         with shown(screen, [run()]) as watch:
             assert isinstance(watch, kind)
-
-
-def test_accuracy_is_of_all_silos_or_nothing():
     assert accuracy((seen(1, "selected/after"),)) == ""

@@ -126,9 +126,7 @@ def rows(output):
     return {line[0]: line[1:] for line in lines}
 
 
-def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothing_twice(
-    data, monkeypatch, reported
-):
+def test_a_table_is_run_at_a_smaller_scale_and_nothing_twice(data, monkeypatch, reported):
     monkeypatch.chdir(data)
     shown = said(*SMALL, "--data", data, "--method", "fedper").output
     begun = [line for line in shown.splitlines() if "begins" in line]
@@ -241,12 +239,8 @@ def test_the_list_says_what_there_is_and_what_is_missing(data):
     (row,) = [line for line in shown.splitlines() if line.startswith("│ toys/table1")]
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
     assert cells == [
-        "toys/table1",
-        "Accuracy on toys",
-        "2",
-        "3 of 4",
-        "digits.npz, digits.npz (missing)",
-    ]
+        "toys/table1", "Accuracy on toys", "2", "3 of 4", "digits.npz, digits.npz (missing)",
+    ]  # fmt: skip
     assert "missing)" not in CliRunner().invoke(app, ["--list"]).output
 
 

@@ -1,10 +1,10 @@
 """``staddle simulate`` from the command line; what single modules do is tested with them."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import typer
+from federation.fork_server import run_alone
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from staddle.algorithms.engines.engine import Serial
 from staddle.commands.simulate import simulate
 from staddle.errors import LocalError
 from staddle.security.log.lock import locked
+from staddle.simulator.report import curves, heatmaps, report
 
 FILE = """\
 version = 1
@@ -86,6 +88,14 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
+def undrawn(quick, monkeypatch):
+    """Pictures are the text of what they show: to draw them takes most of a run this short."""
+    monkeypatch.setattr(report, "_drawn", lambda population: str([*population.records]).encode())
+    for module, name in ((curves, "curves"), (curves, "spread"), (heatmaps, "png")):
+        monkeypatch.setattr(module, name, lambda *shown: repr(shown).encode())
+
+
+@pytest.fixture
 def write(tmp_path):
     """Writes the file, and records beside it."""
     x, y = load_digits(return_X_y=True)
@@ -112,9 +122,7 @@ def refused(file, *arguments):
 
 
 def results(out):
-    """What an experiment came to, by file: the runs' own, and the report but for how long
-    it took.
-    """
+    """What an experiment came to, by file; without the report's own durations."""
     found = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     own = re.compile("LOCK|checkpoint|summary.md")
     return {name: path.read_bytes() for name, path in found.items() if not own.search(name)}
@@ -147,7 +155,7 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
     assert f"{score['mean']:.2%} ± {100 * score['deviation']:.2f}" in shown
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("undrawn")
 def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
     out = tmp_path / "o" / "p"
     one = ("--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(out))
@@ -155,7 +163,7 @@ def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
     assert [path.name for path in out.glob("*/*") if path.is_dir()] == ["seed-5"]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("undrawn")
 def test_all_five_methods(write):
     shown = said(write(FIVE, rounds=1), "--seed", "1").output
     rows = [line for line in shown.splitlines() if line.startswith("│")]
@@ -163,7 +171,7 @@ def test_all_five_methods(write):
     assert all("%" in row for row in rows)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(write, tmp_path):
     file, out = write(), tmp_path / "toy"
     said(file, "--seed", "1", "--method", "fedavg")
@@ -191,12 +199,13 @@ def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(wri
     assert results(out) == files
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
     error = refused(write(), "--one-by-one", "--precision", "tf32", "--no-graphs")
     assert error.startswith("--no-graphs and --one-by-one and --precision tf32: for a GPU alone")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     diverging = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }'
     file = write(f'{diverging}\n\n[[methods]]\nname = "local"', rounds=1)
@@ -209,7 +218,8 @@ def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
     assert (tmp_path / "toy" / "summary.md").exists()
 
 
-def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch, quick):
+@pytest.mark.usefixtures("undrawn")
+def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch):
     """SIGTERM in the third round, which is lost; not so the two before it."""
     file, trained = write(rounds=4), []
 
@@ -231,14 +241,19 @@ def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch,
 
 @pytest.fixture
 def begin():
-    """Begins the command as a process of its own, which does not outlive the test."""
+    """Begins the command as a process of its own, which does not outlive the test.
+
+    It is forked where torch is imported already.
+    """
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["staddle.commands.simulate.simulate"])
     with ExitStack() as stack:
 
         def begin(file, out, workers):
-            command = [sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file)]
-            options = ["--out", str(out), *ONE, "--workers", workers]
-            process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
-            stack.enter_context(process)
+            command = ["-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE]
+            process = forks.Process(target=run_alone, args=([*command, "--workers", workers],))
+            process.start()
+            stack.callback(process.join)
             stack.callback(process.kill)
             return process
 
@@ -249,11 +264,11 @@ def kill_after(processes):
     """Kill each once its run has done so many rounds."""
     while processes:
         for process, (out, rounds) in tuple(processes.items()):
-            assert process.poll() is None
+            assert process.is_alive()
             history = out / RUN / "history.jsonl"
             if history.exists() and f'{{"rounds":{rounds},' in history.read_text():
                 process.kill()
-                process.wait()
+                process.join()
                 del processes[process]
         time.sleep(0.002)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from support.directed_rows import AWAY, FIVE, Directed, own_frame
+from support.jobs import make_job
 
 from staddle.algorithms.delivery import Latest, Mail, Post
 from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
@@ -26,20 +27,11 @@ COUNTS = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS,
 
 
 def made_job(mix="directed"):
-    file = {
-        "version": 1,
-        "name": "job",
-        "seed": 3,
-        "rounds": 6,
-        "silos": list(SILOS),
-        "participation": 0.8,
-        "min_cohort": 3,
-        "method": {"name": "fedsimsup", "options": {"similarity": "samples"}},
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.1},
-        "security": {"secure_aggregation": "required", **COUNTS, "mix": mix},
-    }
-    return Job.from_file(JobFile.model_validate(file), "job.toml")
+    fields = {"seed": 3, "rounds": 6, "silos": list(SILOS), "participation": 0.8, "min_cohort": 3}
+    security = {"secure_aggregation": "required", **COUNTS, "mix": mix}
+    return make_job(
+        "fedsimsup", {"similarity": "samples"}, {"classes": 10}, security=security, **fields
+    )
 
 
 class Kept:
@@ -111,10 +103,16 @@ def test_rows_wait_in_the_order_of_their_rounds(kept):
     assert kept.directed.rows([], kept.job.down(2), kept.silo) == []
 
 
-def test_without_words_of_the_round_nothing_waits(kept):
+def test_without_words_of_the_round_nothing_waits_and_a_foreign_list_is_told(kept):
     first = kept.rounds[0]
     assert not kept.fold(first)  # nobody was mixed, or it was drawn and lost
     assert kept.rows() == []
+    kept.open(kept.rounds[0])
+    kept.fold(kept.rounds[0])
+    (path,) = kept.folder.glob("*.rows")
+    path.write_bytes(b'{"rows":[{"keep":"0.5"}]}')
+    with pytest.raises(LocalError, match=f"rows of 'theta' for '{kept.silo}'"):
+        kept.rows()
 
 
 def test_what_waits_goes_once_its_silo_has_given(kept):
@@ -141,15 +139,6 @@ def test_too_many_rows_are_withheld_and_leave_nothing(kept, monkeypatch):
     assert not kept.fold(second)
     assert [row.keep for row in kept.rows()] == [0.5]
     assert not kept.store.path(name).exists()
-
-
-def test_a_list_that_something_else_wrote_is_told(kept):
-    kept.open(kept.rounds[0])
-    kept.fold(kept.rounds[0])
-    (path,) = kept.folder.glob("*.rows")
-    path.write_bytes(b'{"rows":[{"keep":"0.5"}]}')
-    with pytest.raises(LocalError, match=f"rows of 'theta' for '{kept.silo}'"):
-        kept.rows()
 
 
 def test_the_room_of_rows_that_wait_is_counted():

@@ -65,9 +65,7 @@ def planning(mixing, memories=None):
 
 
 def versions(mixing, *without):
-    return {
-        silo: each.upload.version for silo, each in mixing.stored.items() if silo not in without
-    }
+    return {silo: e.upload.version for silo, e in mixing.stored.items() if silo not in without}
 
 
 def signed(mixing):
@@ -98,8 +96,7 @@ def test_a_row_is_planned_sent_and_opened(mixing):
     opening = o.Opening(mixing.line, KEY, summands, row.own_weight, mixing.stored[SILOS[0]].values)
     for piece in r.words(planned, mixing.line, path(mixing)):
         opening.add(piece)
-    found = opening.finish(sent.tag)
-    assert np.allclose(found, sum(range(5)) / 8 / 5, atol=1e-7)
+    assert np.allclose(opening.finish(sent.tag), sum(range(5)) / 8 / 5, atol=1e-7)
 
 
 def test_who_has_no_version_does_not_count_and_the_recipient_always_does(mixing):
@@ -148,9 +145,7 @@ def test_rows_put_aside_come_back_in_order(mixing):
 def longest(summands):
     """A row with the longest of everything."""
     ids = [f"{i:064}" for i in range(summands)]
-    given = [
-        Version(silo=silo, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1) for silo in ids
-    ]
+    given = [Version(silo=s, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1) for s in ids]
     shares = tuple(Share(version=version, weight=2**31) for version in given)
     row = RecipientRow(line="f" * 64, recipient="r" * 64, own_weight=2**32, shares=shares)
     uploads = [

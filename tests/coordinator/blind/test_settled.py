@@ -117,8 +117,7 @@ def test_survivors_count_only_as_t_of_them_signed_them_without_this_silo():
 
 def test_nothing_is_kept_of_a_round_that_nobody_left():
     silos = names(9)
-    one = run(silos, batched(silos))
-    assert settled([one.state]) is None
+    assert settled([run(silos, batched(silos)).state]) is None
 
 
 def test_it_is_kept_until_each_of_its_silos_was_in_a_later_round():

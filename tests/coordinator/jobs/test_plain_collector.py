@@ -19,13 +19,10 @@ def collector(**more):
     return PlainCollector(SimpleNamespace(**more), run, SimpleNamespace(state=state)), run
 
 
-def test_after_a_restart_uploads_of_the_open_round_are_kept():
+def test_an_upload_is_an_event_of_the_job_and_kept_after_a_restart():
     found, _ = collector()
     assert list(found.kept_files) == ["1.a.upload"]
     assert found.needed == ()
-
-
-def test_an_upload_counts_as_an_event_of_the_job():
     applied = []
     found, run = collector(apply=lambda *args: applied.append(args))
     digests = SimpleNamespace(total=b"\1\2")
@@ -50,8 +47,7 @@ def test_what_only_a_blind_job_takes_is_refused(manifest, why):
 
 def test_there_is_no_sum_to_ask_for():
     found, _ = collector()
-    version = SimpleNamespace(round=1)
-    word = SimpleNamespace(upload=SimpleNamespace(version=version))
+    word = SimpleNamespace(upload=SimpleNamespace(version=SimpleNamespace(round=1)))
     for asked in (
         lambda: found.sum_of("a", 1),
         lambda: found.message("a", 1, 0),

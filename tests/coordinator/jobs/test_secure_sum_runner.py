@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support.secure_messages import longest_evidence
 from support.secure_sums import attempt
+from support.signed_federation import job_document
 
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
@@ -25,34 +26,20 @@ BATCHED, ANY = {"dropouts": "batches"}, {"dropouts": "any"}
 JOBS = {
     "batches": ({"name": "fedavg"}, BATCHED),
     "changing silos": ({"name": "fedavg"}, ANY),
-    "rows for members": (
-        {"name": "pfedsim", "options": {"rho": 0.5}},
-        {**BATCHED, "mix": "directed"},
-    ),
-    "rows for changing members": (
-        {"name": "pfedsim", "options": {"rho": 0.5}},
-        {**ANY, "mix": "directed"},
-    ),
-}
+    "rows for members": ({"name": "pfedsim", "options": {"rho": 0.5}},
+        {**BATCHED, "mix": "directed"}),
+    "rows for changing members": ({"name": "pfedsim", "options": {"rho": 0.5}},
+        {**ANY, "mix": "directed"}),
+}  # fmt: skip
 
 
 def gathering(tmp_path, name, round_=0, proofs=()):
     """That of one round of a job, of which there is this evidence."""
     method, security = JOBS[name]
     federation = local_federation.make(tmp_path / "federation", SILOS)
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 6,
-        "silos": list(SILOS),
-        "min_cohort": 3,
-        "method": method,
-        "model": {"name": "cnn-digits", "classes": 10},
-        "training": {"lr": 0.05},
-        "security": {"secure_aggregation": "required", **COUNTS, **security},
-    }
-    job = Job.from_file(validate(document, JobFile, "job"), "job")
+    security = {"secure_aggregation": "required", **COUNTS, **security}
+    fields = {"rounds": 6, "min_cohort": 3, "method": method, "security": security}
+    job = Job.from_file(validate(job_document(SILOS, **fields), JobFile, "job"), "job")
     roster = rosters.load(federation.folder / "roster.json")
     database = Database(tmp_path / "coordinator.sqlite")
     with database.transaction():
@@ -90,9 +77,7 @@ def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_pat
 
 
 @pytest.mark.parametrize(("fruitless", "pause"), [(0, 0.0), (7, 60.0), (8, 60.0), (100, 60.0)])
-def test_fruitless_attempts_wait_longer_and_at_most_a_minute(
-    tmp_path, monkeypatch, fruitless, pause
-):
+def test_fruitless_attempts_wait_longer(tmp_path, monkeypatch, fruitless, pause):
     _, runner = gathering(tmp_path, "batches")
     waited = []
     loop = SimpleNamespace(call_later=lambda seconds, *_: waited.append(seconds))

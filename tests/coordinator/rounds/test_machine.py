@@ -93,15 +93,10 @@ SECOND = (*GAVE, Folded(0), Drawn(1, ("b", "c")))
 FINISHING = (*SECOND, UploadStored("b", 1, "db"), UploadStored("c", 1, "dc"), Folded(1))
 ENDED = (*FINISHING, Done("a"), Done("b"), Done("c"))
 REACHED = {
-    "queued": (),
-    "admitting": (Began(), Answered("b", None)),
-    "drawing": ADMITTED,
-    "round": (*OPEN, UploadStored("b", 0, "db")),
-    "folding": GAVE,
-    "finishing": FINISHING,
-    "ended": ENDED,
-    "stopped": (*OPEN, UploadStored("b", 0, "db"), OperatorStopped()),
-}
+    "queued": (), "admitting": (Began(), Answered("b", None)), "drawing": ADMITTED,
+    "round": (*OPEN, UploadStored("b", 0, "db")), "folding": GAVE, "finishing": FINISHING,
+    "ended": ENDED, "stopped": (*OPEN, UploadStored("b", 0, "db"), OperatorStopped()),
+}  # fmt: skip
 
 
 def without_reports(effects):
@@ -125,8 +120,6 @@ def ending(state):
 
 
 # The happy path.
-
-
 def test_a_job_runs_through_all_its_rounds():
     state, effects = run(job(), Began())
     timer = StartRoundTimer("admitting", 0)
@@ -168,11 +161,13 @@ def test_a_job_runs_through_all_its_rounds():
     assert tasks(state, ALL) == [None] * 4
 
 
-def test_uploads_of_the_last_round_do_not_count_in_the_next():
+def test_uploads_of_the_last_round_do_not_count_in_the_next_nor_in_the_end():
     state, _ = run(job(), *SECOND)
     assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
     task = RoundTask(1, ("b", "c"), 1)
     assert tasks(state) == [task, None, task]
+    state, _ = run(job(), *FINISHING)
+    assert (state.cohort, state.given, state.failed, state.open) == ((), {}, {}, ())
 
 
 def test_only_rounds_that_were_folded_count_for_those_who_gave():
@@ -186,14 +181,7 @@ def test_only_rounds_that_were_folded_count_for_those_who_gave():
     assert [task.counted for task in tasks(state, "abc")] == [2, 2, 1]
 
 
-def test_a_finished_job_forgets_its_last_round():
-    state, _ = run(job(), *FINISHING)
-    assert (state.cohort, state.given, state.failed, state.open) == ((), {}, {}, ())
-
-
 # Admission.
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
 def test_the_order_of_answers_changes_nothing(order):
     state, _ = run(job(), Began(), *(Answered(s, None) for s in order))
@@ -219,12 +207,9 @@ def test_too_few_acceptances_end_the_job_and_say_who_refused():
     assert run(state, Done("a")) == (state, ())
 
 
-def test_a_silo_that_said_nothing_is_named_at_the_deadline():
+def test_who_said_nothing_is_named_at_the_deadline_and_nobody_to_tell_ends_the_job():
     state, _ = run(job(), Began(), Answered("b", None), RoundDeadline("admitting", 0))
     assert "a: no answer, c: no answer" in state.reason
-
-
-def test_nobody_to_tell_ends_the_job_at_once():
     state, effects = run(job(), Began(), RoundDeadline("admitting", 0))
     assert (state.stage, state.outcome) == ("ended", "failed")
     assert without_reports(effects) == ()
@@ -250,15 +235,15 @@ def test_a_silo_that_answers_late_is_drawn_from_then_on():
 
 
 # A keyed job.
-
-
 def keyed():
     return replace(job(rounds=3), keyed=True)
 
 
-def test_a_keyed_job_begins_with_all_of_its_silos():
+def test_a_keyed_job_begins_with_all_of_its_silos_and_later_ones_are_too_late():
     state, effects = run(keyed(), *ADMITTED)
     assert (state.stage, state.admitted, effects[-1]) == ("drawing", SILOS, DrawCohort(0))
+    state, _ = run(keyed(), *ADMITTED[:3], RoundDeadline("admitting", 0))
+    assert task_for(state, "c") is None
 
 
 @pytest.mark.parametrize(
@@ -268,28 +253,17 @@ def test_a_keyed_job_begins_with_all_of_its_silos():
             (*ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None)),
             "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)",
         ),
-        (
-            (*ADMITTED[:3], RoundDeadline("admitting", 0)),
-            (
-                "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no"
-                " answer)"
-            ),
-        ),
-        (
-            (*ADMITTED[:2], RoundDeadline("admitting", 0)),
-            "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)",
-        ),
+        ((*ADMITTED[:3], RoundDeadline("admitting", 0)),
+            ("2 of 3 silos accepted, and the key that its silos share takes all of them (c: no"
+            " answer)")),
+        ((*ADMITTED[:2], RoundDeadline("admitting", 0)),
+            "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"),
     ],
     ids=["one declined", "one said nothing", "too few for any job"],
-)
+)  # fmt: skip
 def test_a_keyed_job_names_who_declined_or_said_nothing(events, reason):
     state, _ = run(keyed(), *events)
     assert ending(state) == ("finishing", "failed", reason)
-
-
-def test_a_silo_that_answers_when_a_keyed_job_has_failed_is_too_late():
-    state, _ = run(keyed(), *ADMITTED[:3], RoundDeadline("admitting", 0))
-    assert task_for(state, "c") is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -309,8 +283,6 @@ def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
 
 
 # Stopping and resuming.
-
-
 def test_a_stopped_round_goes_on_with_what_was_given():
     state, effects = run(
         job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped()
@@ -349,8 +321,6 @@ def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_res
 
 
 # A quorum.
-
-
 @pytest.mark.parametrize(
     ("quorum", "contributions"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)]
 )
@@ -366,8 +336,6 @@ def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, contributi
 
 
 # Rounds.
-
-
 @pytest.mark.parametrize("cohort", [(), ("b",)])
 def test_too_small_a_cohort_ends_the_job(cohort):
     state, effects = run(job(), *ADMITTED, Drawn(0, cohort))
@@ -450,10 +418,8 @@ FOLDING_SECOND = (*SECOND, *uploads(1, "bc"))
         (REACHED["ended"], [OperatorStopped(), Resumed()]),
         # Who failed may not upload, and who uploaded can neither fail nor be lost.
         ((*OPEN, SiloFailed("a", 0, "lost")), uploads(0, "a")),
-        (
-            (*OPEN, UploadStored("a", 0, "x")),
-            [SiloFailed("a", 0, "lost"), UploadStored("a", 0, "other"), SiloLost("a")],
-        ),
+        ((*OPEN, UploadStored("a", 0, "x")),
+            [SiloFailed("a", 0, "lost"), UploadStored("a", 0, "other"), SiloLost("a")]),
         ((*OPEN, UploadStored("a", 0, "x")), [SiloLost("stranger")]),
         # Only this round's deadline counts, and only its cohort may upload.
         (SECOND, [RoundDeadline("round", 0), RoundDeadline("round", 2)]),
@@ -470,7 +436,7 @@ FOLDING_SECOND = (*SECOND, *uploads(1, "bc"))
         (FINISHING, [SiloFailed("a", number, "TRAINING") for number in (0, 1, 2)]),
         (FINISHING, [SiloLost("stranger")]),
     ],
-)
+)  # fmt: skip
 def test_what_comes_too_late_or_twice_or_from_a_stranger_changes_nothing(before, stale):
     state, _ = run(job(), *before)
     for event in stale:
@@ -519,8 +485,6 @@ def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
 
 
 # The end.
-
-
 def test_a_late_confirmation_is_noted_after_the_end():
     state, _ = run(job(), *FINISHING, Done("a"), RoundDeadline("finishing", 2))
     assert (state.stage, state.done) == ("ended", {"a"})
@@ -548,20 +512,15 @@ def test_a_silo_lost_at_the_end_is_not_waited_for_and_still_told_when_it_comes_b
     assert (state.stage, effects, task_for(state, "a")) == ("ended", (), None)
 
 
-def test_a_silo_lost_after_its_confirmation_changes_nothing_of_the_end():
+def test_a_silo_lost_after_its_confirmation_changes_nothing_and_the_last_may_be_lost():
     state, _ = run(job(), *FINISHING, Done("a"), SiloLost("a"))
     assert (state.stage, state.done, awaited(state)) == ("finishing", {"a"}, ("b", "c"))
-
-
-def test_the_last_silo_that_is_waited_for_may_be_lost():
     state, effects = run(job(), *FINISHING, Done("a"), Done("b"), SiloLost("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
     assert task_for(state, "c") == FinishTask(2, completed=True, counted=2)
 
 
 # Attempts at the sum of a blind round.
-
-
 def blind_round():
     """A blind job whose first round is open."""
     return run(replace(job(), blind=True), *OPEN)
@@ -679,21 +638,16 @@ def test_the_first_attempt_leaves_out_the_batches_of_silos_known_to_be_lost():
     assert (state.failed, gathered(effects)) == ({}, [SIX])
 
 
-def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost():
+def test_a_sum_begins_without_silos_known_to_be_lost_and_a_resumed_round_asks_all():
     state, effects = blind(*ADMITTED, Drawn(0, SILOS, ("a",)))
     # it is dropped once the attempt begins
     assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])
-
-
-def test_a_round_that_is_resumed_asks_all_batches_again():
     state, _ = run(batched()[0], *dropping("c", 0), OperatorStopped(), Resumed())
     _, effects = run(state, Began())
     assert gathered(effects) == [SIX]
 
 
 # A sum that is none of values.
-
-
 def spoiled(attempt, *silos, round_=0):
     return SumFailed(round_, attempt, "SUM: beyond", False, silos)
 
@@ -733,11 +687,13 @@ def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
     assert gathered(effects) == [("a", "b", "c")]
 
 
-def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
+def test_where_two_batches_are_at_fault_the_job_ends_and_so_it_does_with_one_batch():
     state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"), spoiled(2, *"abef"))
     assert state.stage == "round"
     state, _ = run(state, spoiled(3, *"abcd"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
+    state, _ = run(in_batches(SIX)[0], SumFailed(0, 0, "SUM: beyond", True, SIX))
+    assert ending(state) == ("finishing", "failed", "round 0: SUM: beyond")
 
 
 def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
@@ -747,8 +703,7 @@ def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
     state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
-    assert state.counted == dict.fromkeys(SIX, 1)
-    assert state.signed == frozenset()
+    assert (state.counted, state.signed) == (dict.fromkeys(SIX, 1), frozenset())
 
 
 def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
@@ -761,11 +716,6 @@ def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
     assert state.counted == dict.fromkeys(EIGHT, 1)
 
 
-def test_a_spoiled_sum_ends_a_job_of_one_batch():
-    state, _ = run(in_batches(SIX)[0], SumFailed(0, 0, "SUM: beyond", True, SIX))
-    assert ending(state) == ("finishing", "failed", "round 0: SUM: beyond")
-
-
 def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
     state, _ = run(batched()[0], OperatorStopped(), spoiled(0, *SIX))
     assert state.stage == "stopped"
@@ -774,7 +724,6 @@ def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
 
 
 # Every cell of the table.
-
 MOVES = {  # (stage, event): where to; what is not here changes nothing
     ("queued", "Began"): "admitting",
     ("admitting", "Answered"): "admitting",
@@ -799,20 +748,14 @@ MOVES = {  # (stage, event): where to; what is not here changes nothing
 def fitting(state):
     """One event of each kind, as fitting to the state as it can be."""
     return {
-        "Began": Began(),
-        "Answered": Answered("a", None),
-        "Drawn": Drawn(state.round, SILOS),
+        "Began": Began(), "Answered": Answered("a", None), "Drawn": Drawn(state.round, SILOS),
         "Given": UploadStored("a", state.round, "x"),
-        "Failed": SiloFailed("a", state.round, "lost"),
-        "Lost": SiloLost("a"),
-        "Folded": Folded(state.round),
-        "FoldFailed": FoldFailed(state.round, "disk"),
-        "Damaged": Damaged(state.round, ("a",), "disk"),
-        "Done": Done("a"),
-        "Deadline": RoundDeadline(state.stage, state.round),
-        "Stopped": OperatorStopped(),
+        "Failed": SiloFailed("a", state.round, "lost"), "Lost": SiloLost("a"),
+        "Folded": Folded(state.round), "FoldFailed": FoldFailed(state.round, "disk"),
+        "Damaged": Damaged(state.round, ("a",), "disk"), "Done": Done("a"),
+        "Deadline": RoundDeadline(state.stage, state.round), "Stopped": OperatorStopped(),
         "Resumed": Resumed(),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", list(fitting(job())))
@@ -829,8 +772,6 @@ def test_each_cell_of_the_table(stage, kind):
 
 
 # Any events in any order.
-
-
 class World:
     """A coordinator's shell around one job, with every claim of the module checked each step."""
 
@@ -994,23 +935,13 @@ def any_event(draw, state):
     )
     silo = draw(st.sampled_from((*state.silos, "stranger")))
     choices = (
-        Began(),
-        Answered(silo, None),
-        Answered(silo, None),
-        Answered(silo, "POLICY"),
-        UploadStored(silo, number, "x"),
-        UploadStored(silo, number, "y"),
-        SiloFailed(silo, number, "TRAINING"),
-        SiloLost(silo),
-        Folded(number),
-        FoldFailed(number, "disk"),
-        Damaged(number, (silo,), "disk"),
-        Done(silo),
+        Began(), Answered(silo, None), Answered(silo, None), Answered(silo, "POLICY"),
+        UploadStored(silo, number, "x"), UploadStored(silo, number, "y"),
+        SiloFailed(silo, number, "TRAINING"), SiloLost(silo), Folded(number),
+        FoldFailed(number, "disk"), Damaged(number, (silo,), "disk"), Done(silo),
         *(RoundDeadline(stage, number) for stage in STAGES if stage != state.stage),
-        RoundDeadline(state.stage, number),
-        OperatorStopped(),
-        Resumed(),
-    )
+        RoundDeadline(state.stage, number), OperatorStopped(), Resumed(),
+    )  # fmt: skip
     return draw(st.sampled_from(choices))
 
 
@@ -1086,14 +1017,11 @@ def test_a_willing_federation_completes_whatever_the_order(data):
     assert (state.stage, state.outcome, state.round) == ("ended", "completed", rounds)
 
 
-def test_an_upload_that_leaves_the_round_open_wakes_nobody():
+def test_an_open_round_wakes_nobody_and_a_sum_that_moves_on_all_its_silos():
     state, _ = run(job(), *OPEN)
     assert concerned(state, run(state, UploadStored("a", 0, "x"))[0]) == ()
     closed, _ = run(state, *(UploadStored(silo, 0, "x") for silo in SILOS), Folded(0))
     assert concerned(closed, run(closed, Drawn(1, ("c", "b")))[0]) == ("b", "c")
-
-
-def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
     state, _ = blind_round()
     assert concerned(state, run(state, OperatorStopped())[0]) == SILOS
     assert concerned(state, run(state, *dropping("a", 0))[0]) == SILOS
@@ -1101,8 +1029,6 @@ def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
 
 
 # A blind job: each round is one secure sum.
-
-
 def blind(*events, rounds=2):
     return run(JobState("job", SILOS, rounds, 2, blind=True), *events)
 
@@ -1158,16 +1084,13 @@ def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_a
     assert tasks(state) == [RoundTask(1, SILOS, counted) for counted in (1, 0, 1)]
 
 
-def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
+def test_a_sum_that_needs_a_spent_privacy_budget_is_not_tried_for_long_and_says_so():
     state, _ = blind(*OPEN, SiloFailed("a", 0, "BUDGET"))
     for number in range(MOST_REFUSED):
         assert (state.stage, task_for(state, "a")) == ("round", None)
         state, _ = run(state, SumFailed(0, number, "TOO_FEW"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert isinstance(task_for(state, "a"), FinishTask)
-
-
-def test_a_round_that_fails_for_a_privacy_budget_says_so():
     spent = (SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b"))
     state, _ = run(job(), *OPEN, *spent, UploadStored("c", 0, "dc"))
     why = "BUDGET, its privacy budget is spent"
@@ -1210,15 +1133,12 @@ def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
     assert without_reports(effects) == (Gather(0, SILOS, 6, 1),)
 
 
-def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed():
+def test_a_sum_opened_while_stopped_is_folded_later_and_gathered_after_a_restart():
     state, effects = blind(*OPEN, OperatorStopped(), Summed(0, SUM))
     assert (state.stage, effects, state.given) == ("stopped", (), {"b": "", "c": ""})
     assert run(state, SumFailed(0, 0, "?")) == (state, ())
     state, effects = run(state, Resumed(), Began())
     assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))
-
-
-def test_after_a_restart_the_sum_is_gathered_again():
     state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
     # at once: it may not live as long as the pause
     assert resumed(state) == (Gather(0, SILOS, 1, 0),)
@@ -1227,7 +1147,6 @@ def test_after_a_restart_the_sum_is_gathered_again():
 
 
 # Who is shown to have broken the rules.
-
 GUILTY_CODES = ("MISDEALT", "COMPLAINT")
 
 

@@ -34,9 +34,7 @@ OPERATIONS = "/staddle.v1.Operations/"
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
-    made = {
-        member: create_keys(folder / member, member, role, "o") for member, role in ROLES.items()
-    }
+    made = {m: create_keys(folder / m, m, role, "o") for m, role in ROLES.items()}
     return {**made, "twin": create_keys(folder / "twin", "silo-a", Role.SILO, "o")}
 
 
@@ -60,8 +58,6 @@ def refusal(values, roster):
 
 
 # identify.
-
-
 @pytest.mark.parametrize("member", list(ROLES))
 def test_a_member_is_known_by_its_key(entries, roster, member):
     assert identify(auth(entries[member]), roster, "peer") == entries[member]
@@ -88,17 +84,11 @@ def test_2_no_certificate_is_refused(roster, certificates):
     assert "no client certificate" in refusal(values, roster)
 
 
-def test_2_two_certificates_are_refused(entries, roster):
+def test_2_two_certificates_another_key_and_a_removed_member_are_refused(entries, roster):
     two = [entries["silo-a"].certificate.encode(), entries["op"].certificate.encode()]
     refusal({"ssl_tls_version": TLS13, "x509_pem_cert": two}, roster)
-
-
-def test_2_another_key_under_a_members_name_is_refused(entries, roster):
     assert entries["twin"].id == "silo-a"
     assert "belongs to no member" in refusal(auth(entries["twin"]), roster)
-
-
-def test_2_a_removed_member_is_a_stranger(entries, roster):
     assert "belongs to no member" in refusal(
         auth(entries["silo-a"]), rosters.remove(roster, "silo-a")
     )
@@ -136,8 +126,6 @@ def test_2_no_changed_certificate_raises_anything_but_a_refusal(entries, roster)
 
 
 # The guard around a call.
-
-
 class Context:
     """What gRPC tells a handler, and what the handler told gRPC."""
 
@@ -289,8 +277,6 @@ def test_an_unknown_method_stays_unknown(roster):
 
 
 # Codes.
-
-
 @pytest.mark.parametrize("code", STATUS)
 def test_every_code_of_the_table_leaves_with_its_status(entries, roster, code):
     context = Context(entries["silo-a"])
@@ -322,21 +308,15 @@ def raised_codes(folder):
                 yield ast.literal_eval(node.args[1]), f"{path.name}:{node.lineno}"
 
 
-def test_every_code_that_the_coordinator_raises_has_a_status():
+def test_every_code_raised_has_a_status_of_the_closed_list_and_unavailable_is_stopping():
     folders = [Path(module.__file__).parent for module in (staddle.coordinator, staddle.proto)]
     raised = {code: where for folder in folders for code, where in raised_codes(folder)}
     assert len(raised) > 10
     assert {code: where for code, where in raised.items() if code not in STATUS} == {}
     assert set(STATUS) == set(raised), "a status that nothing raises"
-
-
-def test_every_status_is_of_a_code_of_the_closed_list_and_none_is_ok():
     names = {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}  # noqa: SIM118 - an enum wrapper
     assert set(STATUS) < names
     assert grpc.StatusCode.OK not in STATUS.values()
-
-
-def test_the_status_that_a_silo_explains_as_a_failed_handshake_is_only_that_of_stopping():
     unavailable = [code for code, status in STATUS.items() if status is grpc.StatusCode.UNAVAILABLE]
     assert unavailable == ["STOPPING"]
 

@@ -23,14 +23,11 @@ def call(limits, member="a", rpc="Beat", now=0.0):
     limits.leave(member, rpc)
 
 
-def test_a_bucket_gives_its_burst_and_no_more():
+def test_a_bucket_gives_its_burst_and_fills_at_its_rate():
     bucket = Bucket(filled=5.0)
     assert [bucket.take(5.0) for _ in range(int(BURST))] == [True] * int(BURST)
     assert not bucket.take(5.0)
     assert not bucket.take(5.0 + 0.5 / CALLS_PER_SECOND)
-
-
-def test_a_bucket_fills_at_its_rate():
     bucket = Bucket(tokens=0.0, filled=0.0)
     taken = sum(bucket.take(i / 1000) for i in range(1, 2001))
     assert taken in (99, 100)  # two seconds at 50 a second, in a thousand small steps
@@ -54,15 +51,12 @@ def test_a_new_member_starts_full_however_late_it_comes():
     assert "calls a second" in refused(limits, "a", "Beat", 1e9)
 
 
-def test_members_do_not_share_a_bucket():
+def test_calls_of_all_kinds_share_a_members_bucket():
     limits = CallLimits()
     for _ in range(int(BURST)):
         call(limits, "a")
     refused(limits, "a", "Beat", 0.0)
     call(limits, "b")
-
-
-def test_calls_of_all_kinds_share_the_bucket():
     limits = CallLimits()
     for number in range(int(BURST)):
         call(limits, rpc=("Beat", "Poll", "Upload", "Hello")[number % 4])
@@ -84,16 +78,13 @@ def test_calls_of_one_kind_at_a_time(rpc, allowed):
     refused(limits, "a", rpc, 0.0)
 
 
-def test_a_refused_call_is_not_counted_in():
+def test_a_refused_call_is_not_counted_in_and_uses_up_the_bucket():
     limits = CallLimits()
     limits.enter("a", "Upload", 0.0)
     for _ in range(5):
         refused(limits, "a", "Upload", 0.0)
     limits.leave("a", "Upload")
     limits.enter("a", "Upload", 0.0)
-
-
-def test_refused_calls_use_up_the_bucket():
     limits = CallLimits()
     limits.enter("a", "Upload", 0.0)
     for _ in range(int(BURST) - 1):

@@ -27,10 +27,8 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
     assert attesting.waiting("b") is None
     assert attesting.answered("b", said("a", b"1"))
     (told,) = attesting.waiting("a").told
-    assert told.by == "b"
-    assert told.silo == "a"
-    assert told.challenge == b"1"
-    assert told.held == b"head"
+    assert (told.by, told.silo) == ("b", "a")
+    assert (told.challenge, told.held) == (b"1", b"head")
     assert told.signature == b"x" * 64
     assert told.session == b""  # b's secret
     assert attesting.waiting("a") is None

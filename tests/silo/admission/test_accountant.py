@@ -5,6 +5,7 @@ import torch
 from faults.disk import Calls, killed
 from support.private_jobs import opened, policy_for, private_job, steps_of
 from support.recording_gate import World, records
+from support.refusals import refused
 
 from staddle.algorithms.job.privacy import Spend, histogram_spend, round_spends
 from staddle.algorithms.training.accountant import Counts
@@ -34,8 +35,7 @@ def account_of(world, budget, job):
 def test_a_round_takes_the_steps_that_it_reserved_and_gives_back_the_rest(world, job):
     with opened(world) as budget:
         account = account_of(world, budget, job)
-        spends = round_spends(job, 0, "2")
-        spending = account.reserve(0, spends)
+        spending = account.reserve(0, round_spends(job, 0, "2"))
         assert steps_of(budget, job) == {STEPS: 4}
         assert budget.paid(spending.id, job.digest)
         for _ in range(3):
@@ -89,15 +89,13 @@ def test_counts_are_drawn_once_whatever_restarts(world, made, job):
         account = account_of(world, budget, job)
         kept = account.counts()
         assert kept.counts.tolist() == [12, 0, 31]
-        assert kept.counts.dtype == torch.int64
-        assert kept.id == spending.id
+        assert (kept.counts.dtype, kept.id) == (torch.int64, spending.id)
         other = private_job(made, "other")
         folder = JobFolder(world.path.parent / "jobs" / "other")
         folder.accept(b"{}")
         path = world.path.parent / "jobs" / job.name / COUNTS
         (folder.path / COUNTS).write_bytes(path.read_bytes())
-        why = r"counts\.json: not the counts that this job released here"
-        with pytest.raises(LocalError, match=why):
+        with refused(r"counts\.json: not the counts that this job released here"):
             JobAccount(budget, other, folder).counts()
         path.write_text("{}")
         with pytest.raises(LocalError, match="counts"):
@@ -105,8 +103,6 @@ def test_counts_are_drawn_once_whatever_restarts(world, made, job):
 
 
 # Killed at any call that shows afterwards: what was promised is spent, and the folders agree.
-
-
 def scenario(job, world_of, begun=lambda: None):
     def run(place, promise):
         world = world_of(place)
@@ -143,9 +139,7 @@ def check(job, world, promised):
 
 
 @pytest.mark.parametrize("how", ["before", "torn"])
-def test_killed_at_any_call_nothing_spent_is_forgotten(
-    world, made, job, tmp_path, monkeypatch, how
-):
+def test_killed_at_any_call_nothing_is_forgotten(world, made, job, tmp_path, monkeypatch, how):
     def world_of(place):
         return World(made, place, world.policy)
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.ledgers import HASH, open_ledger, stored, write_start
+from support.refusals import refused
+from support.signed_federation import job_document
 
 from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
-from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
 from staddle.proto.convert.secagg_sent import Attempt
 from staddle.security.identity import roster as rosters
@@ -39,21 +40,8 @@ def federation(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sign(federation):
     def call(name, silos=SILOS, security=SECURITY, **changes):
-        document = {
-            "version": 1,
-            "name": name,
-            "seed": 1,
-            "rounds": 1,
-            "min_cohort": 3,
-            "silos": list(silos),
-            "round_timeout": 60,
-            "method": {"name": "fedavg"},
-            "model": {"name": "cnn-digits", "classes": 10},
-            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-            "security": security,
-            **changes,
-        }
-        return local_federation.sign_job(federation, document)
+        fields = {"rounds": 1, "min_cohort": 3, "security": security, **changes}
+        return local_federation.sign_job(federation, job_document(silos, name=name, **fields))
 
     return call
 
@@ -163,17 +151,12 @@ def test_jobs_with_noise_or_of_changing_silos_are_not_asked(world, sign):
     private = sign("private", SILOS[:5], {**SECURITY, "clip_exponent": 12}, privacy=PRIVACY)
     blocks = {"method": {"name": "fedaims"}, "model": {"name": "convnet-digits", "classes": 10}}
     by_class = sign("by-class", SILOS[:5], {**PUBLIC, "counts": counts}, **blocks)
-    plain = sign("plain", SILOS[:5], {})
-    asked, others = (declared, by_class), (public, private, plain)
+    asked, others = (declared, by_class), (public, private, sign("plain", SILOS[:5], {}))
     assert [tells_fixed(job) for job in (*asked, *others)] == [True, True, False, False, False]
     signed(world.judging(), sign("first"))
     assert [bool(world.judging().objection_to(job)) for job in (*asked, *others)] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+        True, True, False, False, False,
+    ]  # fmt: skip
     assert world.judging().objection(public, SILOS[:4]) == ""  # a silo may be lost
     signed(world.judging(), public, SILOS[:4])
     assert world.ledger.signed[-1].values == "varying"
@@ -201,9 +184,7 @@ def test_silo_check_answers_as_the_agent_would(federation, sign):
     assert "this silo would decline the job, POLICY: sums of job 'five'" in found().text
 
 
-def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(
-    world, sign, federation
-):
+def test_a_folder_with_a_signed_sum_that_the_ledger_lacks_stops_the_agent(world, sign, federation):
     first = sign("first")
     folder = world.folder / "jobs" / "first"
     folder.mkdir(parents=True)
@@ -216,8 +197,7 @@ def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(
     path.write_bytes(
         canonical_json(json.loads(path.read_text()) | {"signed_round": 0, "signed_ctx": HASH})
     )
-    why = r"signed a sum of job 'first', but its ledger has no record of it"
-    with pytest.raises(LocalError, match=why):
+    with refused(r"signed a sum of job 'first', but its ledger has no record of it"):
         check_remembered(world.folder / "jobs", world.ledger)
     signed(world.judging(), first)
     check_remembered(world.folder / "jobs", world.ledger)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.keyed_jobs import SILOS, make_keyed
+from support.refusals import refused
 
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.files import documents as files
@@ -263,9 +264,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_what_the_coordinator_brings_wrongly_is_its_fault_and_the_next_right_answer_counts(
-    silos, hostile
-):
+def test_what_is_brought_wrongly_is_the_coordinators_fault_and_the_right_counts(silos, hostile):
     bring, code, text = hostile
     silos.contribute()
     silos.post.bring = lambda relayed: bring(silos, relayed)
@@ -285,8 +284,7 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
         replace(piece, sealed=bytes(48)) if piece.recipient == "silo-a" else piece
         for piece in pieces
     )
-    root = sealing.Tree(piece.leaf() for piece in garbage).root()
-    lying = replace(given.sealing, root=root)
+    lying = replace(given.sealing, root=sealing.Tree(piece.leaf() for piece in garbage).root())
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
     signature = silos.keys["silo-b"].sign(
         g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey)
@@ -325,8 +323,6 @@ def test_a_key_of_another_roster_is_none_and_its_job_is_not_begun_again(silos, m
 
 
 # The end of a job.
-
-
 def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, made):
     silos.contribute()
     for _ in range(2):
@@ -336,9 +332,7 @@ def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, ma
         first = {silo: files[silo].own()[0] for silo in SILOS}
         assert len(set(first.values())) == len(SILOS)
         for silo, own in found.items():
-            assert own.others == {
-                other: public_key(first[other]) for other in SILOS if other != silo
-            }
+            assert own.others == {o: public_key(first[o]) for o in SILOS if o != silo}
             assert files[silo].known() == Known.first(own.others)
         silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
 
@@ -372,9 +366,7 @@ def test_a_job_without_keys_ends_without_a_file(silos):
 
 
 @pytest.mark.parametrize("step", range(16))
-def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(
-    silos, made, monkeypatch, step
-):
+def test_whatever_durable_step_it_dies_before_it_is_taken_up(silos, made, monkeypatch, step):
     """Sync, rename and folder sync for the mark, then removal and folder sync for each file."""
     silos.contribute()
     secret = silos.path(SILOS[0], SECRET).read_bytes()
@@ -412,8 +404,7 @@ def test_a_file_of_another_length_is_told_without_what_it_holds(silos, name):
         silos.key(SILOS[0])
     path = silos.path(SILOS[0], name)
     path.write_bytes(path.read_bytes()[:-1] + b"secret")
-    why = f"{name}: is not as it was written: the disk changed it"
-    with pytest.raises(LocalError, match=why) as caught:
+    with refused(f"{name}: is not as it was written: the disk changed it") as caught:
         silos.key(SILOS[0])
     assert "secret" not in str(caught.value).replace(SECRET, "")
 

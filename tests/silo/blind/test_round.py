@@ -36,14 +36,10 @@ from staddle.silo.parts.tensors import exactly
 JOB = SimpleNamespace(name="j1", digest="bb" * 32)
 BOUNDS = Bounds(3, "private", 1, 100)
 PARTS = (
-    Part(
-        "model",
-        Kind.WHOLE_MODEL,
-        Sum("mean"),
-        (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,))),
-    ),
+    Part("model", Kind.WHOLE_MODEL, Sum("mean"),
+        (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,)))),
     Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
-)
+)  # fmt: skip
 ITEMS = tuple(Item(part.name, part.kind, spec) for part in PARTS for spec in part.wire)
 DECLARED = Declared(
     "j1",
@@ -333,8 +329,7 @@ async def test_four_silos_and_a_coordinator_sum(hall, silos):
     check_sum(hall)
     assert hall.ends == [("summed", SILOS)]
     for silo, door in silos.doors.items():
-        assert door.sum_records.sums == [(0, SILOS)]
-        assert door.sum_records.ends == []
+        assert (door.sum_records.sums, door.sum_records.ends) == ([(0, SILOS)], [])
         assert door.signed_sets.signed == [(0, SILOS)]
         assert silos.sent(silo)[:3] == ["SendKeys", "SendShares", "SendHeader"]
         assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
@@ -384,9 +379,7 @@ async def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums(hall, sil
         silos.doors[silo].refuses = lambda body: "no" if isinstance(body, SendHeader) else None
     hall.begin()
     running = silos.start(SILOS)
-    await until(
-        lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:])
-    )
+    await until(lambda: len(hall.words) == 4 and all(silos.gave(s, SendHeader) for s in SILOS[2:]))
     hall.summing.deadline(0, "masked")
     await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
     for silo in SILOS:
@@ -427,8 +420,7 @@ async def test_survivors_that_this_silo_has_something_against_are_not_signed(hal
     await until(lambda: door.sum_records.ends)
     # three of four open it: only what this silo signed is its own to know
     await others
-    assert door.sum_records.ends == [(0, Code.POLICY, "")]
-    assert door.signed_sets.signed == []
+    assert (door.sum_records.ends, door.signed_sets.signed) == ([(0, Code.POLICY, "")], [])
     assert silos.sent(odd) == ["SendKeys", "SendShares", "SendHeader", "Over"]
     assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
 
@@ -467,18 +459,13 @@ class BeforeFails:
     ("changes", "why"),
     [
         (lambda: {"training": fails()}, "out of memory"),
-        (
-            lambda: {"training": beyond_its_clip()},
-            r"largest magnitude is 8\.5, above its clip 8",
-        ),
+        (lambda: {"training": beyond_its_clip()}, r"largest magnitude is 8\.5, above its clip 8"),
         (lambda: {"before": BeforeFails()}, "a value of it is out of range"),
     ],
     ids=["training fails", "values beyond the declared bounds", "what leaves before fails"],
-)
+)  # fmt: skip
 @at_a_hall
-async def test_what_fails_before_the_masked_words_ends_the_round_and_none_leave(
-    hall, silos, changes, why
-):
+async def test_what_fails_before_the_masked_words_ends_the_round(hall, silos, changes, why):
     odd = SILOS[0]
     await silos.enter_again(odd, **changes())
     hall.begin()
@@ -526,9 +513,7 @@ async def test_masked_words_leave_after_the_parts_that_leave_one_by_one(hall, si
 
 
 @at_a_hall
-async def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_this_one(
-    hall, silos
-):
+async def test_words_of_an_earlier_attempt_are_not_taken_for_those_of_this_one(hall, silos):
     silos.rounds[SILOS[0]].accepted(bytes(32))
     hall.begin()
     await silos.start(SILOS)

@@ -69,7 +69,6 @@ def chunks_of(size):
 
 
 # The gate.
-
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 KINDS = (Kind.WHOLE_MODEL, Kind.BACKBONE, Kind.SKETCH)
 
@@ -120,21 +119,15 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
         assert unexplained(calls, ledger, made.roster) == []
         # Where no frame was lost, the two sums are one; an upload that was cut has more declared
         # than crossed.
-        totals = [
-            total for (job, _), total in ledger_view.summary(world.path).items() if job == drawn.job
-        ]
+        totals = [t for (job, _), t in ledger_view.summary(world.path).items() if job == drawn.job]
         uploads = [call for call in calls if call.method == UPLOAD]
         intents = [entry.record for entry in ledger if isinstance(entry.record, Intent)]
         assert len(uploads) == len(intents)
-        assert sum(total.bytes for total in totals) == sum(
-            intent.message.bytes for intent in intents
-        )
+        assert sum(total.bytes for total in totals) == sum(i.message.bytes for i in intents)
         for call, intent in zip(uploads, intents, strict=True):
             size = payload_bytes([call])
             assert size <= intent.message.bytes if call.cut else size == intent.message.bytes
-        cut = [
-            intent.message.bytes for call, intent in zip(uploads, intents, strict=True) if call.cut
-        ]
+        cut = [i.message.bytes for call, i in zip(uploads, intents, strict=True) if call.cut]
         assert sum(total.assumed for total in totals) <= sum(cut)
 
 
@@ -179,8 +172,6 @@ def give_in_pieces(world, round_, cuts):
 
 # The reader. Each doctored recording has one thing in it that no record explains, or lacks one that
 # the ledger names.
-
-
 @pytest.fixture(scope="module")
 def recorded(made, tmp_path_factory):
     """Calls and ledger of a round delivered, given, cut, given again, and all else that is sent."""
@@ -193,9 +184,7 @@ def record(world):
     write_start(world.ledger, "test", rosters.digest(world.made.roster), world.policy.digest)
     client.task = round_task(world.declared, 1)
     items = delivered_items(job.down(1))
-    values = [
-        torch.rand(item.spec.shape, generator=torch.Generator().manual_seed(1)) for item in items
-    ]
+    values = [torch.rand(i.spec.shape, generator=torch.Generator().manual_seed(1)) for i in items]
     client.delivery = delivery(job, items, values)
 
     async def before():
@@ -221,8 +210,7 @@ def record(world):
 
 
 def delivery(job, items, values):
-    pieces = [tensor_bytes(value) for value in values]
-    return framed(job, 1, pieces, items, 4096)
+    return framed(job, 1, [tensor_bytes(value) for value in values], items, 4096)
 
 
 def test_an_honest_recording_is_explained(made, recorded):
@@ -264,18 +252,12 @@ def spoiled(data):
 
 
 DOCTORED = {
-    "an extra chunk": (
-        lambda c: of(c, "Upload", 1).sent.insert(-1, chunk(b"secret")),
-        "payload bytes crossed",
-    ),
-    "a chunk behind the end": (
-        lambda c: of(c, "Upload", 1).sent.append(chunk(b"secret")),
-        "no manifest, chunks and",
-    ),
-    "an extra chunk before the cut": (
-        lambda c: of(c, "Upload").sent.append(chunk(bytes(2**20))),
-        "payload bytes crossed, intent",
-    ),
+    "an extra chunk": (lambda c: of(c, "Upload", 1).sent.insert(-1, chunk(b"secret")),
+        "payload bytes crossed"),
+    "a chunk behind the end": (lambda c: of(c, "Upload", 1).sent.append(chunk(b"secret")),
+        "no manifest, chunks and"),
+    "an extra chunk before the cut": (lambda c: of(c, "Upload").sent.append(chunk(bytes(2**20))),
+        "payload bytes crossed, intent"),
     "a chunk that is missing": (lambda c: of(c, "Upload", 1).sent.pop(1), "payload bytes crossed"),
     "another chunk of the same size": (
         lambda c: of(c, "Upload", 1).sent.__setitem__(2, spoiled(of(c, "Upload", 1).sent[2])),
@@ -285,30 +267,18 @@ DOCTORED = {
         lambda c: of(c, "Upload").sent.__setitem__(1, spoiled(of(c, "Upload").sent[1])),
         "are not those of digest",
     ),
-    "a second end": (
-        lambda c: of(c, "Upload", 1).sent.append(of(c, "Upload", 1).sent[-1]),
-        "no manifest, chunks",
-    ),
-    "an unknown field in a greeting": (
-        lambda c: extra(of(c, "Hello")),
-        "HelloRequest has unknown fields [31]",
-    ),
-    "an unknown field in a poll": (
-        lambda c: extra(of(c, "Poll")),
-        "PollRequest has unknown fields [31]",
-    ),
-    "an unknown field in a manifest": (
-        lambda c: extra(of(c, "Upload")),
-        "Frame has unknown fields [31]",
-    ),
-    "an unknown field in a tensor's header": (
-        lambda c: nested(of(c, "Upload")),
-        "Frame has unknown fields [31]",
-    ),
-    "an unknown field in a chunk": (
-        lambda c: extra(of(c, "Upload"), 1),
-        "Frame has unknown fields [31]",
-    ),
+    "a second end": (lambda c: of(c, "Upload", 1).sent.append(of(c, "Upload", 1).sent[-1]),
+        "no manifest, chunks"),
+    "an unknown field in a greeting": (lambda c: extra(of(c, "Hello")),
+        "HelloRequest has unknown fields [31]"),
+    "an unknown field in a poll": (lambda c: extra(of(c, "Poll")),
+        "PollRequest has unknown fields [31]"),
+    "an unknown field in a manifest": (lambda c: extra(of(c, "Upload")),
+        "Frame has unknown fields [31]"),
+    "an unknown field in a tensor's header": (lambda c: nested(of(c, "Upload")),
+        "Frame has unknown fields [31]"),
+    "an unknown field in a chunk": (lambda c: extra(of(c, "Upload"), 1),
+        "Frame has unknown fields [31]"),
     "an unknown field that comes down": (
         lambda c: of(c, "Poll").received.__setitem__(
             0, of(c, "Poll").received[0] + b"\xfa\x01\x01s"
@@ -323,30 +293,20 @@ DOCTORED = {
         lambda c: of(c, "Beat").sent.__setitem__(0, of(c, "Beat").sent[0][:-1] + b"\x81\x00"),
         "with more than its fields",
     ),
-    "bytes that are not a message": (
-        lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"),
-        "are no BeatRequest",
-    ),
-    "a second message in a call": (
-        lambda c: of(c, "Poll").sent.append(of(c, "Poll").sent[0]),
-        "2 messages in a call that has one",
-    ),
-    "a call that is not counted": (
-        lambda c: c.insert(3, copy.deepcopy(of(c, "Poll"))),
-        "the ledger closes it with",
-    ),
+    "bytes that are not a message": (lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"),
+        "are no BeatRequest"),
+    "a second message in a call": (lambda c: of(c, "Poll").sent.append(of(c, "Poll").sent[0]),
+        "2 messages in a call that has one"),
+    "a call that is not counted": (lambda c: c.insert(3, copy.deepcopy(of(c, "Poll"))),
+        "the ledger closes it with"),
     "a call of another method": (
         lambda c: c.insert(2, Call("/other.Service/Tell", AGENT, [b"secret"])),
         "a method that is not of this protocol, 6 bytes",
     ),
-    "an upload that no intent declares": (
-        lambda c: c.append(copy.deepcopy(of(c, "Upload", 1))),
-        "no intent declares",
-    ),
-    "an upload that never crossed": (
-        lambda c: c.remove(of(c, "Upload", 1)),
-        "no upload of it crossed",
-    ),
+    "an upload that no intent declares": (lambda c: c.append(copy.deepcopy(of(c, "Upload", 1))),
+        "no intent declares"),
+    "an upload that never crossed": (lambda c: c.remove(of(c, "Upload", 1)),
+        "no upload of it crossed"),
     "metadata of a request": (
         lambda c: setattr(of(c, "Beat"), "metadata", (*AGENT, ("x-secret", "secret"))),
         "metadata x-secret='secret'",
@@ -417,23 +377,17 @@ DOCTORED = {
         lambda c: of(c, "Beat").sent.__setitem__(0, beat(c, job="secret").SerializeToString()),
         "field job is 'secret'",
     ),
-    "a receipt that never came": (
-        lambda c: of(c, "Upload", 1).received.clear(),
-        "has a receipt that never came down",
-    ),
-    "a delivery that never came": (
-        lambda c: of(c, "Fetch").received.clear(),
-        "is of a delivery that never came down",
-    ),
+    "a receipt that never came": (lambda c: of(c, "Upload", 1).received.clear(),
+        "has a receipt that never came down"),
+    "a delivery that never came": (lambda c: of(c, "Fetch").received.clear(),
+        "is of a delivery that never came down"),
     "a delivery of other numbers": (
         lambda c: of(c, "Fetch").received.__setitem__(1, spoiled(of(c, "Fetch").received[1])),
         "is of a delivery that never came down",
     ),
-    "a delivery that is not recorded": (
-        lambda c: c.insert(5, copy.deepcopy(of(c, "Fetch"))),
-        "1 deliveries came down without a record",
-    ),
-}
+    "a delivery that is not recorded": (lambda c: c.insert(5, copy.deepcopy(of(c, "Fetch"))),
+        "1 deliveries came down without a record"),
+}  # fmt: skip
 
 
 def beat(calls, **changes):
@@ -467,7 +421,5 @@ def test_a_session_that_a_kill_left_open_is_held_to_its_cap(made, recorded):
     ]
     assert unexplained(calls, killed, made.roster) == []
     capped = replace(last, record=last.record.model_copy(update={"max_messages": 1}))
-    (found,) = unexplained(
-        calls, [capped if entry is last else entry for entry in killed], made.roster
-    )
+    (found,) = unexplained(calls, [capped if e is last else e for e in killed], made.roster)
     assert "over its cap" in found

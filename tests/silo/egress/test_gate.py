@@ -31,15 +31,21 @@ from staddle.silo.parts.contributions import Contributions
 
 def limited(made, folder, **limits):
     """A world whose policy has these limits of a round."""
-    old = 'max_bytes_per_round = "64MiB"'
-    lines = [
-        f"{key} = {value}" for key, value in {"max_bytes_per_round": '"64MiB"', **limits}.items()
-    ]
-    return World(made, folder, made.policy(*made.jobs.values(), replace={old: "\n".join(lines)}))
+    limits = {"max_bytes_per_round": '"64MiB"', **limits}
+    lines = "\n".join(f"{key} = {value}" for key, value in limits.items())
+    replace = {'max_bytes_per_round = "64MiB"': lines}
+    return World(made, folder, made.policy(*made.jobs.values(), replace=replace))
 
 
 def size_of(made):
     return sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
+
+
+def held_back(world, error, why, *given, **options):
+    """It does not leave, for this reason."""
+    with pytest.raises(error, match=why):
+        world.give(*given, **options)
+    world.nothing_left()
 
 
 def without_extractor(made):
@@ -67,8 +73,6 @@ def small_chunks(monkeypatch):
 
 
 # The whole way.
-
-
 def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
     payload = world.payload()
     world.give(payload)
@@ -78,8 +82,7 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
 
     assert first.manifest.tensors == to_wire(items)
     check_manifest(SILO, first.manifest, items)
-    assert first.manifest.session == SESSION
-    assert first.manifest.job == "simple"
+    assert (first.manifest.session, first.manifest.job) == (SESSION, "simple")
     assert first.manifest.round == 0
     assert first.manifest.job_digest.hex() == world.job.digest
     assert first.manifest.size == sum(map(len, pieces))
@@ -112,8 +115,6 @@ def test_the_other_end_takes_what_leaves(world, small_chunks):
 
 
 # (1) Exactly what the signed job declares.
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -128,59 +129,44 @@ def test_the_other_end_takes_what_leaves(world, small_chunks):
 def test_1_what_the_job_does_not_declare_does_not_leave(world, change):
     given = world.payload()
     change(given)
-    with pytest.raises(LocalError, match="schema"):
-        world.give(given)
-    world.nothing_left()
+    held_back(world, LocalError, "schema", given)
 
 
 def test_1_a_part_of_another_phase_does_not_leave(world):
     world.job = world.made.jobs["phases"]
-    later = world.payload(2)
-    with pytest.raises(LocalError, match="schema"):
-        world.give(later, 0)
-    world.nothing_left()
-    with pytest.raises(LocalError, match="round 9"):
-        world.give({}, 9)
-    with pytest.raises(DeniedError):
-        world.give({}, 4)  # the final delivery: nothing is given in it
-    world.nothing_left()
+    held_back(world, LocalError, "schema", world.payload(2), 0)
+    held_back(world, LocalError, "round 9", {}, 9)
+    held_back(world, DeniedError, None, {}, 4)  # the final delivery: nothing is given in it
 
 
 # (2) Every value is finite.
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["extractor.conv1.weight", "extractor.fc1.bias", "@weight"])
 def test_2_a_value_that_is_not_finite_does_not_leave(world, bad, name):
     given = world.payload()
     given["extractor"][name].reshape(-1)[-1] = bad
-    with pytest.raises(LocalError, match=f"extractor/{name} holds NaN or infinity"):
-        world.give(given)
-    world.nothing_left()
+    held_back(world, LocalError, f"extractor/{name} holds NaN or infinity", given)
 
 
 # (3) What counts records counts records that there are: tests/attacks/test_smuggling.py has the
 # ways to lie.
-
-
 def test_3_a_weight_counts_training_records(world):
     most = float(RECORDS.train)
-    with pytest.raises(LocalError, match="extractor/@weight is not a whole number from 0 to 30"):
-        world.give(world.payload(**{"@weight": torch.tensor(most + 1, dtype=torch.float64)}))
-    world.nothing_left()
-    for weight in (0.0, most):
-        world.give(world.payload(**{"@weight": torch.tensor(weight, dtype=torch.float64)}))
+    weighing = [
+        world.payload(**{"@weight": torch.tensor(weight, dtype=torch.float64)})
+        for weight in (most + 1, 0.0, most)
+    ]
+    why = "extractor/@weight is not a whole number from 0 to 30"
+    held_back(world, LocalError, why, weighing[0])
+    for payload in weighing[1:]:
+        world.give(payload)
     assert world.client.uploads == 2
 
 
 # (4) The policy allows it.
-
-
 def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
     world = World(made, tmp_path, without_extractor(made))
-    with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
-        world.give()
-    world.nothing_left()
+    held_back(world, DeniedError, r"extractor/extractor\.conv1\.weight")
     denied = stored(world.path)[-1]
     assert (denied["type"], denied["job"], denied["round"]) == ("policy.deny", "simple", 0)
     assert denied["policy"] == world.policy.digest
@@ -218,23 +204,16 @@ def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
     if may:
         world.give(payload)
         assert world.client.uploads == 1
-    else:
-        with pytest.raises(DeniedError, match=r"its norm is \d\.\d+, over max_norm = 0.5"):
-            world.give(payload)
-        world.nothing_left()
-        assert any("over max_norm = 0.5" in reason for reason in records(world.path)[-1]["reasons"])
+        return
+    held_back(world, DeniedError, r"its norm is \d\.\d+, over max_norm = 0.5", payload)
+    assert any("over max_norm = 0.5" in reason for reason in records(world.path)[-1]["reasons"])
 
 
-def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
-    for number, key in enumerate(("readers", "recipients")):
-        policy = made.policy(
-            made.jobs["simple"], replace={f'{key} = ["coordinator"]': f'{key} = ["somebody"]'}
-        )
-        world = World(made, tmp_path / str(number), policy)
-        with pytest.raises(DeniedError, match=key):
-            world.give()
-        world.nothing_left()
-        world.ledger.close()
+@pytest.mark.parametrize("key", ["readers", "recipients"])
+def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path, key):
+    other = {f'{key} = ["coordinator"]': f'{key} = ["somebody"]'}
+    world = World(made, tmp_path, made.policy(made.jobs["simple"], replace=other))
+    held_back(world, DeniedError, key)
 
 
 def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
@@ -298,7 +277,7 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
     assert world.audited().ok
 
 
-def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
+def test_4_what_left_whole_is_an_attempt_too_and_each_part_of_its_own_has_its_own(made, tmp_path):
     world = limited(made, tmp_path, max_attempts_per_round=1)
     own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
     intend_padded(world.ledger, **own)
@@ -307,88 +286,49 @@ def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
     with pytest.raises(DeniedError, match="1 uploads"):
         world.give()
     assert world.client.uploads == 1
-
-
-def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):
-    world = limited(made, tmp_path, max_attempts_per_round=1)
-    world.give()
-    with pytest.raises(DeniedError, match="1 uploads"):
-        world.give()
+    # the others' words never crossed, so that alone their intents have no digest
     assert world.audited().ok
 
 
-def test_4_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, monkeypatch):
-    world = World(made, tmp_path, made.policy())
-    failing(monkeypatch, "policy.deny")
-    with pytest.raises(LocalError, match="no more records"):
-        world.give()
-    world.nothing_left()
-
-
 # (6) INTENT is durable.
-
-
 def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
-    synced = []
-    real = os.fdatasync
+    synced, sizes = [], []
+    real, real_upload = os.fdatasync, world.client.upload
 
     def noting(descriptor):
         real(descriptor)
         synced.append(os.fstat(descriptor).st_size)
 
-    monkeypatch.setattr(os, "fdatasync", noting)
-    sizes = []
-    real_upload = world.client.upload
-
     async def upload(frames, size):
         sizes.append((synced[-1], first(world.path).stat().st_size))
         return await real_upload(frames, size)
 
+    monkeypatch.setattr(os, "fdatasync", noting)
     world.client.upload = upload
     world.give()
     assert sizes[0][0] == sizes[0][1], "the intent was written but not synced"
     intent = world.client.before[-1]
-    assert intent["type"] == "egress.intent"
-    assert intent["silo"] == SILO
-    assert intent["job"] == "simple"
-    assert intent["job_digest"] == world.job.digest
-    assert (intent["round"], intent["purpose"], intent["form"]) == (0, "update", "plain")
-    assert intent["recipient"] == {
-        "id": "coordinator",
-        "spki": world.made.roster.coordinator.spki_sha256,
-    }
-    assert intent["readers"] == ["coordinator"]
-    assert intent["policy"]["file"] == world.policy.digest
-    assert intent["policy"]["rule"] == "fedper-extractor, fedper-metrics"
-    assert intent["message"] == {"bytes": world.client.frames[0].manifest.size}
+    wanted = {
+        "type": "egress.intent", "silo": SILO, "job": "simple", "job_digest": world.job.digest,
+        "round": 0, "purpose": "update", "form": "plain",
+        "recipient": {"id": "coordinator", "spki": world.made.roster.coordinator.spki_sha256},
+        "readers": ["coordinator"], "message": {"bytes": world.client.frames[0].manifest.size},
+    }  # fmt: skip
+    assert {key: intent[key] for key in wanted} == wanted
+    rule = {"file": world.policy.digest, "rule": "fedper-extractor, fedper-metrics"}
+    assert {key: intent["policy"][key] for key in rule} == rule
     assert intent["tensors"] == [
         {
-            "part": item.part,
-            "kind": item.kind.name.lower(),
-            "name": item.spec.name,
-            "dtype": item.spec.dtype,
-            "shape": list(item.spec.shape),
-            "bytes": item.spec.nbytes,
-            "taint": "private",
-            "readers": [],
+            "part": item.part, "kind": item.kind.name.lower(), "name": item.spec.name,
+            "dtype": item.spec.dtype, "shape": list(item.spec.shape), "bytes": item.spec.nbytes,
+            "taint": "private", "readers": [],
         }
         for item in world.items()
-    ]
-
-
-def test_6_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
-    failing(monkeypatch, "egress.intent")
-    with pytest.raises(LocalError, match="no more records"):
-        world.give()
-    world.nothing_left()
+    ]  # fmt: skip
 
 
 # (7) The bytes go.
-
-
-def test_7_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(
-    world, small_chunks
-):
+def test_7_what_leaves_is_what_was_checked_though_the_payload_changes(world, small_chunks):
     payload = world.payload()
     wanted = b"".join(world.wanted(payload))
 
@@ -419,8 +359,6 @@ def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
 
 
 # (8) DIGEST is durable.
-
-
 def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     payload = world.payload()
     world.give(payload)
@@ -429,9 +367,7 @@ def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     digest = last[-1]
     assert digest["type"] == "egress.digest"
     pieces = world.wanted(payload)
-    assert [t["sha256"] for t in digest["tensors"]] == [
-        sha256(piece).hexdigest() for piece in pieces
-    ]
+    assert [t["sha256"] for t in digest["tensors"]] == [sha256(p).hexdigest() for p in pieces]
     assert [(t["part"], t["name"]) for t in digest["tensors"]] == [
         (i.part, i.spec.name) for i in world.items()
     ]
@@ -440,18 +376,7 @@ def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     assert digest["ref"] == last[-2]["seq"]
 
 
-def test_8_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
-    failing(monkeypatch, "egress.digest")
-    with pytest.raises(LocalError, match="no more records"):
-        world.give()
-    assert "end" not in bodies(world)
-    assert world.outcome()["status"] == "unknown"
-    assert world.audited().undigested
-
-
 # (9) END makes the message count.
-
-
 def test_9_the_end_frame_names_its_place_in_the_ledger(world):
     world.give()
     line = first(world.path).read_bytes().splitlines()[2]
@@ -463,8 +388,6 @@ def test_9_the_end_frame_names_its_place_in_the_ledger(world):
 
 
 # (10) OUTCOME.
-
-
 @pytest.mark.parametrize("frames", [0, 1, 3])
 def test_10_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
     world.broken(frames)
@@ -498,16 +421,9 @@ def test_10_a_refusal_is_a_failure_and_is_raised(world):
 
 
 OTHERS = {
-    "federation": "other",
-    "roster": "00" * 32,
-    "silo": "silo-b",
-    "job": "00" * 32,
-    "round": 1,
-    "size": 1,
-    "sha256": "00" * 32,
-    "ledger_seq": 1,
-    "ledger_leaf": "00" * 32,
-}
+    "federation": "other", "roster": "00" * 32, "silo": "silo-b", "job": "00" * 32, "round": 1,
+    "size": 1, "sha256": "00" * 32, "ledger_seq": 1, "ledger_leaf": "00" * 32,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", OTHERS)
@@ -568,18 +484,13 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
     (intent,) = world.ledger.open_intents
     world.settle()
     outcome = world.outcome()
-    assert outcome["ref"] == intent
-    assert outcome["status"] == "unknown"
+    assert (outcome["ref"], outcome["status"]) == (intent, "unknown")
     assert outcome["bytes_sent"] == 2 * 4096
     assert world.audited().open_intents == ()
 
 
 # Uploads whose connection broke: how they stand, and their rest.
-
-
-def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(
-    world, small_chunks
-):
+def test_an_upload_that_broke_stays_open_until_the_coordinator_was_asked(world, small_chunks):
     world.broken(4)
     assert kinds(stored(world.path)) == ["control.open", "egress.intent"]
     assert ledger_audit.verify(world.path).ok
@@ -667,14 +578,11 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     first, *middle, last = world.client.frames
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
     assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
-    assert list(last.end.tensor_sha256) == [
-        sha256(piece).digest() for piece in world.wanted(payload)
-    ]
+    assert list(last.end.tensor_sha256) == [sha256(p).digest() for p in world.wanted(payload)]
     cut, whole = ledger_view.messages(world.path)
     assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
     assert whole.intent.offset == offset
-    assert whole.intent.message.bytes == len(pieces) - offset
-    assert whole.status == "sent"
+    assert (whole.intent.message.bytes, whole.status) == (len(pieces) - offset, "sent")
     assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
     world.give(payload)  # said once, used once
     assert world.client.frames[0].manifest.offset == 0
@@ -711,6 +619,21 @@ def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
         with contextlib.nullcontext() if may else denied:
             world.give()
         assert world.audited().ok
+
+
+@pytest.mark.parametrize("record", ["policy.deny", "egress.intent", "egress.digest"])
+def test_what_cannot_be_recorded_does_not_leave(made, tmp_path, monkeypatch, record):
+    """(4), (6): nothing at all. (8): no end frame."""
+    world = World(made, tmp_path, made.policy() if record == "policy.deny" else None)
+    failing(monkeypatch, record)
+    with pytest.raises(LocalError, match="no more records"):
+        world.give()
+    if record != "egress.digest":
+        world.nothing_left()
+        return
+    assert "end" not in bodies(world)
+    assert world.outcome()["status"] == "unknown"
+    assert world.audited().undigested
 
 
 def test_10_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):

@@ -8,6 +8,7 @@ from support.keyed_jobs import BLIND, make_keyed
 from support.ledgers import spend
 from support.private_jobs import TABLE, policy_for, private_job
 from support.recording_gate import RECORDS, SILOS, Made, World, kinds, make_federation, records
+from support.refusals import refused
 from support.secure_sums import frame
 
 from staddle.algorithms.exchange.parts import WEIGHT
@@ -32,6 +33,15 @@ from ..blind.test_round import SILOS as FOUR
 from .test_hidden import Keyed
 
 IDS = (2, 4)
+BUT = ("model", "classifier.bias", PRIVATE)
+
+
+def intent_of(world):
+    return next(record for record in records(world.path) if record["type"] == "egress.intent")
+
+
+def taints_of(world):
+    return {tensor["taint"] for tensor in intent_of(world)["tensors"]}
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +56,9 @@ class Private(World):
 
     def __init__(self, made, folder, **table):
         self.job_name = "private"
-        super().__init__(
-            made, folder, policy_for(made, *made.jobs.values(), **{"required": "true", **table})
-        )
+        policy = policy_for(made, *made.jobs.values(), **{"required": "true", **table})
+        super().__init__(made, folder, policy)
         self.job = made.jobs["private"]
-        self.fund()
-
-    def fund(self):
         of = {**dict.fromkeys(IDS, self.declared.digest), 6: "cd" * 32}
         self.gate._paid = lambda number, job: of.get(number) == job
         spend(self.ledger, 7, "1.5")
@@ -65,9 +71,6 @@ class Private(World):
             part, name, other = but
             taints[part][name] = other
         return Contributions(given, taints)
-
-    def intent(self):
-        return next(record for record in records(self.path) if record["type"] == "egress.intent")
 
 
 @pytest.fixture
@@ -87,8 +90,6 @@ def denied(world, bundle, words):
 
 
 # (3) Counts are noisy, and nothing shows how many records there are.
-
-
 def test_the_signed_document_says_that_a_job_is_private(made):
     assert Declared.of(made.jobs["private"].document(), RECORDS).private
     assert not Declared.of(made.jobs["simple"].document(), RECORDS).private
@@ -97,63 +98,37 @@ def test_the_signed_document_says_that_a_job_is_private(made):
 
 
 def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
-    counts = {
-        "tested": torch.tensor(10**6),
-        "correct.delivered": torch.tensor(5),
-        WEIGHT: torch.tensor(1e9).double(),
-    }
-    world.give(world.bundle(paid(*IDS), **counts))
+    counts = {"tested": torch.tensor(10**6), "correct.delivered": torch.tensor(5)}
+    world.give(world.bundle(paid(*IDS), **counts, **{WEIGHT: torch.tensor(1e9).double()}))
     assert world.client.uploads == 1
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (
-            WEIGHT,
-            torch.tensor(2.5, dtype=torch.float64),
-            "not a whole number from 0 to 9007199254740991, .*are noisy",
-        ),
+        (WEIGHT, torch.tensor(2.5, dtype=torch.float64),
+            "not a whole number from 0 to 9007199254740991, .*are noisy"),
         (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "not a whole number from 0"),
-        (
-            "tested",
-            torch.tensor(2**53),
-            "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy",
-        ),
+        ("tested", torch.tensor(2**53),
+            "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy"),
         ("correct.trained", torch.tensor(11), "correct.trained is 11, of 10 that were tested"),
     ],
-)
+)  # fmt: skip
 def test_3_they_are_counts_all_the_same(world, name, value, words):
     with pytest.raises(LocalError, match=words) as caught:
         world.give(world.bundle(paid(*IDS), **{name: value}))
-    assert not any(
-        str(count) in str(caught.value) for count in (RECORDS.train, f"has {RECORDS.test} ")
-    )
+    assert not any(str(c) in str(caught.value) for c in (RECORDS.train, f"has {RECORDS.test} "))
     world.nothing_left()
 
 
 # (4) What has to be protected is.
-
-
 def test_4_nothing_private_leaves_where_the_data_set_is_protected(world):
-    found = denied(
-        world,
-        Contributions(world.payload()),
-        r"and 9 more would leave as computed from records without noise",
-    )
-    (reason,) = found["reasons"]
-    assert (
-        "[dataset.data] has required = true; ask for a job that is signed with [privacy]" in reason
-    )
-
-
-def test_4_one_private_tensor_holds_the_message_back(world):
-    but = ("model", "classifier.bias", PRIVATE)
-    denied(
-        world,
-        world.bundle(paid(*IDS), but),
-        r"^this silo holds .*: model/classifier\.bias would leave as computed",
-    )
+    why = r"and 9 more would leave as computed from records without noise"
+    (reason,) = denied(world, Contributions(world.payload()), why)["reasons"]
+    fix = "[dataset.data] has required = true; ask for a job that is signed with [privacy]"
+    assert fix in reason
+    one = r"^this silo holds .*: model/classifier\.bias would leave as computed"
+    denied(world, world.bundle(paid(*IDS), BUT), one)
 
 
 def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, world, tmp_path):
@@ -163,54 +138,37 @@ def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, worl
     free = Private(made, tmp_path / "free", required="false")
     free.job = made.jobs["simple"]
     free.give(free.bundle(PUBLIC))
-    assert {tensor["taint"] for tensor in free.intent()["tensors"]} == {"private"}
-    assert free.intent()["dp"] is None
+    assert (taints_of(free), intent_of(free)["dp"]) == ({"private"}, None)
     free.ledger.close()
 
 
 # (5) It was paid for.
-
-
 def test_5_what_was_paid_for_leaves_and_the_record_names_what_paid(world):
     world.give(world.bundle(paid(4), ("model", "classifier.bias", paid(2, 4))))
-    intent = world.intent()
-    assert intent["dp"] == {"dataset": "data", "ids": [2, 4]}
-    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    assert intent_of(world)["dp"] == {"dataset": "data", "ids": [2, 4]}
+    assert taints_of(world) == {"dp"}
     assert world.audited().ok
 
 
-def test_5_nothing_private_leaves_of_a_private_job_even_where_nothing_has_to_be_protected(
-    made, tmp_path
-):
+def test_5_nothing_private_leaves_of_a_private_job_even_without_a_budget(made, tmp_path):
     """Else the epsilon that the job and the ledger say would not hold."""
     world = Private(made, tmp_path, required="false")
-    but = ("model", "classifier.bias", PRIVATE)
-    denied(
-        world,
-        world.bundle(paid(*IDS), but),
-        r"model/classifier\.bias would leave .*, and the job is private",
-    )
+    why = r"model/classifier\.bias would leave .*, and the job is private"
+    denied(world, world.bundle(paid(*IDS), BUT), why)
     world.ledger.close()
 
 
 def test_5_what_is_public_needs_no_payment(world):
     world.give(world.bundle(PUBLIC))
-    assert world.intent()["dp"] is None
-    assert {tensor["taint"] for tensor in world.intent()["tensors"]} == {"public"}
+    assert (taints_of(world), intent_of(world)["dp"]) == ({"public"}, None)
 
 
 @pytest.mark.parametrize("number", [3, 6, 0, 2**53 - 1])
 @pytest.mark.parametrize("required", ["true", "false"])
-def test_5_a_reservation_that_is_none_or_of_another_job_pays_for_nothing(
-    made, tmp_path, number, required
-):
+def test_5_a_reservation_of_another_job_or_none_pays_nothing(made, tmp_path, number, required):
     world = Private(made, tmp_path, required=required)
-    found = denied(
-        world,
-        world.bundle(paid(2), ("metrics", "tested", paid(number))),
-        f"reservation {number} is said",
-    )
-    assert len(found["reasons"]) == 1
+    bundle = world.bundle(paid(2), ("metrics", "tested", paid(number)))
+    assert len(denied(world, bundle, f"reservation {number} is said")["reasons"]) == 1
     world.ledger.close()
 
 
@@ -236,19 +194,14 @@ def test_5_the_same_refusal_again_is_recorded_once(world):
 
 
 # (6) The ledger has a head of the budget that has what paid.
-
-
 def test_6_a_reservation_that_no_head_in_the_ledger_covers_lets_nothing_leave(world):
     world.gate._paid = lambda *_: True
-    why = "is paid by 7 of data set 'data', whose last head has 7 records"
-    with pytest.raises(LocalError, match=why):
+    with refused("is paid by 7 of data set 'data', whose last head has 7 records"):
         world.give(world.bundle(paid(7)))
     world.nothing_left()
 
 
 # The other forms.
-
-
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory):
     made = make_keyed(tmp_path_factory.mktemp("private-keyed"))
@@ -286,9 +239,9 @@ def test_what_leaves_hidden_has_its_taint_and_was_paid_for(keyed, tmp_path, form
             getattr(world, form)(taint)
     world.nothing_left()
     getattr(world, form)(paid(*IDS))
-    intent = next(record for record in records(world.path) if record["type"] == "egress.intent")
+    intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == (form, {"dataset": "data", "ids": list(IDS)})
-    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    assert taints_of(world) == {"dp"}
     assert world.audited().ok
 
 
@@ -322,11 +275,8 @@ required = true
 def summing(tmp_path_factory):
     """The four silos of the secure sum."""
     files = local_federation.make(tmp_path_factory.mktemp("summing") / "local", FOUR)
-    return Made(
-        files,
-        rosters.load(files.folder / "roster.json"),
-        load_keys(files.folder / "coordinator" / "keys"),
-    )
+    roster, keys = rosters.load(files.folder / "roster.json"), files.folder / "coordinator" / "keys"
+    return Made(files, roster, load_keys(keys))
 
 
 def masked(made, folder, bundle):
@@ -350,9 +300,9 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     taints = {part.name: {spec.name: paid(4) for spec in part.wire} for part in PARTS}
     taints["model"][WEIGHT] = paid(2)
     world = masked(summing, tmp_path / "good", Contributions(given, taints))
-    intent = next(record for record in records(world.path) if record["type"] == "egress.intent")
+    intent = intent_of(world)
     assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
-    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    assert taints_of(world) == {"dp"}
     taints["model"][WEIGHT] = PRIVATE
     why = r"model/\w+, model/\w+.* would leave as computed from records without noise"
     with pytest.raises(DeniedError, match=why):
@@ -362,15 +312,12 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
 def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_records():
     public = replace(BOUNDS, weights="public")
     counts = tuple((silo, 20) for silo in FOUR)
-    spec = specify(
-        frame(groups=tuple(group(part, public) for part in PARTS), counts=counts), FOUR, 0
-    )
+    spec = specify(frame(groups=tuple(group(p, public) for p in PARTS), counts=counts), FOUR, 0)
     values = exactly(ITEMS, payload(FOUR[3]))  # whose weight is 10
     for records_, may in ((10, True), (11, False), (None, True)):
         masking = Masking(spec, FOUR[3], (), FOUR, records_)
         if may:
             assert messages.masked(PARTS, ITEMS, values, masking).form == "masked"
         else:
-            why = "weights it by 10, not by the 11 training records"
-            with pytest.raises(LocalError, match=why):
+            with refused("weights it by 10, not by the 11 training records"):
                 messages.masked(PARTS, ITEMS, values, masking)

@@ -23,9 +23,7 @@ def test_a_message_of_a_secure_sum_is_in_the_ledger_before_it_leaves(world):
     assert left == [("end", "egress.protocol")]
 
 
-def test_messages_over_the_bytes_of_a_round_are_held_back_and_the_denial_is_recorded(
-    made, tmp_path
-):
+def test_messages_over_the_bytes_of_a_round_are_held_back_and_recorded(made, tmp_path):
     limit = {'max_bytes_per_round = "64MiB"': "max_bytes_per_round = 300"}
     world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
     left = []

@@ -78,8 +78,6 @@ def kinds(world):
 
 
 # The coordinator's greeting.
-
-
 def greeted(world, held):
     seconds = {"beat_seconds": 5, "hold_seconds": 5}
     world.client.greeting = pb.HelloReply(protocol=1, session=b"s" * 16, held=held, **seconds)
@@ -92,8 +90,7 @@ def test_what_the_coordinator_holds_is_recorded(world):
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     head = TreeHead.parse(notes.parse(held).text)
-    assert record["by"] == "coordinator"
-    assert record["size"] == head.size
+    assert (record["by"], record["size"]) == ("coordinator", head.size)
     assert record["root"] == head.root.hex()
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
@@ -116,8 +113,7 @@ def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world
 @pytest.mark.parametrize("field", ["organisation", "host_operator"])
 def test_the_word_of_a_silo_that_the_coordinator_runs_is_the_coordinators(world, field):
     """It is recorded, and stops this silo where it does not fit; no private round begins by it."""
-    own = {field: world.made.roster.coordinator.organisation}
-    roster = changed_roster(world, {OTHER: own})
+    roster = changed_roster(world, {OTHER: {field: world.made.roster.coordinator.organisation}})
     witness = Witness(world.ledger, roster, world.keys, world.path.parent / "other.json")
     witness.told.add(OTHER)
     assert (witness.independent, witness.answered) == ({"silo-c"}, False)
@@ -228,17 +224,12 @@ def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
 
 
 # Other silos say what they hold.
-
-
 def attested(world, head=b"", **changes):
     message = {"by": OTHER, "silo": SILO, "challenge": world.witness.challenge}
     fields = {
-        **message,
-        "federation": "local",
-        "roster": rosters.digest(world.made.roster),
-        "challenge": world.witness.challenge.hex(),
-        "head": head.decode(),
-    }
+        **message, "federation": "local", "roster": rosters.digest(world.made.roster),
+        "challenge": world.witness.challenge.hex(), "head": head.decode(),
+    }  # fmt: skip
     signature = Attestation(**{**fields, **changes.pop("signed", {})}).sign(keys_of(world, OTHER))
     return pb.Attestation(**{**message, "held": head, "signature": signature, **changes})
 
@@ -257,15 +248,11 @@ def told(world, *attestations, asked=()):
     run(world.gate.session.poll())
 
 
-def test_what_another_silo_holds_is_recorded(world):
+def test_what_another_silo_holds_is_recorded_once_a_session(world):
     world.give()
     told(world, attested(world, bytes(world.ledger.checkpoint())))
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
-    assert record["by"] == OTHER
-    assert world.witness.told == {OTHER}
-
-
-def test_what_a_silo_said_in_a_session_is_recorded_once(world):
+    assert (record["by"], world.witness.told) == (OTHER, {OTHER})
     world.give()
     said = attested(world, bytes(world.ledger.checkpoint()))
     for _ in range(2):
@@ -317,8 +304,6 @@ def test_what_nobody_asked_for_is_the_coordinators_fault(world, changes):
 
 
 # We say what we hold.
-
-
 def relayed(world, *heads):
     async def poll(request, hold):
         return pb.Task(round=pb.Round(job="simple", heads=heads))
@@ -404,16 +389,13 @@ def test_a_coordinator_that_asks_without_end_does_not_set_our_pace(world):
         return pb.Task(witness=pb.Witness(asked=[challenge]))
 
     world.client.poll = poll
-    task = run(asyncio.wait_for(world.gate.session.poll(), 60))
-    assert task.WhichOneof("body") == "nothing"
+    assert run(asyncio.wait_for(world.gate.session.poll(), 60)).WhichOneof("body") == "nothing"
     assert len(polls) == 4 * len(world.made.roster.entries) + 1
     run(world.gate.session.poll())
     assert len(polls) == 4 * len(world.made.roster.entries) + 2  # the agent pauses between
 
 
 # The coordinator's own ledger.
-
-
 def given(world, head, round_):
     real = world.receipt
 
@@ -498,14 +480,12 @@ def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_pa
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            '{"forks":{},"heads":{"coordinator":"no note"}}',
-            r"heads\.json: what it has of 'coordinator' cannot be read",
-        ),
+        ('{"forks":{},"heads":{"coordinator":"no note"}}',
+            r"heads\.json: what it has of 'coordinator' cannot be read"),
         ("{}{}", r"heads\.json"),
     ],
     ids=["edited", "no JSON"],
-)
+)  # fmt: skip
 def test_heads_that_cannot_be_read_are_refused_at_the_start(world, text, why):
     (world.path.parent / "heads.json").write_text(text)
     with pytest.raises(LocalError, match=why):

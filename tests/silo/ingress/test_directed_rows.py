@@ -97,9 +97,7 @@ class Sum:
                 words.tobytes()
                 for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
-            given[silo] = tagger.padded(
-                KEY, ctx, silo, {index: pad.key for index, pad in pads.items()}
-            )
+            given[silo] = tagger.padded(KEY, ctx, silo, {i: pad.key for i, pad in pads.items()})
         accumulator.open((), self.survivors)
         self.tags = linear_tags.combine(given, len(of))
         self.numbers = list(accumulator.numbers())
@@ -350,7 +348,6 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
 
 
 # Rows for a member of the round, by weights of the coordinator's.
-
 LIKENESS = {silo: 2.0 + at / 2 for at, silo in enumerate(SILOS)}  # Φ of each pair, by the other
 
 
@@ -363,8 +360,7 @@ class MemberSum(Sum):
 
     def keep(self):
         """By hand."""
-        left = sum(self.weights().values())
-        exact = CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + left)
+        exact = CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + sum(self.weights().values()))
         found = kept(self.spec, self.spec.groups[1], self.survivors)
         assert found == pytest.approx(exact, abs=1e-8)
         return found

@@ -90,9 +90,7 @@ class Recipient:
 
     def memory(self):
         """The bytes of all that it remembers of rows that it opened."""
-        found = {
-            path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))
-        }
+        found = {p.name: p.read_bytes() for p in sorted((self.folder / "job").glob("mix-*"))}
         return {name: data for name, data in found.items() if data != BEGUN}
 
 
@@ -136,8 +134,6 @@ def refusal(recipient, frames, round_=1):
 
 
 # The whole way.
-
-
 @pytest.mark.parametrize("own", [0, OWN])
 @pytest.mark.parametrize("chunk", [1 << 20, 4096])
 def test_a_row_comes_down_and_is_the_mean_by_its_weights(recipient, own, chunk, monkeypatch):
@@ -171,9 +167,14 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     assert close(opener.delivered()["extractor"], made.wanted(weights))
 
 
-def test_nothing_is_a_delivery_too(recipient):
+def test_nothing_is_a_delivery_and_a_row_gives_what_the_part_has(recipient):
     assert recipient.take(recipient.coordinator.delivery(1, [])).tensors == {}
     assert recipient.memory() == {}
+    made = recipient.coordinator
+    found = recipient.take(recipient.row()).tensors["extractor"]
+    for spec in made.part.tensors:
+        assert found[spec.name].shape == spec.shape
+        assert len(tensor_bytes(found[spec.name])) == spec.nbytes
 
 
 def test_the_same_row_comes_again_after_a_lost_connection_and_a_restart(recipient):
@@ -188,9 +189,7 @@ def test_the_same_row_comes_again_after_a_lost_connection_and_a_restart(recipien
 
 
 @pytest.mark.parametrize("behind", [0, 1, stream.TOGETHER - 1, stream.TOGETHER])
-def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_it(
-    recipient, behind, monkeypatch
-):
+def test_a_chunk_of_another_length_is_refused_wherever_it_stands(recipient, behind, monkeypatch):
     """Also among chunks that wait for others, to go to the thread together."""
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
     made = recipient.coordinator
@@ -205,9 +204,7 @@ def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_i
 def test_chunks_go_to_the_thread_together_and_what_is_no_chunk_at_once(recipient, monkeypatch):
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
     fed, feed = [], delivery._feed
-    monkeypatch.setattr(
-        delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames)
-    )
+    monkeypatch.setattr(delivery, "_feed", lambda i, f: fed.append(len(f)) or feed(i, f))
     made = recipient.coordinator
     frames = made.delivery(1, [usual(made)], chunk=4096)
     recipient.take(frames)
@@ -225,8 +222,6 @@ def test_rows_of_rounds_that_follow(recipient):
 
 
 # What was put aside for a silo that was away.
-
-
 def mailed(made, rows_and_keeps):
     """m and k, the obvious way, in float64."""
     zeros = (torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors)
@@ -248,8 +243,7 @@ def mail_of_round_1(made):
 
 def unlike():
     """Not as the method weighs silos that have the same counts."""
-    weights = even(versions(0))
-    (first, own), (second, other), *rest = weights.items()
+    (first, own), (second, other), *rest = even(versions(0)).items()
     moved = int(0.05 * WHOLE)
     return {first: own + moved, second: other - moved, **dict(rest)}
 
@@ -317,17 +311,11 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
     ("change", "code", "said"),
     [
         (lambda m: [mail(m), mail(m)], "SPEC", "brings a row twice"),
-        (
-            lambda m: [mail(m, 1), mail(m)],
-            "POLICY",
-            "older uploads of silo-b, silo-c, silo-d, silo-e",
-        ),
+        (lambda m: [mail(m, 1), mail(m)], "POLICY",
+            "older uploads of silo-b, silo-c, silo-d, silo-e"),
         (lambda m: [usual(m, own=OWN)], "SPEC", "mail that has a part of its recipient"),
-        (
-            lambda m: [mail(m, number) for number in range(4)],
-            "MANIFEST",
-            "4 rows of a Mix, at most 3",
-        ),
+        (lambda m: [mail(m, number) for number in range(4)], "MANIFEST",
+            "4 rows of a Mix, at most 3"),
         (lambda m: [mail(m, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
         (
             lambda m: [
@@ -337,20 +325,13 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
             "SPEC",
             "mail over uploads of rounds ",
         ),
-        (
-            lambda m: [mail(m), mail_of_round_1(m)],
-            "SPEC",
-            "mail of round 1 in 3, after that of 1",
-        ),
-        (
-            lambda m: [m.row(ME, unlike(), keep=0.5)],
-            "SPEC",
-            "gives 'silo-b' a share of 0.300000, by the",
-        ),
+        (lambda m: [mail(m), mail_of_round_1(m)], "SPEC", "mail of round 1 in 3, after that of 1"),
+        (lambda m: [m.row(ME, unlike(), keep=0.5)], "SPEC",
+            "gives 'silo-b' a share of 0.300000, by the"),
         (lambda m: [mail(m, keep=0.4)], "SPEC", "keep = 0.400000 of round 1, by the"),
         (lambda m: [mail(m, keep=0.6)], "SPEC", "counts it is 0.500000 to 0.500000"),
     ],
-)
+)  # fmt: skip
 def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
     made = addressee.coordinator
     peer, found, why = refusal(addressee, made.delivery(3, change(made)), 3)
@@ -359,8 +340,6 @@ def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
 
 
 # A hostile coordinator.
-
-
 def shifted(hidden):
     changed = bytearray(hidden)
     changed[8 * 100] ^= 1
@@ -404,21 +383,12 @@ HOSTILE = {
     "a shifted word": (lambda m: usual(m, words=shifted), "SUM", "was altered"),
     "another key's tag": (lambda m: altered(m, tag=bytes(8)), "SUM", "was altered"),
     "a tag that is none": (lambda m: altered(m, tag=b"\xff" * 8), "SUM", "are none"),
-    "weights too small": (
-        lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)),
-        "SPEC",
-        "add up to",
-    ),
-    "weights too large": (
-        lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 4), OWN),
-        "SPEC",
-        "add up to",
-    ),
-    "fewer than min_cohort": (
-        lambda m: m.row(ME, even(versions(0, OTHERS[:2]))),
-        "POLICY",
-        "fewer than",
-    ),
+    "weights too small": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)), "SPEC",
+        "add up to"),
+    "weights too large": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 4), OWN), "SPEC",
+        "add up to"),
+    "fewer than min_cohort": (lambda m: m.row(ME, even(versions(0, OTHERS[:2]))), "POLICY",
+        "fewer than"),
     "too concentrated": (
         lambda m: m.row(
             ME, {**even(versions(0, OTHERS[1:]), WHOLE * 3 // 4), (OTHERS[0], 0): WHOLE * 3 // 4}
@@ -426,38 +396,26 @@ HOSTILE = {
         "POLICY",
         "more than half",
     ),
-    "of another recipient": (
-        lambda m: m.row(OTHERS[0], even(versions(0, (ME, *OTHERS[1:])))),
-        "SPEC",
-        "a row of",
-    ),
-    "of oneself": (
-        lambda m: m.row(ME, even(versions(0, SILOS))),
-        "SPEC",
-        "not distinct other silos",
-    ),
+    "of another recipient": (lambda m: m.row(OTHERS[0], even(versions(0, (ME, *OTHERS[1:])))),
+        "SPEC", "a row of"),
+    "of oneself": (lambda m: m.row(ME, even(versions(0, SILOS))), "SPEC",
+        "not distinct other silos"),
     "signed by a silo": (lambda m: usual(m, sign=m.silos[OTHERS[0]].sign), "SPEC", "signature"),
     "in another spelling": (lambda m: usual(m, document=lambda d: b" " + d), "SPEC", "canonical"),
     "letters for another": (letters_for_another, "SHARES", "brings 'silo-a' a letter for"),
     "uploads not named": (lambda m: usual(m, summands=lambda s: s[:-1]), "SPEC", "other uploads"),
-    "uploads in another order": (
-        lambda m: usual(m, summands=lambda s: s[::-1]),
-        "SPEC",
-        "other uploads than its row names",
-    ),
+    "uploads in another order": (lambda m: usual(m, summands=lambda s: s[::-1]), "SPEC",
+        "other uploads than its row names"),
     "letters swapped": (swapped_letters, "SHARES", "is not what"),
     "a signature that does not hold": (unsigned, "UPLOAD", "passed on from 'silo-b'"),
     "keep in a row that is not a mail": (mail, "SPEC", "which is not mail"),
     "keep above one": (lambda m: altered(m, keep=1.5), "SPEC", "keep = 1.5"),
     "keep below zero": (lambda m: altered(m, keep=-0.5), "SPEC", "keep = -0.5"),
     "keep that is not a number": (lambda m: altered(m, keep=float("nan")), "SPEC", "keep = nan"),
-    "of another part": (
-        lambda m: altered(m, part="model"),
-        "SPEC",
-        "rows of part 'model', which has none",
-    ),
+    "of another part": (lambda m: altered(m, part="model"), "SPEC",
+        "rows of part 'model', which has none"),
     "of no part": (lambda m: altered(m, part=""), "SPEC", "a row of no part"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -496,31 +454,22 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, contributors, recipient, mon
         (1, {"offset": 1 << 20}, "begins at byte"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused_before_anything_is_remembered(
-    recipient, rows_, manifest, said
-):
+def test_a_manifest_that_does_not_fit_leaves_no_memory(recipient, rows_, manifest, said):
     made = recipient.coordinator
-    many = [usual(made)] * rows_
-    peer, found, why = refusal(recipient, made.delivery(1, many, **manifest))
+    peer, found, why = refusal(recipient, made.delivery(1, [usual(made)] * rows_, **manifest))
     assert (peer, found) == ("coordinator", "MANIFEST")
     assert said in why
     assert recipient.memory() == {}
 
 
-def test_half_a_word_is_refused(recipient):
+def test_half_a_word_a_row_before_any_and_a_mixed_part_in_the_clear_are_refused(recipient):
     made = recipient.coordinator
     row = usual(made, words=lambda hidden: hidden[:-4])
     assert refusal(recipient, made.delivery(1, [row]))[1] == "MANIFEST"
     frames = made.delivery(1, [row], size=made.line.nbytes)
     assert refusal(recipient, frames)[1] == "LENGTH"
-
-
-def test_there_are_no_rows_before_a_round_has_given_any(recipient):
     _, code, why = refusal(recipient, recipient.row(round_=0), 0)
     assert (code, "at most 0" in why) == ("MANIFEST", True)
-
-
-def test_a_part_that_is_mixed_does_not_come_in_the_clear(recipient):
     made = recipient.coordinator
     frames = made.delivery(1, [], plain={"extractor": made.values(OTHERS[0], 0)})
     _, code, why = refusal(recipient, frames)
@@ -539,19 +488,15 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
 
 
 # What was opened is not opened again with other weights.
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [
         (lambda: even(versions(0), OWN), "new uploads of 0 silos, fewer than min_cohort 3"),
-        (
-            lambda: even([*versions(0, OTHERS[:2]), *versions(1, OTHERS[2:])]),
-            "new uploads of 2 silos",
-        ),
+        (lambda: even([*versions(0, OTHERS[:2]), *versions(1, OTHERS[2:])]),
+            "new uploads of 2 silos"),
         (lambda: even(versions(0, OTHERS[:3])), "new uploads of 0 silos"),
     ],
-)
+)  # fmt: skip
 def test_another_row_over_the_same_uploads_is_refused(recipient, second, said):
     made = recipient.coordinator
     recipient.take(recipient.row())
@@ -651,11 +596,3 @@ def test_memory_of_rows_is_begun_once(recipient):
     before = recipient.memory()
     recipient.sharing.memory.begin(made.job)
     assert recipient.memory() == before
-
-
-def test_what_a_row_gives_is_what_the_part_has(recipient):
-    made = recipient.coordinator
-    found = recipient.take(recipient.row()).tensors["extractor"]
-    for spec in made.part.tensors:
-        assert found[spec.name].shape == spec.shape
-        assert len(tensor_bytes(found[spec.name])) == spec.nbytes

@@ -29,9 +29,7 @@ def test_vectors_are_whole_however_their_bytes_are_cut(cuts):
         ended = [len(vector) for _, vector in came]
         # each as soon as its last byte is there
         assert ended == [len(vector) for vector in VECTORS[: len(came)]]
-        assert len(came) == sum(
-            stop >= end for end in np.cumsum([vector.nbytes for vector in VECTORS])
-        )
+        assert len(came) == sum(stop >= end for end in np.cumsum([v.nbytes for v in VECTORS]))
     assert [name for name, _ in came] == list("abcd")
     for (_, found), vector in zip(came, VECTORS, strict=True):
         assert found.dtype == vector.dtype

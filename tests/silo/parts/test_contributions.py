@@ -22,10 +22,14 @@ def release(part="model", name="w", form="plain"):
     return Release(part, "whole_model", name, "float32", (2, 3), form)
 
 
-def test_what_nothing_is_said_of_is_private():
+def test_what_nothing_is_said_of_is_private_and_names_nothing_that_paid():
     for taints in ({}, {"other": {"w": PUBLIC}}, {"model": {"v": PUBLIC}}):
         found = tainted([release()], Contributions(TENSORS, taints))
         assert [(each.taint, each.ledger_ids) for each in found] == [("private", ())]
+    (found,) = tainted(
+        [release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}})
+    )
+    assert (found.taint, found.ledger_ids) == ("private", ())
 
 
 def test_a_release_has_its_tensors_taint_and_ids_in_order():
@@ -58,13 +62,6 @@ def test_what_is_masked_is_masked_with_its_weight_in_it(tensor, weight, wanted):
     for form in ("plain", "padded", "rotated"):
         (alone,) = tainted([release(form=form)], bundle)
         assert alone.taint == tensor.name
-
-
-def test_what_is_private_names_nothing_that_paid():
-    (found,) = tainted(
-        [release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}})
-    )
-    assert (found.taint, found.ledger_ids) == ("private", ())
 
 
 def kept(path, bundle):

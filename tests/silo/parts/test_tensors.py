@@ -54,18 +54,17 @@ def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
 
 
 # exactly.
-
-
-def test_values_come_in_wire_order_whatever_the_payloads_order():
+def test_values_are_copies_in_wire_order_without_gradients():
     given = payload()
-    values = exactly(ITEMS, given)
-    assert [v.tolist() for v in values] == [[[1.0, 2.0], [3.0, 4.0]], 7, 2.0, []]
+    assert [v.tolist() for v in exactly(ITEMS, given)] == [[[1.0, 2.0], [3.0, 4.0]], 7, 2.0, []]
     assert exactly((), {}) == []
-
-
-def test_values_carry_no_gradient():
     first, *_ = exactly(ITEMS, payload(w=torch.ones(2, 2, requires_grad=True)))
     assert not first.requires_grad
+    given = payload(w=torch.arange(8.0)[::2].reshape(2, 2))
+    first, *_ = exactly(ITEMS, given)
+    given["model"]["w"].fill_(9)
+    assert first.tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert first.untyped_storage().nbytes() == 16
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,8 @@ def test_values_carry_no_gradient():
         ({"w": None}, "model/w is missing"),
         ({"none": None}, "model/none is missing"),
         ({"@weight": None}, "model/@weight is missing"),
-        (
-            {"w": torch.zeros(4)},
-            r"model/w is float32 \[4\], the job's schema says float32 \[2, 2\]",
-        ),
+        ({"w": torch.zeros(4)},
+            r"model/w is float32 \[4\], the job's schema says float32 \[2, 2\]"),
         ({"w": torch.zeros(2, 2, 1)}, r"float32 \[2, 2, 1\]"),
         ({"w": torch.zeros(2, 2, dtype=torch.float64)}, r"model/w is float64 \[2, 2\]"),
         ({"w": torch.zeros(2, 2, dtype=torch.int32)}, "model/w is int32"),
@@ -87,38 +84,25 @@ def test_values_carry_no_gradient():
         ({"@weight": torch.zeros(1, dtype=torch.float64)}, r"@weight is float64 \[1\]"),
         ({"none": torch.empty(0, 1)}, r"model/none is float32 \[0, 1\]"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_the_schema_is_refused_and_named(changes, named):
     with pytest.raises(LocalError, match=named):
         exactly(ITEMS, payload(**changes))
 
 
-def test_a_part_too_many_or_too_few_is_refused():
+def test_a_part_too_many_or_too_few_or_with_anothers_tensor_is_refused():
     with pytest.raises(LocalError, match="secret/w is not in"):
         exactly(ITEMS, {**payload(), "secret": {"w": torch.zeros(1)}})
     with pytest.raises(LocalError, match="metrics/n is missing"):
         exactly(ITEMS, {"model": payload()["model"]})
     with pytest.raises(LocalError, match="metrics/n is not in"):
         exactly((), payload())
-
-
-def test_a_tensor_under_another_parts_name_is_refused():
     given = payload(w=None)
     with pytest.raises(LocalError, match="metrics/w is not in"):
         exactly(ITEMS, {**given, "metrics": {**given["metrics"], "w": torch.zeros(2, 2)}})
 
 
-def test_the_values_are_copies_in_memory_of_their_own():
-    given = payload(w=torch.arange(8.0)[::2].reshape(2, 2))
-    first, *_ = exactly(ITEMS, given)
-    given["model"]["w"].fill_(9)
-    assert first.tolist() == [[0.0, 2.0], [4.0, 6.0]]
-    assert first.untyped_storage().nbytes() == 16
-
-
 # Norms.
-
-
 @settings(deadline=None)
 @given(
     hnp.arrays(np.float32, (2, 2), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
@@ -140,8 +124,6 @@ def test_a_norm_too_large_for_a_number_is_infinite():
 
 
 # unpack.
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(stream, "CHUNK_BYTES", 5)
@@ -174,8 +156,13 @@ def test_a_delivery_is_unpacked_by_part_and_name(small_chunks):
         assert torch.equal(found, value)
 
 
-def test_nothing_delivered_is_nothing():
+def test_nothing_delivered_is_nothing_and_a_release_says_what_the_item_is():
     assert unpack("coordinator", *arrived([], ())) == {}
+    metric = Release("metrics", "metric", "n", "int64", (), "plain", "private")
+    assert release_of(ITEMS[1]) == metric
+    assert release_of(ITEMS[0]).kind == "whole_model"
+    for item in ITEMS:
+        assert release_of(item).nbytes == item.spec.nbytes
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -190,16 +177,6 @@ def test_a_delivered_value_that_is_not_finite_is_refused(small_chunks, bad, plac
 
 
 # What policy and ledger read.
-
-
-def test_a_release_says_what_the_item_is():
-    metric = Release("metrics", "metric", "n", "int64", (), "plain", "private")
-    assert release_of(ITEMS[1]) == metric
-    assert release_of(ITEMS[0]).kind == "whole_model"
-    for item in ITEMS:
-        assert release_of(item).nbytes == item.spec.nbytes
-
-
 def test_the_reader_is_the_coordinator(made):
     assert readers_of(made.roster) == ("coordinator",)
     plain = [release_of(item) for item in ITEMS]
@@ -207,15 +184,11 @@ def test_the_reader_is_the_coordinator(made):
 
 
 PARTS = (
-    Part(
-        "mean",
-        Kind.BACKBONE,
-        Sum("mean"),
-        (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float64", (2,))),
-    ),
+    Part("mean", Kind.BACKBONE, Sum("mean"),
+        (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float64", (2,)))),
     Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (TensorSpec("r", "float32", (4, 3)),)),
     Part("sums", Kind.COUNTS, Sum("total"), (TensorSpec("n", "int64", ()),)),
-)
+)  # fmt: skip
 
 
 def masked(part, kind, name, dtype, shape, reader="sum"):
@@ -231,9 +204,7 @@ def masked(part, kind, name, dtype, shape, reader="sum"):
         (Bounds(3, "private", 1, 17, frozenset({"mean"})), ("uint64", True, "silos")),
     ],
 )
-def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(
-    made, bounds, mean
-):
+def test_a_masked_round_has_words_and_a_weight_only_where_it_is_private(made, bounds, mean):
     dtype, weighted, reader = mean
     weight = [masked("mean", "backbone", "@weight", dtype, (), reader)] if weighted else []
     releases = masked_releases(PARTS, [group(part, bounds) for part in PARTS])

@@ -41,10 +41,12 @@ def gpu(monkeypatch):
     return SimpleNamespace(taken=taken, room=room)
 
 
-def test_the_processor_takes_records_as_they_are(gpu):
+def test_the_processor_takes_records_as_they_are_and_a_private_job_stays_there(gpu):
     one = admitted()
     assert given(TrainingDevice().of(one)) == (CPU, PLAIN, one.train, one.test)
     assert gpu.taken == []
+    one = admitted(privacy=object())
+    assert given(TrainingDevice("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
 
 
 def test_a_gpu_holds_the_records_of_one_job(gpu):
@@ -58,11 +60,6 @@ def test_a_gpu_holds_the_records_of_one_job(gpu):
     assert len(gpu.taken) == 6
     place.of(admitted("a"))  # the same job, whose records were read again
     assert len(gpu.taken) == 8
-
-
-def test_a_private_job_stays_on_the_host(gpu):
-    one = admitted(privacy=object())
-    assert given(TrainingDevice("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
 
 
 def test_how_a_gpu_trains(gpu):

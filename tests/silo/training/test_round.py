@@ -38,8 +38,7 @@ def work(made, tmp_path):
 
 def delivery(work, seed):
     rng = torch.Generator().manual_seed(seed)
-    method = work.admitted.job.method()
-    (part,) = method.down(1)
+    (part,) = work.admitted.job.method().down(1)
     return {part.name: {s.name: torch.randn(s.shape, generator=rng) * 0.05 for s in part.tensors}}
 
 
@@ -97,9 +96,7 @@ def test_the_end_evaluates_what_counted(work, counted):
         assert kept == state_to_bytes(states[counted])
     else:  # and a silo of which no round counted the one that was delivered
         (part,) = delivery(one, 2)
-        shared = {
-            f"extractor.{name}": v for name, v in state_from_bytes(kept).parts["extractor"].items()
-        }
+        shared = {f"extractor.{n}": v for n, v in state_from_bytes(kept).parts["extractor"].items()}
         assert equal({part: shared}, delivery(one, 2))
     assert one.folder.report()["final"]["round"] == 4
 
@@ -135,8 +132,7 @@ def test_what_a_silo_mixes_in_itself_is_its_state_of_the_round_that_counted(work
     for spec, piece in zip(part.tensors, own, strict=True):
         module, _, leaf = spec.name.partition(".")
         assert torch.equal(torch.from_numpy(piece), counted.parts[module][leaf].reshape(-1))
-    later = one.own(2, part)
-    assert any((a != b).any() for a, b in zip(own, later, strict=True))
+    assert any((a != b).any() for a, b in zip(own, one.own(2, part), strict=True))
 
 
 def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
@@ -150,8 +146,6 @@ def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
 
 # A private job: what a round takes is paid for before, and what it gives is kept before that is
 # committed.
-
-
 @pytest.fixture
 def paid(made, tmp_path):
     """The work of a private fedper job at silo-a, its budget, and what was spent of it so far."""
@@ -224,9 +218,7 @@ def test_weights_from_a_file_are_private_unless_the_owner_says_that_they_are_pub
         assert {state.taint(f"part/classifier/{name}").private for name in own["classifier"]} == {
             not public
         }
-        assert not any(
-            state.taint(f"part/extractor/{name}").private for name in state.parts["extractor"]
-        )
+        assert not any(state.taint(f"part/extractor/{n}").private for n in state.parts["extractor"])
 
 
 def test_the_end_of_a_private_job_spends_nothing(paid):

@@ -102,14 +102,12 @@ def shapes():
     [
         (lambda: 1 // 0, r"ZeroDivisionError: .* \(test_trainer\.py:\d+\)"),
         (shapes, r"RuntimeError: mat1 and mat2 .* \(test_trainer\.py:\d+\)"),
-        (
-            lambda: torch.empty(1 << 50),
-            "RuntimeError: .*memory.*lower the batch size if memory ran out",
-        ),
+        (lambda: torch.empty(1 << 50),
+            "RuntimeError: .*memory.*lower the batch size if memory ran out"),
         ({}.popitem, "KeyError"),
         (raising(UnprintableError()), "UnprintableError"),
     ],
-)
+)  # fmt: skip
 def test_any_other_error_becomes_one_of_ours_that_names_it_and_its_place(trainer, work, complaint):
     with pytest.raises(LocalError, match=complaint) as caught:
         asyncio.run(trainer.run(work))
@@ -117,13 +115,11 @@ def test_any_other_error_becomes_one_of_ours_that_names_it_and_its_place(trainer
     assert asyncio.run(trainer.run(lambda: 3)) == 3
 
 
-def test_of_a_long_text_the_beginning_is_told(trainer):
+def test_of_a_long_text_the_beginning_is_told_and_an_exit_stays_an_exit(trainer):
     with pytest.raises(LocalError, match="ValueError: xxx") as caught:
         asyncio.run(trainer.run(raising(ValueError("x" * 100_000))))
     assert len(str(caught.value)) < 700
 
-
-def test_an_exit_stays_an_exit(trainer):
     def leave():
         raise SystemExit(3)
 

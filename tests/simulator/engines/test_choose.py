@@ -95,8 +95,7 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     found = choose(RECORDS, device)
     engine = found.engine("job")
     assert engine.made_with == ("job", RECORDS, f"cuda:{index}")
-    assert engine.recorder == f"graphs on cuda:{index}"
-    assert engine.precision == "float32"
+    assert (engine.recorder, engine.precision) == (f"graphs on cuda:{index}", "float32")
     assert isinstance(
         choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs
     )
@@ -124,9 +123,7 @@ def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
 
 def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypatch):
     machine(2)
-    monkeypatch.setattr(
-        engines, "Serial", lambda job, records, device, way: (job, records, str(device), way)
-    )
+    monkeypatch.setattr(engines, "Serial", lambda job, r, device, way: (job, r, str(device), way))
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
     assert found.where == "GPU cuda:1 (cuda:1), silos one by one"
     assert found.device == "cuda (GPU cuda:1, 80 GiB), one by one"
@@ -158,12 +155,10 @@ def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
     ("gpu", "text"),
     [
         (OnGpu(graphs=False), "^--no-graphs: for a GPU alone"),
-        (
-            OnGpu(stacked=False, precision="bf16"),
-            "^--one-by-one and --precision bf16: for a GPU alone",
-        ),
+        (OnGpu(stacked=False, precision="bf16"),
+            "^--one-by-one and --precision bf16: for a GPU alone"),
     ],
-)
+)  # fmt: skip
 def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu, text):
     machine(gpus)
     with refused(text):

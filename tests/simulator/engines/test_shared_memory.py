@@ -37,14 +37,11 @@ def test_what_is_written_is_mapped_but_for_what_no_training_looks_at():
                 assert other.x.data_ptr() % 64 == other.y.data_ptr() % 64 == 0
 
 
-def test_records_that_are_no_block_of_memory_are_written_in_order():
+def test_records_are_written_in_order_and_held_once_where_silos_share_them():
     turned = data(4).x.transpose(2, 3)
     file, table = written({"a": Records(Dataset(turned, torch.arange(4)), data(1))})
     with file:
         assert torch.equal(mapped(os.dup(file.fileno()), table)["a"].train.x, turned)
-
-
-def test_records_that_silos_share_are_held_once():
     common = data(8)
     file, table = written({silo: Records(data(1), common) for silo in "abcdef"})
     with file:

@@ -49,12 +49,9 @@ def test_what_is_not_guarded_goes_on_to_its_end():
     assert went == "after"
 
 
-def test_signals_mean_what_they_did_before():
+def test_signals_mean_what_they_did_before_and_raise_nothing_unguarded():
     before = signal.getsignal(signal.SIGTERM)
     with stopping(signal.SIGTERM):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_asked_while_nothing_is_guarded_nothing_is_raised():
     StopSignal().ask()

@@ -110,9 +110,7 @@ def test_paths_start_at_the_file(experiment, tmp_path):
         ({"model": 'name = "cnn-digits"'}, "missing key 'model.classes'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(
-    experiment, pieces, text
-):
+def test_what_cannot_be_meant_is_refused_with_file_key_and_fix(experiment, pieces, text):
     with refused(rf"job\.toml.*{text}"):
         experiment(**pieces)
 
@@ -120,8 +118,7 @@ def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")
 @pytest.mark.parametrize("name", ["digits", "cifar10-pfedsim"])
 def test_examples_can_be_read(name):
-    found = read(EXAMPLES / f"{name}.toml")
-    assert found.name == name
+    assert read(EXAMPLES / f"{name}.toml").name == name
 
 
 @pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the wheel's tests run without the repository")

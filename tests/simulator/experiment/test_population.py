@@ -164,9 +164,7 @@ def test_a_published_split_is_read_and_keeps_its_numbers(experiment, tmp_path):
 
 def test_official_parts_are_kept_apart(experiment, tmp_path):
     rng = np.random.default_rng(1)
-    arrays = {
-        f"x_{part}": rng.uniform(-1, 1, (n, 16, 16)) for part, n in (("train", 200), ("test", 40))
-    }
+    arrays = {f"x_{p}": rng.uniform(-1, 1, (n, 16, 16)) for p, n in (("train", 200), ("test", 40))}
     arrays |= {f"y_{part}": np.arange(n) % 10 for part, n in (("train", 200), ("test", 40))}
     np.savez(tmp_path / "usps.npz", **arrays)
     usps = 'kind = "torchvision"\nname = "USPS"\nfolder = "."'

@@ -72,12 +72,9 @@ def test_a_run_for_each_method_and_seed_with_what_is_different_for_it(experiment
     ]
     plain, early, late = (run.job for run in all_runs[::2])
     assert plain.silos == ("silo-000", "silo-001", "silo-002", "silo-003")
-    assert plain.name == "digits"
-    assert plain.rounds == 3
-    assert plain.training.optimiser.lr == 0.1
-    assert plain.model.name == "cnn-digits"
-    assert early.rounds == 4
-    assert early.training.optimiser.lr == 0.05
+    assert (plain.name, plain.rounds) == ("digits", 3)
+    assert (plain.training.optimiser.lr, plain.model.name) == (0.1, "cnn-digits")
+    assert (early.rounds, early.training.optimiser.lr) == (4, 0.05)
     assert early.training.optimiser.momentum == 0.9
     assert (late.model.name, late.model.norm, late.model.classes) == ("convnet-digits", "group", 10)
     assert (early.method_options.rho, late.method_options.rho) == (0.25, 0.5)
@@ -88,9 +85,7 @@ def test_the_command_line_chooses_methods_seeds_and_rounds(experiment):
     people = populate(found)
 
     def chosen(*methods, **others):
-        return [
-            (run.label, run.seed, run.job.rounds) for run in runs(found, people, methods, **others)
-        ]
+        return [(r.label, r.seed, r.job.rounds) for r in runs(found, people, methods, **others)]
 
     assert chosen("late", seeds=[9], rounds=2) == [("late", 9, 2)]
     expected = [("fedavg", 9, 3), ("early", 9, 4), ("late", 9, 3)]
@@ -104,15 +99,19 @@ def test_the_command_line_chooses_methods_seeds_and_rounds(experiment):
         chosen("early", rounds=0)
 
 
-def test_a_label_is_one_method_though_another_has_it_for_a_name(experiment):
+def test_a_label_is_one_method_and_private_weights_of_changing_silos_are_refused(experiment):
     methods = '[[methods]]\nname = "fedavg"\n[[methods]]\nname = "fedavg"\nlabel = "slow"'
     found = experiment(methods=methods)
     assert {run.label for run in runs(found, populate(found), ["fedavg"])} == {"fedavg"}
+    found = experiment(
+        "seed = 1\nparticipation = 0.5\nmin_cohort = 4", methods=BLIND[: BLIND.index("weights")]
+    )
+    people = populate(found)
+    with refused(r"participation = 0\.5: 4 silos are too few for two batches"):
+        runs(found, people)
 
 
-def test_a_federations_job_file_with_data_and_a_partition_is_an_experiment_of_the_same_job(
-    tmp_path,
-):
+def test_a_job_file_with_data_and_a_partition_is_an_experiment_of_the_same_job(tmp_path):
     (tmp_path / "job.toml").write_text(PLAIN)
     tables = (
         '[data]\nkind = "bundled"\nname = "digits"\n[partition]\nkind = "shards"\nsilos = 4\neach'
@@ -139,15 +138,6 @@ def test_a_blind_job_declares_the_counts_that_the_silos_have(experiment):
     assert labelled.security.class_counts["silo-001"] == tuple(
         torch.bincount(people.records["silo-001"].train.y, minlength=10).tolist()
     )
-
-
-def test_private_weights_of_changing_silos_are_refused_as_in_a_federation(experiment):
-    found = experiment(
-        "seed = 1\nparticipation = 0.5\nmin_cohort = 4", methods=BLIND[: BLIND.index("weights")]
-    )
-    people = populate(found)
-    with refused(r"participation = 0\.5: 4 silos are too few for two batches"):
-        runs(found, people)
 
 
 def test_what_does_not_fit_a_method_is_refused_before_any_run(experiment):

@@ -9,17 +9,17 @@ from staddle.errors import LocalError
 from staddle.simulator.experiment.silo_names import numbered, silo_names
 
 
-def test_numbers_are_padded_so_that_names_sort_like_them():
+def test_names_sort_like_numbers_and_stand_for_clients_in_order():
     assert numbered(3) == ("silo-000", "silo-001", "silo-002")
     names = numbered(1001)
     assert names[-1] == "silo-1000"
     assert sorted(names) == list(names)
     assert silo_names(["7", "30"]) == ("silo-007", "silo-030")
-
-
-def test_a_client_keeps_what_a_name_can_have():
     clients = ["Hôpital St. Louis (Paris)", "silo-004", "va", "3"]
     assert silo_names(clients) == ("hopital-st-louis-paris", "silo-004", "va", "3")
+    assert silo_names(["a b", "A-B"], ("first", "second")) == ("first", "second")
+    with refused("silos names 2, the partition has 3 clients; name each, or leave it out"):
+        silo_names(["1", "2", "3"], ("first", "second"))
 
 
 @given(st.lists(st.text(max_size=70), min_size=1, max_size=5, unique=True))
@@ -31,12 +31,6 @@ def test_what_comes_out_are_names_one_a_client_or_an_error(clients):
     else:
         assert len(set(names)) == len(clients)
         assert all(re.fullmatch("[a-z0-9-]{1,64}", name) for name in names)
-
-
-def test_names_that_are_given_stand_for_clients_in_order():
-    assert silo_names(["a b", "A-B"], ("first", "second")) == ("first", "second")
-    with refused("silos names 2, the partition has 3 clients; name each, or leave it out"):
-        silo_names(["1", "2", "3"], ("first", "second"))
 
 
 @pytest.mark.parametrize(

@@ -36,18 +36,12 @@ def test_a_curve_goes_over_the_rounds_that_all_seeds_have():
     assert curve({1: ONE, 2: OTHER}, "all/aggregated").rounds == ()
 
 
-def test_the_last_of_all_seeds_together():
+def test_the_last_of_all_seeds_the_limits_and_the_looks_of_21_methods():
     assert np.allclose(last({1: ONE, 2: OTHER}, "all/trained"), [0.9, 0.9, 0.5, 0.7])
     assert len(last({1: ONE, 2: OTHER}, "all/aggregated")) == 0
-
-
-def test_limits_are_those_of_accuracies():
     assert within([0.2, 0.7]) == pytest.approx((0.18, 0.72))
     assert within([0.0, 1.0]) == (-0.02, 1.02)
     assert within([0.5]) == pytest.approx((0.49, 0.51))
-
-
-def test_twenty_one_methods_look_different():
     styles = styles_of([str(number) for number in range(21)]).values()
     assert len({(style.colour, style.dashes) for style in styles}) == 21
 

@@ -13,9 +13,7 @@ POPULATION = make_population()
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory, quick):
-    """Two finished runs of one method, one that was cut off after its second round, one that has
-    just begun.
-    """
+    """Two finished runs, one cut off after its second round, and one that has just begun."""
     out = tmp_path_factory.mktemp("out")
     for run, until in (
         (make_run("local", 10, rounds=2), None),
@@ -42,12 +40,17 @@ def test_all_runs_are_found_by_label_and_seed(out):
     assert load_runs(out / "nowhere") == ()
 
 
-def test_a_history_is_read_as_far_as_it_is(out):
+def test_a_history_is_read_as_far_as_it_is_and_then_there_are_no_models(out):
     begun, done, _, cut = load_runs(out)
     assert begun.history == ()
     found = [(one.rounds, one.measure) for one in done.history if one.measure.startswith("all")]
     assert found == [(2, "all/aggregated"), (2, "all/trained")]
     assert max(one.rounds for one in cut.history) == 3  # beyond its checkpoint
+    run = load_runs(out)[-1]
+    with refused(r"models/a\.safetensors: cannot read it: No such file .*; run the same again"):
+        run.model("a")
+    with refused(r"coordinator\.safetensors: cannot read it"):
+        run.coordinator()
 
 
 def test_scores_go_over_seeds(out):
@@ -69,14 +72,6 @@ def test_models_and_coordinator_of_a_finished_run(out):
         for silo in run.silos
     )
     assert run.coordinator() == {}
-
-
-def test_a_run_that_is_not_over_has_no_models(out):
-    run = load_runs(out)[-1]
-    with refused(r"models/a\.safetensors: cannot read it: No such file .*; run the same again"):
-        run.model("a")
-    with refused(r"coordinator\.safetensors: cannot read it"):
-        run.coordinator()
 
 
 def test_the_coordinators_tensors_come_back(tmp_path, quick):

@@ -79,14 +79,10 @@ def test_ppfl_is_drawn_by_the_states_of_the_silos():
         heat_map(job, {}, lambda silo: SiloState({"membership": {"c": 2 * rows[silo]}}))
 
 
-def test_the_other_methods_compare_no_silos():
+def test_other_methods_compare_no_silos_and_silos_stand_by_class_and_purity():
     for method in set(METHODS) - {"pfedsim", "fedsimsup", "fedaims", "ppfl"}:
         assert heat_map(make_job(method), {}, no_state) is None
-
-
-def test_silos_by_dominant_class_and_purity():
-    counts = np.array([[1, 8], [6, 0], [5, 5], [0, 3]])
-    assert by_class(counts) == [1, 2, 3, 0]
+    assert by_class(np.array([[1, 8], [6, 0], [5, 5], [0, 3]])) == [1, 2, 3, 0]
 
 
 def test_like_silos_stand_together():

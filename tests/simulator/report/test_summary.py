@@ -1,6 +1,4 @@
-"""The summary of runs whose histories are a few numbers, so that every cell is worked out
-by hand.
-"""
+"""The summary of runs whose histories are a few numbers: each cell is worked out by hand."""
 
 from dataclasses import replace
 from importlib.metadata import version
@@ -81,9 +79,7 @@ TEXT = summary(
 
 
 def test_what_was_run_and_what_differs():
-    lines = {
-        tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in TEXT.splitlines()
-    }
+    lines = {tuple(c.strip() for c in line.strip("|").split(" | ")) for line in TEXT.splitlines()}
     assert ("data", r"digits\|2: 1,797 records") in lines
     assert ("partition", "kind = dirichlet, minimum = 10, seed = 3") in lines
     assert ("split", "ratio = 8:1:1") in lines
@@ -116,12 +112,17 @@ def test_what_rounds_and_rates_depend_on_is_told():
     assert made == f"on cpu {release}; on {device} {release}"
 
 
-def test_the_last_scores_over_seeds():
+def test_the_last_scores_over_seeds_of_measures_that_are_defined():
     cells = row(TEXT, "### Last", "fedavg")
     assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "22.50 ± 3.54", "25.00 ± 7.07"]
     assert row(TEXT, "### Last", "local")[:4] == ["50.00 ± 0.00"] * 4
     # the second seed has none
     assert "selected" not in TEXT.split("### Last", 1)[1].split("###", 1)[0]
+    meaning = TEXT.split("## What the numbers mean")[1]
+    for measure in ("all/aggregated", "all/trained", "selected/before", "selected/after"):
+        assert f"**{measure}**" in meaning
+    for word in ("macro", "micro", "spread"):
+        assert f"**{word}**" in meaning
 
 
 def test_the_best_by_test_and_by_validation_of_one_seed():
@@ -143,27 +144,16 @@ def test_the_weakest_and_who_does_better_than_alone():
     assert row(TEXT, "(all/trained)\n", "fedavg")[-3:] == ["0", "0", "4"]
 
 
-def test_what_it_took():
+def test_what_it_took_and_pictures_are_shown_or_named():
     # four rounds each, in 16 s
     assert row(TEXT, "## What it took", "fedavg") == ["2", "8.0", "0.5"]
     assert row(TEXT, "## What it took", "local") == ["2", "–", "–"]
     fast = summary(groups(recorded("local", 1, LOCAL, "local", 0.002)))
     assert row(fast, "## What it took", "local") == ["1", "0.0", "2,000"]
-
-
-def test_pictures_are_shown_or_named():
     assert "![Accuracy](curves.png)\n" in TEXT
     assert "\n- [Heat map](a%20b/heatmap.png)\n" in TEXT
     assert "![Heat map]" not in TEXT
     assert "## Pictures" not in summary(groups(recorded("fedavg", 1, FIRST)))
-
-
-def test_every_measure_that_is_shown_is_defined():
-    meaning = TEXT.split("## What the numbers mean")[1]
-    for measure in ("all/aggregated", "all/trained", "selected/before", "selected/after"):
-        assert f"**{measure}**" in meaning
-    for word in ("macro", "micro", "spread"):
-        assert f"**{word}**" in meaning
 
 
 def test_a_silo_in_no_cohort_keeps_what_was_delivered():
@@ -171,9 +161,7 @@ def test_a_silo_in_no_cohort_keeps_what_was_delivered():
     (away, *_) = set(RECORDS) - drawn(run)
     text = summary(groups(run))
     shares = {"d": (2, 4), "b": (2, 5), "a": (2, 6), "c": (12, 30)}  # right by own and by delivered
-    kept = sum(
-        delivered if silo not in drawn(run) else own for silo, (own, delivered) in shares.items()
-    )
+    kept = sum(d if silo not in drawn(run) else own for silo, (own, d) in shares.items())
     assert away in RECORDS
     assert row(text, "### The model that each silo keeps", "pfedsim")[1] == f"{100 * kept / 60:.2f}"
     assert drawn(recorded("x", 7, FIRST, "pfedsim", participation=1.0)) == set(RECORDS)

@@ -84,8 +84,7 @@ def of(table, setting, *more):
 def test_at_full_scale_it_is_what_the_paper_says(table):
     found = of(table, "file")
     assert (found.name, str(found.path)) == ("toy-file", "toy/file")
-    assert found.file.data.file == Path("/data/digits.npz")
-    assert found.file.rounds == 200
+    assert (found.file.data.file, found.file.rounds) == (Path("/data/digits.npz"), 200)
     assert found.file.participation == 0.1
     assert found.file.partition.keep is None
     assert found.file.all_seeds == (1, 2, 3, 4)  # as many as the paper's
@@ -110,10 +109,16 @@ def test_fewer_clients_are_some_of_the_partition_s_and_enough_are_drawn(table):
         of(table, "file", Scale(clients=3))
 
 
-def test_fewer_rounds_are_every_method_s(table):
+def test_fewer_rounds_are_every_method_s_and_local_and_fedrep_always_run(table):
     found = of(table, "file", Scale(rounds=20)).file
     assert found.rounds == 20
     assert {method.rounds for method in found.all_methods} == {None}
+    assert chosen_labels(table, ["mean"]) == {"mean", "local", "fedrep"}
+    assert chosen_labels(table, []) == {"mean", "local", "fedrep"}
+    methods = of(table, "file", Scale(), frozenset({"local", "fedrep"})).file.all_methods
+    assert [method.title for method in methods] == ["local", "fedrep"]
+    expected = ["local", "fedrep"]
+    assert [method.title for method in of(table, "synthetic").file.all_methods] == expected
 
 
 def test_what_is_other_than_in_the_paper_is_said(table):
@@ -125,15 +130,6 @@ def test_what_is_other_than_in_the_paper_is_said(table):
     assert reduced(every[1:2], Scale(10, 200)) == ()
     published = next(own for own in find("ppfl/table1").settings if own.name == "synthetic")
     assert reduced([published], Scale(10)) == ("10 instead of 300 clients",)
-
-
-def test_local_and_fedrep_run_with_whatever_is_asked_for(table):
-    assert chosen_labels(table, ["mean"]) == {"mean", "local", "fedrep"}
-    assert chosen_labels(table, []) == {"mean", "local", "fedrep"}
-    methods = of(table, "file", Scale(), frozenset({"local", "fedrep"})).file.all_methods
-    assert [method.title for method in methods] == ["local", "fedrep"]
-    expected = ["local", "fedrep"]
-    assert [method.title for method in of(table, "synthetic").file.all_methods] == expected
 
 
 def test_settings_and_methods_are_known_ones(table):

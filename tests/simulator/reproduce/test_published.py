@@ -93,8 +93,7 @@ def test_a_paper_s_settings_are_its_common_keys_and_their_own():
     assert easy["training"] == {"lr": 0.1, "batch_size": 8}
     assert hard["training"] == {"lr": 0.1, "batch_size": 4}
     assert (first.path, first.seeds, first.deviation) == ("toy/table1", None, "seeds")
-    assert second.path == "toy/table2"
-    assert second.deviation == "silos"
+    assert (second.path, second.deviation) == ("toy/table2", "silos")
     assert second.citation == "A, B, 'Toys', 2026"
     assert [
         (own.name, own.title, own.setting and own.setting.name, own.silos) for own in first.columns
@@ -125,12 +124,10 @@ def test_a_row_is_a_method_where_it_runs_and_as_it_differs_there():
     early, average, nobody = toy()[0].rows
     assert (early.methods["easy"].title, early.methods["easy"].options) == ("early", {"rho": 0.2})
     hard = early.methods["hard"]
-    assert hard.options == {"rho": 0.2, "self_weight": 2.0}
-    assert hard.training == {"lr": 0.2}
+    assert (hard.options, hard.training) == ({"rho": 0.2, "self_weight": 2.0}, {"lr": 0.2})
     assert hard.rounds == 3
     assert set(average.methods) == {"easy"}
-    assert nobody.methods == {}
-    assert early.score == ("all/trained", "micro", "last")
+    assert (nobody.methods, early.score) == ({}, ("all/trained", "micro", "last"))
     assert average.score == ("all/aggregated", "macro", "best by test")
 
 
@@ -146,10 +143,12 @@ def test_local_and_fedrep_run_beside_as_the_paper_has_them_elsewhere():
     assert [row.title for row in second.beside] == ["fedrep"]
 
 
-def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
+def test_an_unknown_method_is_a_published_value_alone_and_a_table_is_found_by_path():
     row = toy(('name = "fedavg"', 'name = "fedfuture"'))[0].rows[1]
-    assert row.methods == {}
-    assert row.values[1].mean == 0.123
+    assert (row.methods, row.values[1].mean) == ({}, 0.123)
+    assert find("pfedsim/table6").title.startswith("Average model accuracy of pFedSim")
+    with refused("pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"):
+        find("pfedsim/tabel3")
 
 
 @pytest.mark.parametrize(
@@ -178,12 +177,6 @@ def test_what_cannot_be_meant_is_refused(old, new, fault):
         toy((old, new))
 
 
-def test_a_table_is_found_by_its_path():
-    assert find("pfedsim/table6").title.startswith("Average model accuracy of pFedSim")
-    with refused("pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"):
-        find("pfedsim/tabel3")
-
-
 @pytest.fixture
 def sketched_once(monkeypatch):
     """Networks are sketched once each: jobs look at a sketch, and change nothing of it."""
@@ -204,9 +197,7 @@ def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_smal
         papers.setdefault(table.paper, []).append(table)
     for tables in papers.values():
         settings = {setting.name: setting for table in tables for setting in table.settings}
-        everyone = replace(
-            tables[0], rows=tuple(row for table in tables for row in table.all_rows), beside=()
-        )
+        everyone = replace(tables[0], rows=tuple(r for t in tables for r in t.all_rows), beside=())
         seen = set()
         for setting in settings.values():
             model = setting.document["model"]["name"]

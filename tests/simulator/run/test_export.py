@@ -30,12 +30,16 @@ MODELS = {
 }
 
 
-def test_rounds_as_a_table():
+def test_rounds_as_a_table_whose_numbers_lose_no_digit():
     lines = rounds_csv(HISTORY).splitlines()
     assert lines[0] == "rounds,measure,silos,records,macro,micro,spread,least,most"
     assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.0,0.5,0.5"
     assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.125,0.5,0.75"
     assert len(lines) == 5
+    (row,) = csv.DictReader(
+        io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})]))
+    )
+    assert float(row["micro"]) == 1 / 3
 
 
 def test_silos_as_a_table_of_the_last_look():
@@ -48,13 +52,6 @@ def test_silos_as_a_table_of_the_last_look():
         ["a", "7", "validation/trained", "1", "3", str(1 / 3)],
     ]
     assert silos_csv(SILOS, HISTORY[:1]) == "silo,training,measure,correct,records,accuracy\n"
-
-
-def test_numbers_lose_no_digit():
-    (row,) = csv.DictReader(
-        io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})]))
-    )
-    assert float(row["micro"]) == 1 / 3
 
 
 def test_models_and_coordinator_are_files_that_others_read(tmp_path):
@@ -81,6 +78,12 @@ def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
     )
 
 
+def test_a_file_in_the_way_is_told(tmp_path):
+    (tmp_path / "models").write_text("")
+    with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
+        write(tmp_path, SILOS, HISTORY, MODELS, {})
+
+
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
     own = {
         silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
@@ -91,9 +94,3 @@ def test_memberships_are_read_as_those_of_a_federation(tmp_path):
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])
     rows = membership.read_all([tmp_path / "coordinator.safetensors"])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[1, 0], [0, 1]])
-
-
-def test_a_file_in_the_way_is_told(tmp_path):
-    (tmp_path / "models").write_text("")
-    with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
-        write(tmp_path, SILOS, HISTORY, MODELS, {})

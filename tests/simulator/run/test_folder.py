@@ -58,8 +58,7 @@ def test_taken_down_after_any_round_every_method_ends_in_the_same_bytes(tmp_path
 def test_what_came_after_the_last_checkpoint_is_measured_again(tmp_path, whole):
     for until in (1, 3, 1):
         conduct(tmp_path, RUN, POPULATION, until)
-    parts = conduct(tmp_path, RUN, POPULATION)
-    assert results(parts.path) == results(whole.path)
+    assert results(conduct(tmp_path, RUN, POPULATION).path) == results(whole.path)
 
 
 def test_a_checkpoint_as_often_as_one_likes_changes_no_result(tmp_path, whole):
@@ -87,8 +86,6 @@ def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
 
 
 # What is not its own.
-
-
 def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     other = Run(RUN.label, RUN.seed, make_run(rounds=9).job)
@@ -195,7 +192,6 @@ def test_what_a_dead_process_left_half_written_goes(tmp_path, made):
 
 
 # A kill at any call that changes the disk, of a run that trains nothing.
-
 LIFE = make_run(silos=("s3", "s1", "s0", "s2"))
 ALIVE = make_population(silos=LIFE.job.silos)
 STORY = {snapshot.round: snapshot for snapshot in story(LIFE.job.length)}
@@ -240,9 +236,7 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
     assert nth > 60
 
 
-def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(
-    tmp_path, quick, monkeypatch
-):
+def test_a_full_disk_at_any_call_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):
     live(tmp_path / "whole", lambda _: None)
     whole = results(folder_of(tmp_path / "whole", LIFE))
     monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))

@@ -74,29 +74,20 @@ def test_what_differs_is_named(changed, wanted):
     assert told(**changed) == wanted
 
 
-def test_a_table_that_one_of_them_lacks_is_named():
+def test_a_table_that_one_lacks_other_silos_and_another_release_are_named_or_counted():
     one, other = made(), made()
     other.job["privacy"] = {"epsilon": "1"}
     assert differences(one, other) == ["privacy is left out there and {'epsilon': '1'} here"]
-
-
-def test_other_silos_are_counted_or_named():
     four = made()
     three = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
     assert differences(four, three) == ["silos are 4 there and 3 here"]
     job = made().job | {"silos": ["d", "b", "x", "c"]}
     renamed = RunManifest(**made().model_dump() | {"job": job})
     assert differences(four, renamed) == ["silos[2] is a there and x here"]
-
-
-def test_of_many_differences_some_are_named():
     fields = {"rounds": 9, "min_cohort": 3, "quorum": 0.9, "round_timeout": 5}
     found = told(run=make_run("pfedsim", seed=8, **fields))
     assert len(found) == 6
     assert found[-1].startswith("and ")
-
-
-def test_another_release_of_the_method_is_told():
     there = made()
     changed = RunManifest(**there.model_dump() | {"job": there.job | {"method_digest": "0" * 64}})
     assert differences(changed, there) == ["this release has another fedavg, or another model"]

@@ -41,9 +41,7 @@ class Asks(Unwatched):
 def run_it(out, run, watch=None, stop=None, engine=Serial):
     """Its results, by file."""
     watch, stop = watch or Unwatched(), stop or StopSignal()
-    complete(
-        out, run, POPULATION, SCHEDULE, lambda job: engine(job, POPULATION.records), watch, stop
-    )
+    complete(out, run, POPULATION, SCHEDULE, lambda j: engine(j, POPULATION.records), watch, stop)
     return results(folder_of(out, run))
 
 

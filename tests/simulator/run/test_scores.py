@@ -68,18 +68,12 @@ def test_the_aggregated_model_does_not_choose_for_the_trained():
     }
 
 
-def test_of_several_best_the_earliest_counts():
+def test_the_earliest_of_several_best_counts_and_seeds_spread_as_a_sample():
     found = scores([measured(rounds, "all/trained", 5, 20) for rounds in (3, 6, 9)])
     assert found["all/trained", "macro", "best by test"] == Score(3, 0.5)
     assert ("all/trained", "macro", "best by validation") not in found
-
-
-def test_without_a_history_there_is_nothing():
     assert scores([]) == {}
     assert over_seeds([]) == {}
-
-
-def test_seeds_spread_as_a_sample_does():
     assert spread([0.5, 0.7, 0.9]) == Spread(3, pytest.approx(0.7), pytest.approx(0.2))
     assert spread([0.5]) == Spread(1, 0.5, None)
     assert spread([0.25, 0.25]) == Spread(2, 0.25, 0)

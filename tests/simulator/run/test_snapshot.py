@@ -1,6 +1,4 @@
-"""Snapshots made by hand: what is written, what is read, and what a disk or a kill may do in
-between.
-"""
+"""Snapshots made by hand: what is written and read, and what a disk or a kill may do between."""
 
 import errno
 
@@ -81,21 +79,15 @@ def test_who_begins_anew_beside_a_checkpoint_overwrites_nothing_that_it_names(tm
     assert told(loaded(tmp_path)) == told(begun())
 
 
-def test_the_files_hold_at_most_twice_what_they_must_and_a_checkpoint_costs_what_changed(
-    tmp_path, quick
-):
-    """Ten silos train in every round, and of thirty others one: without care each file would stay
-    for the one.
-    """
+def test_the_files_hold_at_most_twice_what_they_must(tmp_path, quick):
+    """Ten silos train in every round, and of thirty others one: no file stays for that one."""
     checkpoint, snapshot = Snapshots(tmp_path, RUN), begun(40)
     checkpoint.write(snapshot, KEPT)
     one = files(tmp_path)[0].stat().st_size / 41  # a state's, or another's
     written = []
     for number in range(60):
         there = set(files(tmp_path))
-        snapshot = after(
-            snapshot, [*(f"s{hot}" for hot in range(10)), f"s{10 + number % 30}"], number
-        )
+        snapshot = after(snapshot, [*(f"s{h}" for h in range(10)), f"s{10 + number % 30}"], number)
         checkpoint.write(snapshot, KEPT)
         written.append(sum(path.stat().st_size for path in set(files(tmp_path)) - there) / one)
         live = sum(len(file.holds) for file in read_index(tmp_path).files)
@@ -142,8 +134,6 @@ def test_a_process_adds_its_time_to_that_of_earlier_ones(tmp_path):
 
 
 # What is not as it was written.
-
-
 def flip(data):
     return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
@@ -204,8 +194,6 @@ def test_what_no_index_names_goes_at_the_next_start_and_other_peoples_files_stay
 
 
 # What may happen at each call that changes the disk.
-
-
 @pytest.fixture
 def calls(monkeypatch, quick):
     """All that the module does to a disk, unlinking included."""
@@ -236,9 +224,7 @@ def holds(folder, promised):
     else:
         assert snapshot.round >= promised
         assert told(snapshot) == told(story()[snapshot.round - 1])
-        assert [path.name for path in files(folder)] == sorted(
-            file.name for file in read_index(folder).files
-        )
+        assert [p.name for p in files(folder)] == sorted(f.name for f in read_index(folder).files)
     following = after(snapshot, ["s0"], 99)
     checkpoint.write(following, KEPT)
     assert told(loaded(folder)) == told(following)

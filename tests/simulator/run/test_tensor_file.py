@@ -59,12 +59,9 @@ def test_what_is_packed_comes_back_bit_for_bit(entries):
 def test_tensors_that_share_memory_or_lie_otherwise_come_back():
     whole = torch.arange(12.0).reshape(3, 4)
     held = {
-        "whole": whole,
-        "row": whole[1],
-        "turned": whole.T,
-        "wide": whole[:1].expand(5, 4),
+        "whole": whole, "row": whole[1], "turned": whole.T, "wide": whole[:1].expand(5, 4),
         "one": whole[0, 0],
-    }
+    }  # fmt: skip
     entry = unpack(pack({("a",): TensorEntry({"r": held}), ("b",): TensorEntry({"r": held})}), "x")[
         "b",
     ]
