@@ -112,7 +112,7 @@ def test_a_mean_of_variances_is_positive(values, weights):
         i: {spec.name: torch.tensor([v]), WEIGHT: torch.tensor(w).double()}
         for i, (v, w) in enumerate(zip(values, weights, strict=True))
     }
-    read = lambda silo, name: given_[silo][name]  # noqa: E731
+    read = lambda silo, name: given_[silo][name]
     folded = PLAIN.collect(Part("model", Kind.WHOLE_MODEL, Sum("mean"), (spec,)), range(3), read)[
         spec.name
     ]

@@ -38,7 +38,7 @@ def rubbish(victim):
 
     def dealt(ctx, *given):
         honest, portions, kept = deal(ctx, *given)
-        spoil = lambda portion: replace(portion, sealed=os.urandom(len(portion.sealed)))  # noqa: E731
+        spoil = lambda portion: replace(portion, sealed=os.urandom(len(portion.sealed)))
         spoilt = tuple(spoil(each) if each.holder == victim else each for each in portions)
         root = Tree(portion.leaf() for portion in spoilt).root()
         unsigned = replace(honest, root=root, signature=b"")

@@ -56,7 +56,7 @@ class Rubbish(Asking):
 
     def act(self, who, effect):
         if who == DEALER and isinstance(effect, s.SendShares):
-            spoilt = lambda each: replace(each, sealed=bytes(len(each.sealed)))  # noqa: E731
+            spoilt = lambda each: replace(each, sealed=bytes(len(each.sealed)))
             told = effect.portions
             portions = tuple(spoilt(each) if each.holder == VICTIM else each for each in told)
             root = Tree(each.leaf() for each in portions).root()

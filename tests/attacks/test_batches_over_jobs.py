@@ -75,7 +75,7 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
     """Before: accepted, and off by (0.0, 0.0)."""
     batches = {frozenset(batch) for batch in world.jobs["first"].batches}
     assert batches == {frozenset(WITH), frozenset(WITHOUT)}
-    all_of = lambda name: tuple(sorted(world.jobs[name].silos))  # noqa: E731
+    all_of = lambda name: tuple(sorted(world.jobs[name].silos))
     whole, second = (Counted(world, name, cohort=all_of(name)) for name in ("first", "second"))
     script = [offer(world, "first"), round_of(world, 0, "first", cohort=EIGHT)]
     script += [offer(world, "second")]

@@ -252,7 +252,7 @@ def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
 
 def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
     """All the messages of the honest attempt, after one that ended it."""
-    lie = lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told]  # noqa: E731
+    lie = lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told]
     sums = [Attempted(world, "public", alter=when(s.SurvivorsReceived, lie))]
     hostile = attacks(world, tmp_path, sums, retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
@@ -375,7 +375,7 @@ def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_pat
 
 
 def test_a_message_of_another_round_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
-    other = lambda attempted, told: [SecaggDelivery(replace(attempted.attempt, round=1), told)]  # noqa: E731
+    other = lambda attempted, told: [SecaggDelivery(replace(attempted.attempt, round=1), told)]
     attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, other))])
     assert ends(tmp_path) == [("ORDER", "coordinator")]
 
@@ -425,7 +425,7 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
 def flooding(attempted, number):
     """Replies to SecureNext by name, each a flood."""
     world = attempted.world
-    told = lambda body, to=attempted.attempt: secagg_delivery_to_wire(SecaggDelivery(to, body))  # noqa: E731
+    told = lambda body, to=attempted.attempt: secagg_delivery_to_wire(SecaggDelivery(to, body))
     unknown = replace(attempted.attempt, ctx=bytes(32), attempt=number)
     later = attempted.spec.model_copy(update={"attempt": number})
     signed = SignedSpec(later.payload(), world.keys.sign(SECAGG_SPEC, later.payload()))

@@ -47,7 +47,7 @@ def contributions(world):
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
         METRICS.name: counts,
     }
-    give = lambda part: PLAIN.give(part, Contribution(found[part.name]))  # noqa: E731
+    give = lambda part: PLAIN.give(part, Contribution(found[part.name]))
     return lambda _: {part.name: give(part) for part in world.job.up(0)}
 
 

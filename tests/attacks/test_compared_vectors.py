@@ -84,7 +84,7 @@ def play(folder, compare):
     document = pfedsim(SILOS, rounds=1, security={"compare": compare})
     world = signed_federation(folder, SILOS, document, beat_seconds=60)
     job, config = world.job, world.config
-    contributions = lambda silo: (  # noqa: E731
+    contributions = lambda silo: (
         lambda round_: {part.name: contribution(part, silo) for part in job.up(round_)}
     )
     opened = []

@@ -50,7 +50,7 @@ class Counted(Attempted):
 
 def sums_of(world, *names):
     """An honest attempt at the first sum of each job, over all of its silos."""
-    all_of = lambda name: tuple(sorted(world.jobs[name].silos))  # noqa: E731
+    all_of = lambda name: tuple(sorted(world.jobs[name].silos))
     return {0: [Counted(world, name, cohort=all_of(name)) for name in names]}
 
 

@@ -51,7 +51,7 @@ class Members(Directed):
 
     def __init__(self, drops=None):
         self.coordinators = members_frame()
-        ours = lambda _, cohort, at: specify(self.coordinators, cohort, at)  # noqa: E731
+        ours = lambda _, cohort, at: specify(self.coordinators, cohort, at)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("support.directed_rows.specify", ours)
             super().__init__(members_frame(weights=None), drops)
@@ -88,7 +88,7 @@ def test_of_one_upload_each_the_coordinator_with_a_silo_has_every_silo_s_part():
         sealed = upload.upload, sealing.letters(upload.pieces)[friend]
         seed = o.open_seed(made.line, *sealed, friend, {0: seed_of(friend)}, made.signers)
         opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
-        read = lambda _, at, size, hidden=upload.hidden: memoryview(hidden)[at : at + size]  # noqa: E731
+        read = lambda _, at, size, hidden=upload.hidden: memoryview(hidden)[at : at + size]
         for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
             opening.add(words.tobytes())
         tag = linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})

@@ -41,7 +41,7 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     seed = o.open_seed(made.line, upload.upload, letter, friend, {0: seed_of(friend)}, made.signers)
     # as a row of it alone
     opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
-    read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]  # noqa: E731
+    read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]
     for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
         opening.add(words.tobytes())
     tag = linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})

@@ -70,6 +70,6 @@ def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
         tagger.add(at, (np.eye(3, dtype=np.int64)[each] << group.scale_exponent).view(np.uint64))
         of_one.append(tagger.sums[at])
     guesses = product(range(most + 1), repeat=3)
-    made = lambda guess: sum(n * by for n, by in zip(guess, of_one, strict=True))  # noqa: E731
+    made = lambda guess: sum(n * by for n, by in zip(guess, of_one, strict=True))
     fits = [guess for guess in guesses if made(guess) % PRIME == tag]
     assert fits == [], f"the right guess is {true}, and those that fit are {fits}"

@@ -59,7 +59,7 @@ def made(tmp_path_factory):
 
 def signed_as_it_stands(made, document):
     """The same, without the checks that take seconds on a large document."""
-    spelt = lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")).encode()  # noqa: E731
+    spelt = lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     envelope = {"document": document, "roster": rosters.digest(made.roster)}
     envelope["signer"] = made.operator.entry.id
     return spelt({**envelope, "signature": made.operator.sign(JOB, spelt(envelope)).hex()})

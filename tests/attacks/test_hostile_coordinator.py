@@ -262,7 +262,7 @@ def test_a_poll_that_is_answered_with_no_message_is_tried_again(world, tmp_path)
 
 def test_frames_that_are_no_messages_are_no_delivery(world, tmp_path):
     script = [offer(world), *[round_of(world, 0)] * 4]
-    begun = lambda: [delivery(world, "first", 0)[0], GARBAGE]  # noqa: E731
+    begun = lambda: [delivery(world, "first", 0)[0], GARBAGE]
     hostile = play(Hostile(world, script, fetch=[lambda: [GARBAGE], begun]), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0]
 
@@ -444,7 +444,7 @@ async def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
     monkeypatch.setattr(agents, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.5)
-    before = lambda name: BEFORE.get(name, lambda _: [])(world)  # noqa: E731
+    before = lambda name: BEFORE.get(name, lambda _: [])(world)
     floods = {
         name: Hostile(world, before(name), endless=made(world)) for name, made in FLOODS.items()
     }
@@ -519,7 +519,7 @@ BAD_DELIVERIES = {
 @pytest.mark.parametrize("bad", BAD_DELIVERIES.values(), ids=BAD_DELIVERIES)
 def test_a_bad_delivery_is_refused_and_a_good_one_taken(world, tmp_path, bad):
     script = [offer(world), round_of(world, 0), round_of(world, 1), round_of(world, 1)]
-    good = lambda: delivery(world, "first", 0)  # noqa: E731
+    good = lambda: delivery(world, "first", 0)
     hostile = play(Hostile(world, script, fetch=[good, lambda: bad(world)]), tmp_path)
     failed = [answer for answer in hostile.answers if answer[0] == "FAILED"]
     assert failed == [("FAILED", 1, "DELIVERY")]

@@ -272,7 +272,7 @@ def fields(path):
     """The header of a call, as literals that nobody need remember (RFC 7541, section 6.2.2)."""
     pairs = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x"}
     pairs |= {"te": "trailers", "content-type": "application/grpc"}
-    literal = lambda text: bytes([len(text)]) + text.encode()  # noqa: E731
+    literal = lambda text: bytes([len(text)]) + text.encode()
     return b"".join(b"\0" + literal(name) + literal(value) for name, value in pairs.items())
 
 

@@ -121,7 +121,7 @@ class Keying(Hostile):
 
 def files(folder):
     paths = (folder / "jobs" / "first").glob("group.*")
-    read = lambda path: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path)  # noqa: E731
+    read = lambda path: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path)
     return {path.name: read(path) for path in paths}
 
 
@@ -274,7 +274,7 @@ def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_an
 ):
     """Also where it could not take the results: there is nothing to open them with any more."""
     end = finish(world, 2, completed=completed)
-    damaged = lambda: [tensor.Frame(chunk=b"no manifest")]  # noqa: E731
+    damaged = lambda: [tensor.Frame(chunk=b"no manifest")]
     tasks = [offer(world), round_of(world, 0), end, end, offer(world)]
     hostile = play(Keying(world, tasks, fetch=[damaged]), tmp_path)
     assert hostile.calls["fetch"] == completed

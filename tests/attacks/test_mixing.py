@@ -275,7 +275,7 @@ def test_weights_that_the_coordinator_makes_up_are_refused_by_the_recipient_alon
     none that leans.
     """
     made = mixing(np.random.default_rng(6).normal(size=(N, D)))
-    version = lambda silo: made.stored[silo].upload.version  # noqa: E731
+    version = lambda silo: made.stored[silo].upload.version
     weights = (SILOS[1], 3 << 30), (SILOS[2], 1 << 30)
     share = [mix_row.Share(version=version(silo), weight=weight) for silo, weight in weights]
     leaning = mix_row.make_row(made.line, SILOS[0], 0, share, signer("coordinator"))

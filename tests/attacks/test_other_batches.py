@@ -29,7 +29,7 @@ class Sum(Summed):
 
     def values(self, part, silo):
         rng = torch.Generator().manual_seed(ALL.index(silo))
-        drawn = lambda spec: torch.randn(spec.shape, generator=rng)  # noqa: E731
+        drawn = lambda spec: torch.randn(spec.shape, generator=rng)
         given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))

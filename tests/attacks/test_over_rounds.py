@@ -88,7 +88,7 @@ def set_back(world, tmp_path, counted):
     ``counted`` is what the real one is told of its rounds.
     """
     absent = [(), *((silo,) for silo in OTHERS)]
-    leaving = lambda at, gone: Attempted(world, "public", at, absent=gone, empty=True)  # noqa: E731
+    leaving = lambda at, gone: Attempted(world, "public", at, absent=gone, empty=True)
     attempts = [leaving(*each) for each in enumerate(absent)]
     tasks = [round_of(world, number, "public", counted=counted(number)) for number in range(4)]
     sums = {number: [attempted] for number, attempted in enumerate(attempts)}
@@ -216,7 +216,7 @@ def unmasked(crowd):
     spec, ctx = crowd.spec, crowd.spec.context()
     holders = {spec.holder(silo): crowd.held[silo][SILO] for silo in OUTSIDERS}
     weights = dict(zip(sorted(holders), weights_at_zero(sorted(holders)), strict=True))
-    shares = lambda kind: {n: held.of(kind).share for n, held in holders.items()}  # noqa: E731
+    shares = lambda kind: {n: held.of(kind).share for n, held in holders.items()}
     own, pair = (join(shares(kind), weights) for kind in (SELF, PAIR))
     h_u2 = crowd.states[OUTSIDERS[0]].h_u2
     terms = [Term(self_key(own, ctx, SILO, spec.prg, h_u2))]

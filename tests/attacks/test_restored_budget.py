@@ -167,7 +167,7 @@ def test_a_silo_that_was_shown_what_came_after_the_backup_stops_the_restored_one
     asyncio.run(other.relayed([lives.second.held]))
     lives.restore()
     told = r"records were cut off: .* and east holds a signed checkpoint"
-    answers = lambda challenge: [answer(other, challenge)]  # noqa: E731
+    answers = lambda challenge: [answer(other, challenge)]
     with pytest.raises(LocalError, match=told):
         life(world, lives.folder, [1, 2], lives.first.held, answers)
 

@@ -66,7 +66,7 @@ def count_frame(round_):
 
 
 def given_counts():
-    weighted = lambda count: [GroupValues(np.zeros(20), np.array([float(count)]))]  # noqa: E731
+    weighted = lambda count: [GroupValues(np.zeros(20), np.array([float(count)]))]
     return {silo: weighted(count) for silo, count in COUNTS.items()}
 
 

@@ -74,7 +74,7 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
         assert here.daemon.connected() == set()
     world.clock.now += 1000
     with coordinator(world.config) as here, world.operator(here) as operator:
-        state = lambda: here.daemon.runs[0].state  # noqa: E731
+        state = lambda: here.daemon.runs[0].state
         world.clock.now += 5.5
         here.run(asyncio.sleep(2.1))  # two looks of the watch
         assert here.daemon.connected() == metric(here) == set()
@@ -121,7 +121,7 @@ def test_a_silo_lost_before_a_round_opens_is_not_awaited(
 
     slow = world.config.timing.model_copy(update={"beat_seconds": 300, "hold_seconds": 300})
     with coordinator(world.config.model_copy(update={"timing": slow})) as here:
-        state = lambda: here.daemon.runs[0].state  # noqa: E731
+        state = lambda: here.daemon.runs[0].state
         here.run(scenario())
 
 

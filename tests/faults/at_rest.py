@@ -99,7 +99,7 @@ def bit_of_a_budget(folder, draw):
     with Budget.open(path, "cxr", FEDERATION, "a", KEY, known=False) as budget:
         budget.set_limit("8", "0.00001", "e3" * 32)
     made = flip(draw.choice([*path.rglob("checkpoint"), *path.rglob("seg-*.jsonl")]), draw)
-    again = lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close()  # noqa: E731
+    again = lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close()
     refused(again, path, LocalError, made)
 
 

@@ -52,7 +52,7 @@ def death_of_a_repair(folder, draw):
     torn = b'{"half' + b"x" * draw.randrange(200)
     with (path / "seg-00000001.jsonl").open("ab") as file:
         file.write(torn)
-    repair = lambda place, _: open_log(place).close()  # noqa: E731
+    repair = lambda place, _: open_log(place).close()
     for _ in range(draw.randrange(1, 4)):  # again and again
         killed(path, draw.randrange(1, 14), draw.choice(HOW), repair)
     open_log(path).close()

@@ -236,7 +236,7 @@ def test_the_coordinator_sees_of_each_method_what_the_tables_say_and_no_value(
 def table():
     """Parts by method and mode, as docs/wire.md has them."""
     text = DOCS.read_text().partition(TITLE)[2].partition("\n## ")[0]
-    names = lambda cell: frozenset(re.findall(r"`(.*?)`", cell))  # noqa: E731
+    names = lambda cell: frozenset(re.findall(r"`(.*?)`", cell))
     rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
     return {mode.replace("`", ""): tuple(map(names, cells)) for mode, *cells in rows}
 

@@ -90,7 +90,7 @@ class Oracle:
         return deliver(self.method, self.exchanges, self.state, round_, silo, self.archive)
 
     def close(self, round_, members):
-        read = lambda part, silo, name: self.world.contributions(silo)(round_)[part][name]  # noqa: E731
+        read = lambda part, silo, name: self.world.contributions(silo)(round_)[part][name]
         up = self.world.job.up(round_)
         self.state, _ = close_round(
             self.method, self.exchanges, self.state, round_, members, up, read, self.archive

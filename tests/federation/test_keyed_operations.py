@@ -59,7 +59,7 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     options = {"similarity": "samples", "tau_theta": 1}
     first = running.job(document("first", SILOS, "pfedsim", **PFEDSIM))
     drawn = [True, True, False, False, False]
-    as_drawn = lambda job: ["north" in job.cohort(round_) for round_ in range(5)] == drawn  # noqa: E731
+    as_drawn = lambda job: ["north" in job.cohort(round_) for round_ in range(5)] == drawn
     wanted = document("second", SILOS, "fedsimsup", options=options, **away)
     second = running.job(seeded(wanted, as_drawn))
     running.configure(TIMING, [])

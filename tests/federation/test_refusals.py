@@ -77,9 +77,7 @@ def handshake(address, roster, version, certificate=None):
 async def test_tls_1_2_is_refused_and_1_3_is_not(setup):
     pair = (setup.folder / "north/keys/tls.crt", setup.folder / "north/keys/tls.key")
     async with running(setup.config) as address:
-        talk = lambda version: asyncio.to_thread(  # noqa: E731
-            handshake, address, setup.roster, version, pair
-        )
+        talk = lambda version: asyncio.to_thread(handshake, address, setup.roster, version, pair)
         assert await talk(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
         with pytest.raises((ssl.SSLError, OSError)):
             await talk(ssl.TLSVersion.TLSv1_2)

@@ -38,7 +38,7 @@ def field(descriptor):
 
 def messages(cls):
     """Any well-formed message of a class, from its descriptor."""
-    value = lambda f: st.lists(field(f), max_size=3) if f.is_repeated else field(f)  # noqa: E731
+    value = lambda f: st.lists(field(f), max_size=3) if f.is_repeated else field(f)
     fields = {each.name: value(each) for each in cls.DESCRIPTOR.fields}
     return st.fixed_dictionaries({}, optional=fields).map(lambda chosen: cls(**chosen))
 

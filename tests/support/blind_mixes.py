@@ -69,7 +69,7 @@ class Mixing:
     def row(self, recipient, weights):
         """The coordinator's row and signature, of integer weights by silo."""
         given = [(s, weight) for s, weight in weights.items() if s != recipient and weight]
-        version = lambda silo: self.stored[silo].upload.version  # noqa: E731
+        version = lambda silo: self.stored[silo].upload.version
         shares = [mix_row.Share(version=version(s), weight=weight) for s, weight in given]
         own, sign = weights.get(recipient, 0), signer("coordinator")
         return mix_row.make_row(self.line, recipient, own, shares, sign)
@@ -77,7 +77,7 @@ class Mixing:
     def mixed(self, row):
         """What comes down: Y and its tag."""
         weights = row.sent()
-        read = lambda silo, at, size: memoryview(self.stored[silo].hidden)[at : at + size]  # noqa: E731
+        read = lambda silo, at, size: memoryview(self.stored[silo].hidden)[at : at + size]
         made = b"".join(words.tobytes() for words in o.mixed_pieces(self.line, weights, read))
         tags = {silo: self.stored[silo].upload.tag for silo in weights}
         return made, linear_tags.combine(tags, 1, weights)

@@ -27,7 +27,7 @@ def make_world(tmp_path, **security):
                 if isinstance(part.exchange, Gram):  # rows that are alike
                     unit = torch.nn.functional.normalize
                     drawn = {name: unit(3 + each, dim=1) for name, each in drawn.items()}
-                whole = lambda spec: torch.full(spec.shape, 7, dtype=torch.int64)  # noqa: E731
+                whole = lambda spec: torch.full(spec.shape, 7, dtype=torch.int64)
                 if part == METRICS:
                     drawn = {spec.name: whole(spec) for spec in part.tensors}
                 found[part.name] = PLAIN.give(part, Contribution(drawn))

@@ -123,7 +123,7 @@ class _Reader:
         self.ledger = ledger
         self.roster = roster
         self.tree = Tree(bytes.fromhex(entry.leaf) for entry in ledger)
-        of = lambda kind: [e for e in ledger if isinstance(e.record, kind)]  # noqa: E731
+        of = lambda kind: [e for e in ledger if isinstance(e.record, kind)]
         self.challenges = {bytes.fromhex(e.leaf) for e in of(ControlOpen)}
         self.known = {0}  # sizes of this ledger whose heads the coordinator may hold
         self.ours = {0}  # sizes of the coordinator's ledger whose heads came down

@@ -206,7 +206,7 @@ async def listening(hostile):
     # ours would not send what is too long
     options = {**dict(SERVER_OPTIONS), "grpc.max_send_message_length": -1}
     server = grpc.aio.server(options=list(options.items()))
-    encode = lambda message: message.SerializeToString()  # noqa: E731
+    encode = lambda message: message.SerializeToString()
     unary = grpc.unary_unary_rpc_method_handler
     fetch, upload = grpc.unary_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
     handlers = {

@@ -91,7 +91,7 @@ class Keyed(Blind):
 
     def parts(self):
         signs = {silo: self.world.others[silo].sign for silo in OTHERS}
-        made = lambda silo: g.contribute(self.epoch, silo, *self.secrets[silo], signs[silo])  # noqa: E731
+        made = lambda silo: g.contribute(self.epoch, silo, *self.secrets[silo], signs[silo])
         return {silo: made(silo) for silo in OTHERS}
 
     async def contribute(self, request, context):

@@ -168,7 +168,7 @@ class Coordinator:
         summands = tuple(WireSummand(each.upload, letter_for(each, of)) for each in found.values())
         by_name = {version[0]: version for version in found}
         integers = {silo: weights[version] for silo, version in by_name.items()}
-        read = lambda silo, at, size: memoryview(found[by_name[silo]].hidden)[at : at + size]  # noqa: E731
+        read = lambda silo, at, size: memoryview(found[by_name[silo]].hidden)[at : at + size]
         words = b"".join(each.tobytes() for each in mixed_pieces(line, integers, read))
         tag = linear_tags.combine(
             {silo: found[version].upload.tag for silo, version in by_name.items()}, 1, integers

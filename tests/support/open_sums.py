@@ -106,7 +106,7 @@ class Summed:
     def values(self, part, silo):
         """What a silo gives of a part."""
         rng = torch.Generator().manual_seed(1000 * self.round + SILOS.index(silo))
-        drawn = lambda spec: torch.randn(spec.shape, generator=rng).abs()  # noqa: E731
+        drawn = lambda spec: torch.randn(spec.shape, generator=rng).abs()
         given = {spec.name: drawn(spec).to(DTYPES[spec.dtype]) for spec in part.tensors}
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))

@@ -17,5 +17,5 @@ def closed(method, state, round_, contributions, archive=None):
     for silo, own in contributions.items():
         given |= {(part.name, silo): PLAIN.give(part, own[part.name]) for part in parts}
     of = round_, tuple(contributions), parts
-    read = lambda part, silo, name: given[part, silo][name]  # noqa: E731
+    read = lambda part, silo, name: given[part, silo][name]
     return close_round(method, PLAIN, state, *of, read, archive or MemoryArchive())[0]

@@ -259,7 +259,7 @@ class Run:
 
 def ones(silos, elements=20):
     """The silo of number i gives i + 1, so that each subset has its own sum."""
-    given = lambda i: masked_sum.GroupValues(np.full(elements, (i + 1) / 16))  # noqa: E731
+    given = lambda i: masked_sum.GroupValues(np.full(elements, (i + 1) / 16))
     return {silo: [given(i)] for i, silo in enumerate(silos)}
 
 

@@ -173,7 +173,7 @@ def world(tool, keys, roster, path, tmp_path):
             """The same by the package, which tells receipts of another roster apart from wrong
             ones.
             """
-            given = lambda name: [b for a, b in pairwise(options) if a == name]  # noqa: E731
+            given = lambda name: [b for a, b in pairwise(options) if a == name]
             try:
                 read = roster_files.read(given("--roster"), given("--founder"), None)
                 found = receipt_checks.check(messages.lines(folder), read.each)

@@ -177,7 +177,7 @@ def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
         shapes = {
             (part.name, spec.name): spec.shape for part in method.up(0) for spec in part.tensors
         }
-        read = lambda part, _, name: torch.full(shapes[part, name], value)  # noqa: E731
+        read = lambda part, _, name: torch.full(shapes[part, name], value)
         close_round(method, PLAIN, {}, 0, members, method.up(0), read, archive)
         mail = archive.mail("extractor", "c")
         return mail and (mail[KEEP.name].item(), mail[part.tensors[0].name].unique().item())

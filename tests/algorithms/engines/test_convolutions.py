@@ -36,7 +36,7 @@ def test_unfolded_gives_what_the_convolution_gives(
     }
     ends = []
     for module in (plain, other):
-        run = lambda values, x, module=module: torch.func.functional_call(module, values, x)  # noqa: E731
+        run = lambda values, x, module=module: torch.func.functional_call(module, values, x)
         out = vmap(run)(values, x)
         ends.append((out, *torch.autograd.grad(out.sin().sum(), [x, *values.values()])))
     for one, two in zip(*ends, strict=True):
@@ -69,7 +69,7 @@ def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
     records = {
         silo: Records(make_data(17 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
     }
-    watched = lambda *given: calls.append(None) or patches(*given)  # noqa: E731
+    watched = lambda *given: calls.append(None) or patches(*given)
     monkeypatch.setattr("staddle.algorithms.engines.convolutions.patches", watched)
     unfolded, ends = Stacked(job, records, convolutions="unfolded"), []
     for engine in (Serial(job, records), Stacked(job, records), unfolded):

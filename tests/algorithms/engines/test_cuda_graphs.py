@@ -62,7 +62,7 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("caches emptied"))
         for name in ("endAllocateToPool", "releasePool"):
-            said = lambda *given, name=name: self.said.append(f"{name} {given}")  # noqa: E731
+            said = lambda *given, name=name: self.said.append(f"{name} {given}")
             monkeypatch.setattr(torch._C, f"_cuda_{name}", said, raising=False)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
 

@@ -110,7 +110,7 @@ def test_a_layer_of_all_is_that_of_each(layer, dim, training):
 )
 def test_records_without_a_batch_keep_torchs_rules(module, record):
     values, x = values_of(module), torch.randn(SILOS, *record, dtype=torch.float64)
-    run = lambda values, x: functional_call(module, values, x)  # noqa: E731
+    run = lambda values, x: functional_call(module, values, x)
     assert torch.equal(over_silos(run)(values, x), vmap(run)(values, x))
 
 

@@ -230,7 +230,7 @@ def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case,
 def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypatch):
     """Else a run that was gone on with would not have the bits of one that was not stopped."""
     job, filled, move, seen = make("fedavg"), [], stacked._Step._move, []
-    watched = lambda *given: filled.append(len(given[2])) or move(*given)  # noqa: E731
+    watched = lambda *given: filled.append(len(given[2])) or move(*given)
     monkeypatch.setattr(stacked, "GRAINS", 1)
     monkeypatch.setattr(stacked._Step, "_move", watched)
     work = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos]

@@ -49,7 +49,7 @@ def test_folds_run_in_float64_and_round_once():
     spec = (TensorSpec("w", "float32", (2,)),)
     whole = sum(Fraction(w) for w in weights.values())
     exact = sum(Fraction(weights[s]) * Fraction(v) for s, v in values.items()) / whole
-    read = lambda s, n: given_[s, n]  # noqa: E731
+    read = lambda s, n: given_[s, n]
     mean = PLAIN.collect(Part("m", Kind.WHOLE_MODEL, Sum("mean"), spec), SILOS, read)["w"]
     assert mean.tolist() == [torch.tensor(float(exact)).item()] * 2
     integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
@@ -102,7 +102,7 @@ def test_ratio_works_row_by_row_and_leaves_rows_without_weight_at_zero():
     assert part.wire[-1] == TensorSpec(WEIGHT, "float64", (2,), 0.0, 2.0**53)
     given_ = drawn(TWO)
     weights = {"a": [1.0, 0.0], "b": [3.0, 0.0], "c": [0.0, 0.0]}
-    read = lambda s, n: (  # noqa: E731
+    read = lambda s, n: (
         torch.tensor(weights[s], dtype=torch.float64) if n == WEIGHT else given_[s, n]
     )
     folded = PLAIN.collect(part, SILOS, read)
@@ -186,7 +186,7 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     }
     for n, held in enumerate(given.values()):
         held[WEIGHT] = torch.tensor(n + 0.3).double()
-    read = lambda silo, name: given[silo][name]  # noqa: E731
+    read = lambda silo, name: given[silo][name]
     mean = Part("m", Kind.BACKBONE, Sum("mean"), specs)
     mixed = Part("x", Kind.BACKBONE, Mix(), specs)
     shares = {"a": 0.2, "b": 0.0, "c": 3.0}

@@ -251,10 +251,10 @@ def test_in_the_generalisation_phase_a_silo_gives_its_model_weighed_by_its_recor
 
 def test_only_pairs_of_the_same_round_move_and_older_entries_stay(make):
     method = make(rho=0, silos=("a", "b", "c", "d"))
-    turned = lambda degrees: with_rows(  # noqa: E731
+    turned = lambda degrees: with_rows(
         method, [[math.cos(math.radians(degrees)), math.sin(math.radians(degrees))]] * 3
     )
-    at = lambda *degrees: {"rows": gram_of(method, 0, *map(turned, degrees))}  # noqa: E731
+    at = lambda *degrees: {"rows": gram_of(method, 0, *map(turned, degrees))}
     first = method.combine(method.begin(), 0, ("a", "c"), at(0, 60)).state
     assert first["phi"][0, 2].item() == pytest.approx(0.5, abs=1e-6)
     assert first["gave"].tolist() == [1, 0, 1, 0]

@@ -34,7 +34,7 @@ def test_an_exactly_even_minimum_ends():
 
 def test_a_small_alpha_is_uneven_and_a_large_one_even():
     labels = np.arange(4000) % 10
-    counts = lambda alpha: np.stack(  # noqa: E731
+    counts = lambda alpha: np.stack(
         [np.bincount(labels[shard], minlength=10) for shard in dirichlet(labels, 5, alpha, 1)]
     )
     assert (counts(1000.0) / 80).min() > 0.7

@@ -220,7 +220,7 @@ def test_no_choice_of_the_other_records_lets_one_move_more_than_the_clip():
     x = torch.tensor([[1.0]] * 257 + [[-(2.0**-17) * (1 + 2.0**-20)]] * 512)
     adding = x.flatten().numpy()
     assert np.add.accumulate(adding)[-1] - np.add.accumulate(adding[1:])[-1] == 1 + 2**-7
-    loss = lambda parts, x, *_: parts["linear"](x)[:, 0]  # noqa: E731
+    loss = lambda parts, x, *_: parts["linear"](x)[:, 0]
     stage, ends = Stage(("linear",), 1, loss, Optimiser(1.0)), []
     data = Records(x, torch.zeros(769, dtype=torch.int64))
     for drawn in (range(769), range(1, 769)):
@@ -383,7 +383,7 @@ def test_a_stage_over_all_records_has_noise_of_its_own():
 
 
 def test_penalties_come_after_the_noise():
-    penalty = lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values())  # noqa: E731
+    penalty = lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values())
     stage, one, other, alone = replace(BOTH, penalty=penalty), linear(), linear(), linear()
     stepped(one, stage, records(8), PLAIN, 8)
     stepped(other, stage, records(8), private())

@@ -204,15 +204,15 @@ def test_momentum_does_not_outlive_a_stage():
 def test_the_penalty_adds_its_own_gradient():
     parts = linear_parts()
     before = parts["classifier"].weight.detach().clone()
-    zero = lambda parts, x, y, context: 0 * cross_entropy(parts, x, y, context)  # noqa: E731
-    penalty = lambda parameters, _: (parameters["classifier"]["weight"] ** 2).sum() / 2  # noqa: E731
+    zero = lambda parts, x, y, context: 0 * cross_entropy(parts, x, y, context)
+    penalty = lambda parameters, _: (parameters["classifier"]["weight"] ** 2).sum() / 2
     train(parts, Stage(("classifier",), 1, zero, Optimiser(0.25), penalty), records(4), 4, rng())
     assert torch.equal(parts["classifier"].weight, before * 0.75)
 
 
 def test_the_context_reaches_the_loss():
     seen = []
-    loss = lambda parts, x, y, context: (  # noqa: E731
+    loss = lambda parts, x, y, context: (
         seen.append(context["t"].item()) or cross_entropy(parts, x, y, context)
     )
     stage = Stage(("classifier",), 1, loss, Optimiser(0.1), context={"t": torch.tensor(3.0)})

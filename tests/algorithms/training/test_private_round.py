@@ -695,7 +695,7 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
     from staddle.security.dp.noise import Randomness  # noqa: PLC0415 - algorithms do not know it
 
     job = make_private("fedavg", rounds=1)
-    fresh = lambda _: PrivateSilo(MemoryAccount(job), Randomness)  # noqa: E731
+    fresh = lambda _: PrivateSilo(MemoryAccount(job), Randomness)
     ends = [simulate(job, make_shards(job), private=fresh).states["a"] for _ in range(2)]
     one, other = (end.parts["extractor"]["conv1.weight"] for end in ends)
     assert (one != other).all()

@@ -99,7 +99,7 @@ def test_what_is_measured_is_of_the_training_records_and_the_model_as_delivered(
     job, seen, data = make_job("fedavg", model={"classes": 5}), [], make_data(21)
     method = job.method()
     give, norm = method.give, lambda parts: parts["classifier"].weight.detach().norm().double()
-    measured = lambda parts, x, _: {"count": torch.tensor(len(x)), "norm": norm(parts)}  # noqa: E731
+    measured = lambda parts, x, _: {"count": torch.tensor(len(x)), "norm": norm(parts)}
     monkeypatch.setattr(method, "measure", measured)
     monkeypatch.setattr(method, "give", lambda *given: seen.append(given) or give(*given))
     state = SiloState(initial_state(method, "a").parts, {"kept": torch.tensor(4)})
@@ -161,7 +161,7 @@ def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
 def test_the_final_report_holds_the_accuracy_of_both_models(make_job, make_data):
     job, test_data = make_job("fedavg"), make_data(30, 3)
     method, part = job.method(), job.down(job.rounds)[0]
-    votes = lambda label: torch.eye(3)[label]  # noqa: E731
+    votes = lambda label: torch.eye(3)[label]
     down = {spec.name: torch.zeros(spec.shape) for spec in part.tensors} | {
         "classifier.bias": votes(2)
     }

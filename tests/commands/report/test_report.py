@@ -231,7 +231,7 @@ def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatc
     monkeypatch.setattr(ledgers, "NASTY", ("one", "two", "three", "four"))
     monkeypatch.setattr(ledgers, "SCRIPT", "silo-a")
     plain = parsed(ledgers.nasty(tmp_path / "plain" / "ledger"))
-    shape = lambda page: Counter(node[0] for node in page.nodes if node[0] != "span")  # noqa: E731
+    shape = lambda page: Counter(node[0] for node in page.nodes if node[0] != "span")
     assert shape(nasty) == shape(plain)
     said = words(nasty)
     for name in NASTY:

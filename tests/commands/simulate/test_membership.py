@@ -89,7 +89,7 @@ def test_the_picture_has_the_same_rows(tmp_path):
     side = heatmap.CELL
     assert pixels.shape[0] == 3 * side
     cells = pixels[:, -3 * side :]
-    corner = lambda row, column: cells[row * side + 1, column * side + 1].tolist()  # noqa: E731
+    corner = lambda row, column: cells[row * side + 1, column * side + 1].tolist()
     assert (corner(2, 0), corner(2, 1)) == (heatmap.DARK.tolist(), [255, 255, 255])
     assert [corner(1, column) for column in range(3)] == [heatmap.GREY.tolist()] * 3
     assert drawn.read_bytes() == heatmap.picture(RELEASED, SILOS)

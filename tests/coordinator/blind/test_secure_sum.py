@@ -314,7 +314,7 @@ class World:
         assert self.ends[-1] == ("summed", members)
         opened, plain = OpenedSums(self.store, lambda: 3, BOUNDS), Quantised(BOUNDS)
         for part in PARTS:
-            read = lambda silo, name, part=part: contribution(silo)[part.name][name]  # noqa: E731
+            read = lambda silo, name, part=part: contribution(silo)[part.name][name]
             found = opened.collect(part, members[::-1], read)
             wanted = quantised(self.silos, part, members, read, plain)
             assert found.keys() == wanted.keys()

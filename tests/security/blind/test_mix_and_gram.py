@@ -114,7 +114,7 @@ def test_a_row_is_within_its_bound_of_the_plain_one(raw, clip, seed, dtype):
 def test_the_largest_values_do_not_wrap():
     part = mix_part("float64", ((3,),))
     ends = torch.tensor([8.0, -8.0, 8.0], dtype=torch.float64)
-    read = lambda *_: ends  # noqa: E731
+    read = lambda *_: ends
     assert torch.equal(rows_of(part, read).row(part, "a", EVEN, read)["t0"], ends)
 
 

@@ -261,7 +261,7 @@ def test_7_rows_never_have_two_equations_in_few_new_unknowns():
 
 def test_who_makes_rows_asks_first():
     made, terms = row([1, 2, 2, 2])[0], Terms()
-    ask = lambda recipient=FOUR[0], own=made.own_weight, shares=made.shares, memory=None: m.fault(  # noqa: E731
+    ask = lambda recipient=FOUR[0], own=made.own_weight, shares=made.shares, memory=None: m.fault(
         recipient, own, shares, memory or m.RowMemory(), terms
     )
     assert ask() == ""

@@ -86,7 +86,7 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
     # The plain mix uses the same integers: it differs by the quantisation alone, and by float64's
     # rounding.
     part = Part("extractor", Kind.BACKBONE, Mix(), (TensorSpec("t", "float64", (elements,)),))
-    read = lambda silo, _: torch.from_numpy(values[silo].astype(np.float64))  # noqa: E731
+    read = lambda silo, _: torch.from_numpy(values[silo].astype(np.float64))
     plain = PLAIN.mix(part, "r", dict(zip(silos, raw, strict=True)), read)["t"].numpy()
     assert np.abs(plain - found).max() <= 2.0 ** -(e + 1) + (n + 1) * most * 2.0**-52
 
@@ -95,7 +95,7 @@ def test_the_plain_mix_in_float32_is_off_by_float32s_rounding():
     made, raw = mixing(elements=500), [0.1, 0.3, 0.35, 0.25]
     found = made.open(made.row(FOUR[0], integers(FOUR, raw))[0])
     part = Part("extractor", Kind.BACKBONE, Mix(), (TensorSpec("t", "float32", (500,)),))
-    read = lambda silo, _: torch.from_numpy(made.stored[silo].values)  # noqa: E731
+    read = lambda silo, _: torch.from_numpy(made.stored[silo].values)
     plain = PLAIN.mix(part, "r", dict(zip(FOUR, raw, strict=True)), read)["t"].numpy()
     assert np.abs(plain - found).max() <= 2.0**-28 + 8 * 2.0**-24
     assert np.abs(plain - found).max() > 0
@@ -304,7 +304,7 @@ def test_the_coordinator_holds_pieces_only():
     elements = 8 * o.LENT
     stored = np.zeros(elements, "<u8").data.cast("B")
     tracemalloc.start()
-    read = lambda _, at, size: stored[at : at + size]  # noqa: E731
+    read = lambda _, at, size: stored[at : at + size]
     for _ in o.mixed_pieces(line(elements), dict.fromkeys(names(9), 3), read):
         pass
     _, peak = tracemalloc.get_traced_memory()

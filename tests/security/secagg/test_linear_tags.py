@@ -135,7 +135,7 @@ def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, 
         numbers = [int(s) * (most - int(o)) for s, o in pairs]
         words = np.array(numbers, "<i4" if largest == 2**31 else "<i8")
         for coefficient in (2**64 - 1, 2**64 - 2**13):
-            field = lambda _, count, c=coefficient: np.full(count, c, "<u8")  # noqa: E731
+            field = lambda _, count, c=coefficient: np.full(count, c, "<u8")
             monkeypatch.setattr(linear_tags, "_field", field)
             exact = coefficient**2 * sum(numbers)
             assert tagged(words.view(f"<u{words.itemsize}")).sums == [exact % PRIME]

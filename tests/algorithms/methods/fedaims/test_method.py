@@ -218,7 +218,7 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
     every = modules["extractor"](x, True)
     for row, label in zip(every, y.tolist(), strict=True):
         features = row.split(method.widths)
-        norm = lambda v: (v**2).sum() * (len(x) if total else 1 / len(v))  # noqa: E731
+        norm = lambda v: (v**2).sum() * (len(x) if total else 1 / len(v))
         known = [k for k in range(3) if prototypes[k].any()]
         main = cross_entropy(modules["classifier"](features[-1])[None], torch.tensor([label]))
         if label in known:
@@ -541,7 +541,7 @@ def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
             part = replace(
                 job.up(0)[0], tensors=tuple(s for s in job.up(0)[0].tensors if s.name == name)
             )
-            read = lambda s, n, ones=ones, spool=spool: (  # noqa: E731
+            read = lambda s, n, ones=ones, spool=spool: (
                 spool["backbone", s][n] if n == WEIGHT else ones[s]
             )
             folded = PLAIN.collect(part, cohort, read)
@@ -602,7 +602,7 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(
     options = {"sampling": "algorithm2", "similarity": similarity, "sketch": sketch}
     job = make(options, silos=list("abcd"), participation=0.5, rounds=3)
     shards, method, backbone = make_shards(job), job.method(), None
-    flat = lambda tensors: torch.cat(  # noqa: E731
+    flat = lambda tensors: torch.cat(
         [tensors[s.name].flatten() for s in method.backbone.tensors]
     ).double()
     start = flat(method.flat(initial_state(method, "a"), "extractor"))
@@ -627,7 +627,7 @@ def test_algorithm_2_compares_unit_vectors_of_the_backbone(
 
 
 def test_the_direction_is_sketched_where_that_is_shorter(make):
-    direction = lambda **options: make({"sampling": "algorithm2", **options}).method().up(0)[2]  # noqa: E731
+    direction = lambda **options: make({"sampling": "algorithm2", **options}).method().up(0)[2]
     whole = direction(sketch=0)
     length = whole.tensors[0].elements
     assert (whole.kind, whole.tensors[0].name) == (Kind.BACKBONE, "unit")
@@ -676,7 +676,7 @@ def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(
     job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
     states = simulate(job, make_shards(job)).states
     fresh = initial_state(job.method(), "a").parts
-    moved = lambda silo, part: any(  # noqa: E731
+    moved = lambda silo, part: any(
         not torch.equal(states[silo].parts[part][name], value)
         for name, value in fresh[part].items()
     )

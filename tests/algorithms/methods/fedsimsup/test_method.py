@@ -53,7 +53,7 @@ class Coordinator:
         self.close(0, {f.silo: PLAIN.give(part, method.give(None, f)["census"]) for f in facts})
 
     def close(self, round_, given):
-        read = lambda _, silo, name: given[silo][name]  # noqa: E731
+        read = lambda _, silo, name: given[silo][name]
         up = self.method.up(round_)
         self.state, _ = close_round(
             self.method, PLAIN, self.state, round_, tuple(given), up, read, self.archive
@@ -318,7 +318,7 @@ def test_one_round_of_a_silo_by_hand(make, make_data):
     state = initial_state(method, "b")
     after = local_round(method, job, state, 1, {}, train, make_data(4), "b").state.parts
     s, theta = build_supervisor("lenet", (1, 8, 8), 3, 7, "b"), build(job.model, 7)
-    logits = lambda: theta["classifier"](theta["extractor"](train.x)) + s(train.x)  # noqa: E731
+    logits = lambda: theta["classifier"](theta["extractor"](train.x)) + s(train.x)
     for modules in ((s,), (theta["extractor"], theta["classifier"])):
         parameters = [p for module in modules for p in module.parameters()]
         gradients = torch.autograd.grad(nn.functional.cross_entropy(logits(), train.y), parameters)
@@ -348,7 +348,7 @@ def test_three_points_by_hand(make):
     for number, stage in enumerate(stages):
         slow = replace(stage, optimiser=Optimiser(0.3))
         train(parts, slow, records, 3, stream(0, "a", 1, f"train/{number}"))
-    sigma = lambda z: 1 / (1 + math.exp(-z))  # noqa: E731
+    sigma = lambda z: 1 / (1 + math.exp(-z))
     gradient = (sigma(0.4) + 2 * (sigma(0.8) - 1) + 3 * (sigma(1.2) - 1)) / 3
     for part, moved in (("supervisor", -0.2), ("classifier", 0.3 * gradient)):
         assert parts[part].weight.flatten().tolist() == pytest.approx([moved, -moved])

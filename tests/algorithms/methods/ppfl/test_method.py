@@ -380,7 +380,7 @@ def test_the_parts_are_callables_that_vmap_takes(make, options):
     x = torch.randn(5, 1, 1, 3)
 
     def predict(parameters):
-        call = lambda part: (  # noqa: E731
+        call = lambda part: (
             lambda *a: torch.func.functional_call(modules[part], parameters[part], a)
         )
         return method.predict({part: call(part) for part in modules}, x)
@@ -625,7 +625,7 @@ def test_a_round_through_the_coordinator_averages_theta(make):
 def test_released_memberships_stay_in_the_rows_of_their_silos(make):
     method = make(models=2, lam=0.0, schedule="rbcd", release_membership="always").method()
     round_ = next(r for r in range(99) if method.blocks(r) == ("c",))
-    give = lambda *rows: {"membership": {"c": torch.tensor(rows)}}  # noqa: E731
+    give = lambda *rows: {"membership": {"c": torch.tensor(rows)}}
     before = method.begin()
     first = method.combine(before, round_, ("a", "c"), give([0.1, 0.9], [0.3, 0.7])).state
     second = method.combine(first, round_, ("b", "c"), give([0.5, 0.5], [0.2, 0.8])).state
@@ -641,7 +641,7 @@ def accuracy(result, product):
 
 
 def compare(make_job, silos, shards, model, training, rounds, options, seed=7):
-    run = lambda method, chosen=None: simulate(  # noqa: E731
+    run = lambda method, chosen=None: simulate(
         make_job(method, chosen, model, training, rounds=rounds, silos=silos, seed=seed), shards
     )
     ppfl = run("ppfl", options)
@@ -685,7 +685,7 @@ def digits_of(silos, cuts, train, relabel=lambda _, y: y):
     """
     whole = dataset.digits()
     cuts = [(cut[: min(train, len(cut) - 1)], cut[min(train, len(cut) - 1) :]) for cut in cuts]
-    take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))  # noqa: E731
+    take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))
     return {
         s: (take(i, own), take(i, test))
         for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))
@@ -778,7 +778,7 @@ def test_the_heat_map_by_its_pixels():
     drawn = heatmap.picture(torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]))
     pixels = np.asarray(Image.open(io.BytesIO(drawn)))
     assert pixels.shape == (3 * heatmap.CELL, 2 * heatmap.CELL, 3)
-    centre = lambda row, column: pixels[row * heatmap.CELL + 8, column * heatmap.CELL + 8].tolist()  # noqa: E731
+    centre = lambda row, column: pixels[row * heatmap.CELL + 8, column * heatmap.CELL + 8].tolist()
     assert centre(0, 0) == centre(2, 1) == heatmap.DARK.tolist()
     assert centre(0, 1) == centre(2, 0) == [255, 255, 255]
     assert centre(1, 0) == np.rint((heatmap.DARK + 255) / 2).tolist()
