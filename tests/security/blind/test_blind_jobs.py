@@ -25,8 +25,8 @@ KEYS = (bytes(32), b"another".ljust(32))
 
 @pytest.fixture(scope="module")
 def shards():
-    records = digits().take(torch.arange(900))
-    parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)
+    records = digits().take(torch.arange(360))
+    parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=30)
     return {
         silo: split(records.take(p), bytes(range(32)), 0.25)
         for silo, p in zip(SILOS, parts, strict=True)

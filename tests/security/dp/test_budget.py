@@ -236,7 +236,7 @@ def test_an_altered_record_is_refused(tmp_path):
 
 # Crashes. What was promised is a reservation that came back.
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def scenario(folder, promise):
@@ -263,13 +263,14 @@ def calls_of(folder, monkeypatch):
     with monkeypatch.context() as patch:
         calls = Calls(patch)
         scenario(folder, lambda _: None)
-    return len(calls.made)
+    return calls.made
 
 
 @pytest.mark.parametrize("how", ["before", "after", "torn"])
 def test_killed_at_any_call_nothing_spent_is_forgotten(tmp_path, monkeypatch, how):
-    total = calls_of(tmp_path / "whole", monkeypatch)
-    for nth in range(1, total + 1):
+    for nth, name in enumerate(calls_of(tmp_path / "whole", monkeypatch), 1):
+        if how == "torn" and name != "write":
+            continue  # it dies before the call, as above
         place = tmp_path / f"{nth}"
         promised = killed(place, nth, how, scenario)
         assert promised is not None
@@ -279,8 +280,7 @@ def test_killed_at_any_call_nothing_spent_is_forgotten(tmp_path, monkeypatch, ho
 
 @pytest.mark.parametrize("fault", [failing(28), short], ids=["ENOSPC", "short"])
 def test_a_full_disk_ends_spending(tmp_path, monkeypatch, fault):
-    total = calls_of(tmp_path / "whole", monkeypatch)
-    for nth in range(1, total + 1):
+    for nth in range(1, len(calls_of(tmp_path / "whole", monkeypatch)) + 1):
         place, promised = tmp_path / f"{nth}", [0]
         with monkeypatch.context() as patch:
             Calls(patch, nth, fault)

@@ -96,14 +96,15 @@ def slow(sets, new, least):
     """All combinations of up to four sets by small integers: the fewest silos the new one adds."""
     silos = sorted(frozenset().union(*sets, new))
     rows = np.array([[silo in each for silo in silos] for each in (*sets, new)], int)
-    vectors = [np.array(c) @ rows for c in product(range(-3, 4), repeat=len(rows))]
-    supports = {frozenset(np.flatnonzero(v)) for v in vectors if v.any()}
-    old = {
-        frozenset(np.flatnonzero(np.array([*c, 0]) @ rows))
-        for c in product(range(-3, 4), repeat=len(sets))
-    }
+
+    def supports(most):
+        """Which silos are left in any combination, with the new set at most so many times."""
+        factors = [range(-3, 4)] * len(sets) + [range(-most, most + 1)]
+        held = np.array(list(product(*factors))) @ rows != 0
+        return {frozenset(np.flatnonzero(each)) for each in np.unique(held, axis=0)}
+
     whole = frozenset(silos.index(silo) for silo in new)
-    fresh = [s for s in supports - old if len(s) < least and not whole <= s]
+    fresh = [s for s in supports(3) - supports(0) if len(s) < least and not whole <= s]
     return min(map(len, fresh), default=0)
 
 

@@ -60,26 +60,27 @@ def test_everyone_stays(n):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("lost", [1, 3, 4])
+@pytest.mark.parametrize("lost", [1, 2, 3])
 def test_silos_lost_before_each_step(step, lost):
-    """Of ten with threshold 7: one, as many as may be lost, and one more."""
-    drops = dict.fromkeys(names(10)[2 : 2 + lost], step)
-    run = Run(attempt(10), ones(names(10)), drops=drops).finish()
-    survivors = outcome(10, 7, drops)
-    assert (survivors is None) == (lost == 4)
+    """Of seven with threshold 5: one, as many as may be lost, and one more."""
+    seven = names(7)
+    drops = dict.fromkeys(seven[2 : 2 + lost], step)
+    run = Run(attempt(7), ones(seven), drops=drops).finish()
+    survivors = outcome(7, 5, drops)
+    assert (survivors is None) == (lost == 3)
     if survivors is None:
         assert run.state.stage == "ended"
         assert run.opened is None
         assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("TOO_FEW", "")
     else:
         assert run.state.u3 == tuple(survivors)
-        assert run.opened[0].total[0] == sum(names(10).index(silo) + 1 for silo in survivors) / 16
+        assert run.opened[0].total[0] == sum(seven.index(silo) + 1 for silo in survivors) / 16
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
-    n = data.draw(st.integers(4, 9))
+    n = data.draw(st.integers(4, 7))  # each remainder by three, which the threshold follows from
     silos = names(n)
     drops = data.draw(
         st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2)

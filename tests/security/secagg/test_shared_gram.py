@@ -262,13 +262,10 @@ def test_what_colluders_and_coordinator_see_fits_every_other_vectors_of_the_same
 
 
 def test_shares_and_what_is_revealed_look_uniform():
-    own, runs = compared(1, 1), 2000
-    held, told = [], []
-    for run in range(runs):
-        shares = dealt(own, np.zeros((4, 1, 1)), 1, seed=run)
-        held.append(int(shares[1][4].vectors[0, 0]))
-        told.append(int(revealed(shares)[2][1, 0]))  # of silos 1 and 2
-    for drawn in (np.array(held, float) / PRIME, np.array(told, float) / PRIME):
+    own = compared(2000, 1)
+    shares = dealt(own, np.zeros((4, 2000, 1)), 1)
+    held, told = shares[1][4].vectors[:, 0], revealed(shares)[2][1]  # of silos 1 and 2
+    for drawn in (held.astype(float) / PRIME, told.astype(float) / PRIME):
         assert abs(drawn.mean() - 0.5) < 0.02  # of fixed seeds
         assert abs(drawn.var() - 1 / 12) < 0.005
     assert abs(np.corrcoef(held, told)[0, 1]) < 0.06
