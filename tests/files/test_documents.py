@@ -58,10 +58,8 @@ def test_canonical_json_is_that_of_another_implementation(value):
 
 def test_canonical_json_bytes_are_those_of_rfc_8785():
     value = {"b": [1, True, None], "a": '€\n\u001f"\\/\u007f', "A": {}}
-    assert (
-        canonical_json(value)
-        == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
-    )
+    found = canonical_json(value)
+    assert found == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
 
 
 @pytest.mark.parametrize(
@@ -201,9 +199,8 @@ def test_a_near_key_here_and_the_same_key_elsewhere_are_both_told():
 
     with pytest.raises(LocalError) as caught:
         validate({"seed": 1}, Both, "f")
-    assert (
-        str(caught.value) == "f: unknown key 'seed'; did you mean 'seeds'? 'seed' belongs in [data]"
-    )
+    found = str(caught.value)
+    assert found == "f: unknown key 'seed'; did you mean 'seeds'? 'seed' belongs in [data]"
 
 
 class Shapes(Strict):

@@ -51,9 +51,8 @@ def test_what_was_written_is_read(path):
 
 def test_the_same_gives_the_same_bytes_in_memory_and_on_the_disk(path):
     reordered = dict(reversed(METADATA.items()))
-    assert {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8} == {
-        path.read_bytes()
-    }
+    found = {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8}
+    assert found == {path.read_bytes()}
     assert tensor_file.to_bytes(TENSORS) == tensor_file.to_bytes(TENSORS, {})
 
 

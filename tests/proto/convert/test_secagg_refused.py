@@ -210,9 +210,8 @@ def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
     for field in ("kind", "shares"):
         proof.ClearField(field)
     proof.holder, proof.key = names(4)[1], b"k" * 32
-    assert secagg_delivery_from_wire(message).body.proofs[0].fault == Unopened(
-        names(4)[1], b"k" * 32
-    )
+    found = secagg_delivery_from_wire(message).body.proofs[0].fault
+    assert found == Unopened(names(4)[1], b"k" * 32)
     fields = {each.name: getattr(proof, each.name) for each in proof.DESCRIPTOR.fields}
     proof.CopyFrom(pb.Misdealing(**{**fields, **change}))
     with pytest.raises(RefusedError, match=why) as caught:

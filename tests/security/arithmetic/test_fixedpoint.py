@@ -240,9 +240,8 @@ def test_numbers_are_those_of_the_words_rounded_once(ring, exponent):
     bits = np.random.default_rng(exponent).integers(0, 2**64, 1000, dtype=np.uint64)
     words = np.concatenate([bits, bits & 1, -(bits & 1)]).astype(WORD[ring])
     exact = [Fraction(word) / 2**exponent for word in words.view(f"<i{ring // 8}").tolist()]
-    assert fixedpoint.dequantise(words, ring, exponent).tolist() == [
-        float(number) for number in exact
-    ]
+    found = fixedpoint.dequantise(words, ring, exponent).tolist()
+    assert found == [float(number) for number in exact]
 
 
 def test_numbers_may_take_the_place_of_their_words():

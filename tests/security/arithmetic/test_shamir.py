@@ -71,9 +71,8 @@ def test_agrees_with_the_slow_oracle(data):
     shares = shamir.split(secret, t, holders, Drawn(data.draw(st.integers())))
     chosen = {x: shares[x] for x in data.draw(st.permutations(holders))[:t]}
     assert joined(chosen) == secret
-    assert slow_join(
-        {x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME
-    ) == int.from_bytes(secret)
+    found = slow_join({x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME)
+    assert found == int.from_bytes(secret)
 
 
 @pytest.mark.parametrize(("prime", "t"), [(5, 2), (5, 3), (7, 3)])
@@ -112,9 +111,8 @@ def test_uniform_draws_again_rather_than_fold():
 def test_bytes_of_one_sharing_are_known():
     shares = shamir.split(SECRET, 2, [1, 2, 3], Drawn("golden"))
     slope = (int.from_bytes(shares[1]) - int.from_bytes(SECRET)) % shamir.PRIME
-    assert [int.from_bytes(shares[x]) for x in (2, 3)] == [
-        (int.from_bytes(SECRET) + x * slope) % shamir.PRIME for x in (2, 3)
-    ]
+    found = [int.from_bytes(shares[x]) for x in (2, 3)]
+    assert found == [(int.from_bytes(SECRET) + x * slope) % shamir.PRIME for x in (2, 3)]
     assert shares[1].hex() == "0049c1cdce49ac6ea836c2a086a530fabd692a17bcfcadcc4d00ae0776747c825e"
 
 

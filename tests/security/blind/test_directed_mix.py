@@ -129,9 +129,8 @@ def test_a_pad_is_that_of_the_docstring():
     agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(AWAY[0]))))
     fields = (b"\x02", b"silo-00", b"silo-05", bytes(7) + b"\x03", b"theta.silo-05")
     info = framed(b"staddle/mix/pad/1", *fields)
-    assert sender_pads(spec, FIVE[0])[1].key == HKDF(SHA256(), 32, spec.context(), info).derive(
-        agreed
-    )
+    found = sender_pads(spec, FIVE[0])[1].key
+    assert found == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
 
 
 def test_a_row_without_its_pad_does_not_leave():

@@ -101,9 +101,8 @@ def test_the_key_of_a_pad_is_known():
     info = b"".join(
         len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"\x01", b"silo-00")
     )
-    assert silo_pad(GROUP_KEY, ctx, "silo-00", 1) == Term(
-        hmac.digest(extracted, info + b"\x01", "sha256")
-    )
+    found = silo_pad(GROUP_KEY, ctx, "silo-00", 1)
+    assert found == Term(hmac.digest(extracted, info + b"\x01", "sha256"))
 
 
 def test_words_that_silos_alone_read_never_leave_without_their_pads():

@@ -44,9 +44,8 @@ def test_flows_tell_outcomes_and_readers_apart(path):
     assert totals("lung-1", "model", "whole_model", one, "no outcome") == Totals(1, 2, 44, 176, 176)
     assert totals("lung-1", "model", "whole_model", one, "failed") == Totals(1, 2, 44, 176)
     assert totals("lung-1", MESSAGE, "", one, "unknown") == Totals(1, 0, 0, 30)
-    assert totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome") == Totals(
-        1, 1, 1, 8
-    )
+    shown = totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome")
+    assert shown == Totals(1, 1, 1, 8)
     assert totals(CONTROL, CONTROL, "", one, "sent") == Totals(8, 0, 0, 512)
     assert totals(CONTROL, CONTROL, "", one, "no outcome") == Totals(50, 0, 0, 400, 400)
 

@@ -174,9 +174,8 @@ def test_the_note_of_the_specification():
         "QM="
     )
     key = key_of("example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k")
-    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (
-        VerifiedKey(key, None),
-    )
+    found = verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key])
+    assert found == (VerifiedKey(key, None),)
 
 
 def test_a_public_log_and_its_witness():

@@ -258,10 +258,8 @@ def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_
         assert size_of(note) == 129
         log.append({"type": "x"})
     assert size_of(head.stored(tmp_path)) == 130
-    assert (
-        head.stored_by(tmp_path, public()).root
-        == Tree(line.hash for line in Reading(tmp_path)).root()
-    )
+    found = head.stored_by(tmp_path, public()).root
+    assert found == Tree(line.hash for line in Reading(tmp_path)).root()
 
 
 def test_records_are_durable_before_their_checkpoint(tmp_path, monkeypatch):
@@ -341,9 +339,8 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
         (folder / "checkpoint").write_bytes(bytes(note))
         refused(folder, "signed by none of the keys that are trusted here")
         (folder / "checkpoint").write_bytes(own)
-        assert "checkpoint that w holds: note is signed by none" in problem(
-            folder, witnessed={"w": note}
-        )
+        found = "checkpoint that w holds: note is signed by none"
+        assert found in problem(folder, witnessed={"w": note})
     (folder / "checkpoint").write_bytes(bytes(signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
     cosigned = signer().sign(3, root)

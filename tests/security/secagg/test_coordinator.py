@@ -472,9 +472,8 @@ def test_a_silo_that_is_lost_takes_its_batch_out_of_the_sum(lost):
     run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: lost}, terms=terms, seed=4).finish()
     kept = tuple(silo for silo in TWELVE if silo not in BATCHES[1])
     assert (run.state.stage, run.state.u3) == ("done", kept)
-    assert {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[
-        lost
-    ] == kept
+    found = {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[lost]
+    assert found == kept
     assert np.array_equal(run.opened[0].total, np.full(20, whole_sum(run)))
 
 
@@ -489,10 +488,8 @@ def test_two_broken_batches_of_four_end_the_attempt():
     drops = {TWELVE[4]: "SendKeys", TWELVE[9]: "SendKeys"}
     run = Run(attempt(12), ones(TWELVE), drops=drops, terms=Terms(batches=BATCHES)).finish()
     assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    assert (
-        run.ends["coordinator"].why
-        == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
-    )
+    found = run.ends["coordinator"].why
+    assert found == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
 
 
 @pytest.mark.parametrize("name", ["SurvivalUploaded", "RevealUploaded"])

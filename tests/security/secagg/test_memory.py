@@ -187,17 +187,15 @@ def test_the_file_of_the_docstring_and_others():
 def test_another_instance_has_its_own_memory():
     one, other = frame(), frame(purpose="count")
     assert one.instance() == "j1/sum/update/coordinator"
-    assert (
-        len(
-            {
-                one.instance(),
-                other.instance(),
-                frame(recipient="silos").instance(),
-                frame(job="j2").instance(),
-            }
-        )
-        == 4
+    found = len(
+        {
+            one.instance(),
+            other.instance(),
+            frame(recipient="silos").instance(),
+            frame(job="j2").instance(),
+        }
     )
+    assert found == 4
 
 
 # Sums of several batches.
@@ -278,6 +276,5 @@ def test_what_a_delivered_sum_says_of_an_attempt(number, within, alone, left):
     memory = entered(everybody).uploading(everybody, NINE)
     ctx = over(NINE, number).context().hex()
     survivors = NINE if within else tuple(silo for silo in NINE if silo != NINE[0])
-    assert (
-        len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending) == left
-    )
+    found = len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending)
+    assert found == left
