@@ -5,16 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_messages import (
-    ASKED,
-    askeds,
-    contributor,
-    givens,
-    longest_evidence,
-    longest_given,
-    longest_told,
-    tolds,
-)
+from support import secure_messages as w
 from support.secure_sums import Run, attempt, frame, group, names, ones
 
 from staddle.errors import RefusedError
@@ -65,18 +56,18 @@ def carried_down(value):
 
 
 @settings(max_examples=300, deadline=None)
-@given(givens)
+@given(w.givens)
 def test_what_is_given_crosses_unchanged(value):
-    assert carried_up(contributor(value), value) == value
+    assert carried_up(w.contributor(value), value) == value
 
 
 @settings(max_examples=300, deadline=None)
-@given(tolds)
+@given(w.tolds)
 def test_what_is_told_crosses_unchanged(value):
     assert carried_down(value) == value
 
 
-@given(askeds)
+@given(w.askeds)
 def test_what_is_asked_crosses_unchanged(value):
     crossed = pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString())
     assert poll_from_wire("a", crossed) == value
@@ -126,22 +117,22 @@ def check_sizes(module, to_wire, longest):
 
 
 def test_the_longest_that_a_silo_gives():
-    check_sizes(secagg_sent, secagg_upload_to_wire, longest_given)
-    assert f"at most {poll_to_wire(ASKED).ByteSize()}." in secagg_sent.__doc__
+    check_sizes(secagg_sent, secagg_upload_to_wire, w.longest_given)
+    assert f"at most {poll_to_wire(w.ASKED).ByteSize()}." in secagg_sent.__doc__
 
 
 def test_the_longest_that_a_silo_is_told():
-    check_sizes(secagg_received, secagg_delivery_to_wire, longest_told)
+    check_sizes(secagg_received, secagg_delivery_to_wire, w.longest_told)
 
 
 @pytest.mark.parametrize("n", [2, 3, *NS])
 @pytest.mark.parametrize("g", [0, 1, 15, 16, 73, 496, MOST_GROUPS])
 def test_the_formulas_hold(n, g):
     up, down = table(secagg_sent), table(secagg_received)
-    for body, message in longest_given(n, g).items():
+    for body, message in w.longest_given(n, g).items():
         size, most = secagg_upload_to_wire(message).ByteSize(), bound(up[body][0], n, g)
         assert most - 10 <= size <= most <= MAX_MESSAGE_BYTES
-    for body, message in longest_told(n, g).items():
+    for body, message in w.longest_told(n, g).items():
         assert secagg_delivery_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
     if n <= 100 or g <= 496:
         assert max(bound(formula, n, g) for formula, _ in down.values()) <= MAX_MESSAGE_BYTES
@@ -150,10 +141,10 @@ def test_the_formulas_hold(n, g):
 def test_the_limits_that_the_docstrings_name():
     most = bound(table(secagg_received)["survivors"][0], 1000, 496)
     assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
-    assert secagg_upload_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
-    assert secagg_upload_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
+    assert secagg_upload_to_wire(w.longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
+    assert secagg_upload_to_wire(w.longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
     for body in ("complaint", "header", "survival", "abandon", "end"):
-        longest = longest_given(100)[body]
+        longest = w.longest_given(100)[body]
         assert secagg_upload_to_wire(longest).ByteSize() <= MAX_CONTROL_BYTES
 
 
@@ -179,7 +170,7 @@ def test_the_longest_specification_with_all_notes_fits():
     }
     spec = RoundSpec(groups=[*groups, last], **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
-    message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
+    message = w.longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = secagg_delivery_to_wire(message).ByteSize()
     limit = bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES)
     assert size <= limit <= MAX_MESSAGE_BYTES
@@ -190,7 +181,7 @@ def test_the_longest_specification_with_all_notes_fits():
 
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
-    proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
+    proofs = tuple(w.longest_evidence(100, dealer) for dealer in range(40))
     told = SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs))
     message = secagg_delivery_to_wire(told)
     kept = len(message.spec.proofs)

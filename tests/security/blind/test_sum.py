@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import (
-    WEIGHT,
-    Contribution,
-    Each,
-    Kind,
-    Part,
-    Sum,
-    TensorSpec,
-)
+from staddle.algorithms.exchange import parts as x
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.draw import dirichlet
@@ -31,8 +23,8 @@ FLOAT32 = 2.0**-23  # both folds are rounded to it
 
 
 def mean_part(form="mean", most=2.0**53, shapes=((4, 3), (4,)), dtype="float32"):
-    specs = tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
-    return Part("p", Kind.WHOLE_MODEL, Sum(form, most), specs)
+    specs = tuple(x.TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
+    return x.Part("p", x.Kind.WHOLE_MODEL, x.Sum(form, most), specs)
 
 
 def contributions(part, weights, seed=0, scale=1.0):
@@ -45,7 +37,7 @@ def contributions(part, weights, seed=0, scale=1.0):
             value = torch.randn(spec.shape, generator=rng) * scale
             whole = value.round() if spec.dtype == "int64" else value
             tensors[spec.name] = whole.to(getattr(torch, spec.dtype))
-        spool[silo] = PLAIN.give(part, Contribution(tensors, weight))
+        spool[silo] = PLAIN.give(part, x.Contribution(tensors, weight))
     return lambda silo, name: spool[silo][name]
 
 
@@ -63,7 +55,7 @@ def agree(quantised, part, members, read):
             assert torch.equal(value, blind[name]), name
             continue
         largest = float(value.abs().max()) if value.numel() else 0.0
-        if name == WEIGHT:
+        if name == x.WEIGHT:
             unit = 2.0 ** -(31 if own.ring == 32 else 50)
             bound = len(members) * own.weight_most * unit + 1e-12 * largest
         else:
@@ -94,7 +86,7 @@ def test_a_model_is_not_copied_to_be_given():
     part = mean_part()
     tensors = {s.name: torch.randn(s.shape) for s in part.tensors}
     weight = torch.tensor(7.0, dtype=torch.float64)
-    pieces = given_of(part, group(part, Bounds(most=9)), {**tensors, WEIGHT: weight}).values
+    pieces = given_of(part, group(part, Bounds(most=9)), {**tensors, x.WEIGHT: weight}).values
     for piece, spec in zip(pieces, part.tensors, strict=True):
         assert piece.tolist() == tensors[spec.name].flatten().tolist()
         assert np.shares_memory(piece, tensors[spec.name].numpy())
@@ -120,22 +112,22 @@ def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
     agree(Quantised(bounds), part, SILOS, read)
     folded = Quantised(bounds).collect(part, SILOS, read)
     assert folded["t0"][1].abs().max() == 0
-    assert folded[WEIGHT].shape == (4,)
+    assert folded[x.WEIGHT].shape == (4,)
 
 
 def test_totals_of_counts_are_exact_and_of_floats_within_the_bound():
-    specs = (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,)))
-    counts = Part("n", Kind.METRIC, Sum("total"), specs)
+    specs = (x.TensorSpec("a", "int64", ()), x.TensorSpec("b", "int64", (3,)))
+    counts = x.Part("n", x.Kind.METRIC, x.Sum("total"), specs)
     read = contributions(counts, dict.fromkeys(SILOS), scale=2.0**38)
     agree(Quantised(Bounds()), counts, SILOS, read)
-    specs = (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,)))
-    mixed = Part("m", Kind.HEADER_ROWS, Sum("total"), specs)
+    specs = (x.TensorSpec("a", "float64", (5, 2)), x.TensorSpec("b", "int64", (5,)))
+    mixed = x.Part("m", x.Kind.HEADER_ROWS, x.Sum("total"), specs)
     agree(Quantised(Bounds()), mixed, SILOS, contributions(mixed, dict.fromkeys(SILOS)))
 
 
 def test_what_a_sum_cannot_hold_is_said():
     with pytest.raises(LocalError, match="not a secure sum"):
-        group(Part("e", Kind.COUNTS, Each(), (TensorSpec("a", "float32", (2,)),)), Bounds())
+        group(x.Part("e", x.Kind.COUNTS, x.Each(), (x.TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
     for quantised, weight, scale, why in (
         (Quantised(Bounds()), 1.0, 100, r"its largest magnitude is .* above its clip 8"),
@@ -186,7 +178,7 @@ class Watched(Quantised):
         self.sums = []
 
     def collect(self, part, members, read):
-        if isinstance(part.exchange, Sum):
+        if isinstance(part.exchange, x.Sum):
             self.sums.append((part.name, agree(self, part, members, read)))
         return super().collect(part, members, read)
 

@@ -6,20 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ledgers import (
-    PEER,
-    full,
-    intend,
-    intend_masked,
-    keyed,
-    open_ledger,
-    payload,
-    private,
-    secagg,
-    stored,
-    summed,
-    write_ingress,
-)
+from support import ledgers as book
 
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
@@ -44,26 +31,32 @@ def slowly(line):
 def lines(tmp_path_factory):
     """One of each record; intents also without tensors or a sum, and with the same tensors."""
     folder = tmp_path_factory.mktemp("ledger")
-    full(folder)
-    summed(folder)
-    with open_ledger(folder) as ledger:
-        intend_masked(
+    book.full(folder)
+    book.summed(folder)
+    with book.open_ledger(folder) as ledger:
+        book.intend_masked(
             ledger,
             round_number=4,
-            secagg=secagg(members=("silo-a", 'silo-b","type":"'), threshold=0),
+            secagg=book.secagg(members=("silo-a", 'silo-b","type":"'), threshold=0),
             cohort=(),
         )
-        intend(ledger, round_number=4)
-        intend(
+        book.intend(ledger, round_number=4)
+        book.intend(
             ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
         )
-        write_ingress(
-            ledger, job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0)
+        book.write_ingress(
+            ledger,
+            job="ø",
+            round_number=1,
+            purpose="",
+            rpc="\n",
+            sender=book.PEER,
+            message=book.payload(0),
         )
-    found = stored(folder)
-    keyed(folder / "keyed")
-    private(folder / "private")
-    found += stored(folder / "keyed")[1:] + stored(folder / "private")[1:]
+    found = book.stored(folder)
+    book.keyed(folder / "keyed")
+    book.private(folder / "private")
+    found += book.stored(folder / "keyed")[1:] + book.stored(folder / "private")[1:]
     intents = [record for record in found if record["type"] == "egress.intent"]
     older = [
         {key: value for key, value in intents[0].items() if key not in lacking}

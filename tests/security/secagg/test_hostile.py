@@ -10,17 +10,10 @@ from support.secure_sums import Run, attempt, names, ones, signer
 from staddle.errors import RefusedError
 from staddle.security.secagg import coordinator
 from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import evidence as e
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF
-from staddle.security.secagg.evidence import (
-    Misdealing,
-    ShownShare,
-    Unjoined,
-    Unopened,
-    make_complaint,
-    proven,
-)
 from staddle.security.secagg.receiving_keys import receiving_seed
 
 FIVE = names(5)
@@ -111,7 +104,7 @@ def test_a_specification_with_anything_in_it_is_refused(data):
 def shares_of(dealer, kind):
     """Those that four silos hold of an honest dealer."""
     return tuple(
-        ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind))
+        e.ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind))
         for silo in FIVE[:4]
     )
 
@@ -130,18 +123,18 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
         st.just(receiving_seed(seed, state.ctx, holder, sealer))
         | st.binary(min_size=32, max_size=32)
     )
-    evidence = Misdealing(
+    evidence = e.Misdealing(
         RUN.spec.payload(),
         state.bundles[dealer],
         state.dealings[data.draw(st.sampled_from([dealer, other]))],
         state.portions[data.draw(st.sampled_from([dealer, other]))],
-        data.draw(st.sampled_from([Unjoined(kind, shares), Unopened(holder, key)])),
+        data.draw(st.sampled_from([e.Unjoined(kind, shares), e.Unopened(holder, key)])),
     )
     for _ in range(data.draw(st.integers(0, 2))):
         evidence = corrupted(data.draw, evidence)
     assert not evidence.proves(RUN.spec, RUN.signers)
     with pytest.raises(RefusedError) as caught:
-        proven((evidence,), RUN.spec.federation, RUN.spec.job_digest, RUN.signers)
+        e.proven((evidence,), RUN.spec.federation, RUN.spec.job_digest, RUN.signers)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
@@ -154,7 +147,7 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     key = data.draw(
         st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32)
     )
-    complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
+    complaint = e.make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)
     after, effects = coordinator.advance(state, c.ComplaintUploaded(complaint))
