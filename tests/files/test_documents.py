@@ -50,20 +50,11 @@ def test_canonical_json_bytes_are_those_of_rfc_8785():
     assert found == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (1.5, "decimals as strings"),
-        ({"x": [0.0]}, r"\$.x\[0\]"),
-        (2**53, "beyond 2"),
-        (-(2**53), "beyond 2"),
-        ("\ud800", "surrogate"),
-        ({"é": 1}, "not an ASCII"),
-        ({1: 1}, "not an ASCII"),
-        (b"x", "bytes"),
-        ({1, 2}, "set"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), [
+    (1.5, "decimals as strings"), ({"x": [0.0]}, r"\$.x\[0\]"), (2**53, "beyond 2"),
+    (-(2**53), "beyond 2"), ("\ud800", "surrogate"), ({"é": 1}, "not an ASCII"),
+    ({1: 1}, "not an ASCII"), (b"x", "bytes"), ({1, 2}, "set"),
+])  # fmt: skip
 def test_canonical_json_refuses(value, said):
     with pytest.raises(LocalError, match=said):
         d.canonical_json(value)
@@ -75,22 +66,13 @@ def test_canonical_json_refuses_deep_nesting_before_the_interpreter_does():
         d.canonical_json(value)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b'{"a":1,"a":2}', "'a' appears twice"),
-        (b'{"x":{"a":1,"a":1}}', "'a' appears twice"),
-        (b"[NaN]", "NaN"),
-        (b"[-Infinity]", "-Infinity"),
-        (b"[1e999]", "1e999"),
-        (b"{", "not valid JSON"),
-        (b"\xff", "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b"1" * 5000, "not valid JSON"),
-        ('{"a":1}'.encode("utf-16"), "not valid JSON"),
-        (b"\xef\xbb\xbf{}", "not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("data", "said"), [
+    (b'{"a":1,"a":2}', "'a' appears twice"), (b'{"x":{"a":1,"a":1}}', "'a' appears twice"),
+    (b"[NaN]", "NaN"), (b"[-Infinity]", "-Infinity"), (b"[1e999]", "1e999"),
+    (b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[" * 100_000, "not valid JSON"),
+    (b"1" * 5000, "not valid JSON"), ('{"a":1}'.encode("utf-16"), "not valid JSON"),
+    (b"\xef\xbb\xbf{}", "not valid JSON"),
+])  # fmt: skip
 def test_parse_json_refuses(data, said):
     with pytest.raises(LocalError, match=f"(?s)^origin: .*{said}"):
         d.parse_json(data, "origin")
@@ -142,38 +124,24 @@ class Tables(d.Strict):
     data: Annotated[Numbers | Images, Field(discriminator="kind")] = Numbers(kind="numbers")
 
 
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        ({"lgo": 1}, "unknown key 'lgo'; did you mean 'log'?"),
-        ({"limit": {}}, "unknown key 'limit'; did you mean 'limits'?"),
-        (
-            {"rules": [{"name": "a"}, {"name": "b", "nevr": []}]},
-            "unknown key 'rules.1.nevr'; did you mean 'never'?",
-        ),
-        (
-            {"rules": [{"name": "a", "log": 1}]},
-            "unknown key 'rules.0.log'; 'log' belongs at the top of the file",
-        ),
-        ({"never": []}, "unknown key 'never'; 'never' belongs in [[rules]]"),
-        ({"nevr": []}, "unknown key 'nevr'; did you mean 'never', which belongs in [[rules]]?"),
-        ({"max_bytes": 1}, "unknown key 'max_bytes'; 'max_bytes' belongs in [limits.limits]"),
-        (
-            {"data": {"kind": "images", "foldr": ""}},
-            "unknown key 'data.foldr'; did you mean 'folder'?",
-        ),
-        (
-            {"limits": {"version": 1, "limits": {"max_bytes": 1, "log": 1}}},
-            "unknown key 'limits.limits.log'; 'log' bel",
-        ),
-        ({"rules": [{"name": "a", "qq": 1}]}, "unknown key 'rules.0.qq'; known keys: name, never"),
-        ({"data": {"kind": "numbers", "seed": "x"}}, "data.seed = 'x': give a whole number"),
-        (
-            {"limits": {"version": 1, "limits": {"max_bytes": 1}, "lmits": 1}},
-            "'limits.lmits'; did you mean 'limits'?",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("document", "said"), [
+    ({"lgo": 1}, "unknown key 'lgo'; did you mean 'log'?"),
+    ({"limit": {}}, "unknown key 'limit'; did you mean 'limits'?"),
+    ({"rules": [{"name": "a"}, {"name": "b", "nevr": []}]},
+        "unknown key 'rules.1.nevr'; did you mean 'never'?"),
+    ({"rules": [{"name": "a", "log": 1}]},
+        "unknown key 'rules.0.log'; 'log' belongs at the top of the file"),
+    ({"never": []}, "unknown key 'never'; 'never' belongs in [[rules]]"),
+    ({"nevr": []}, "unknown key 'nevr'; did you mean 'never', which belongs in [[rules]]?"),
+    ({"max_bytes": 1}, "unknown key 'max_bytes'; 'max_bytes' belongs in [limits.limits]"),
+    ({"data": {"kind": "images", "foldr": ""}}, "unknown key 'data.foldr'; did you mean 'folder'?"),
+    ({"limits": {"version": 1, "limits": {"max_bytes": 1, "log": 1}}},
+        "unknown key 'limits.limits.log'; 'log' bel"),
+    ({"rules": [{"name": "a", "qq": 1}]}, "unknown key 'rules.0.qq'; known keys: name, never"),
+    ({"data": {"kind": "numbers", "seed": "x"}}, "data.seed = 'x': give a whole number"),
+    ({"limits": {"version": 1, "limits": {"max_bytes": 1}, "lmits": 1}},
+        "'limits.lmits'; did you mean 'limits'?"),
+])  # fmt: skip
 def test_an_unknown_key_is_told_its_own_table_s_keys_first_then_where_it_belongs(document, said):
     with pytest.raises(LocalError) as caught:
         d.validate(document, Tables, "f")
@@ -204,29 +172,24 @@ class Shapes(d.Strict):
     table: File | None = None
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("sides", [1], "sides: give a list of 2 or more, not of 1"),
-        ("sides", [1, 1, 1, 1], "sides: give a list of 3 or fewer, not of 4"),
-        ("sides", "1", "sides = '1': give a list in brackets"),
-        ("sides", [0, 1, 1], "sides.0 = 0: give 1 or more"),
-        ("sides", [10, 1, 1], "sides.0 = 10: give 9 or less"),
-        ("sides", [0], "sides.0 = 0: give 1 or more"),
-        ("sides", [1.5, 1], "sides.0 = 1.5: give a whole number"),
-        ("name", 3, "name = 3: give a text in quotes"),
-        ("name", "A{}", "name = 'A{}': give a text that matches ^[a-z]{1,4}$"),
-        ("share", 0, "share = 0: give a value above 0.0"),
-        ("share", 1, "share = 1: give a value below 1.0"),
-        ("share", "x", "share = 'x': give a number"),
-        ("share", float("inf"), "share = inf: give a finite number"),
-        ("mode", "xml", "mode = 'xml': give 'text' or 'json'"),
-        ("place", 3, "place = 3: give a path in quotes"),
-        ("strict", "maybe", "strict = 'maybe': give true or false"),
-        ("options", 3, "options = 3: give a table"),
-        ("table", 3, "table = 3: give a table"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("sides", [1], "sides: give a list of 2 or more, not of 1"),
+    ("sides", [1, 1, 1, 1], "sides: give a list of 3 or fewer, not of 4"),
+    ("sides", "1", "sides = '1': give a list in brackets"),
+    ("sides", [0, 1, 1], "sides.0 = 0: give 1 or more"),
+    ("sides", [10, 1, 1], "sides.0 = 10: give 9 or less"),
+    ("sides", [0], "sides.0 = 0: give 1 or more"),
+    ("sides", [1.5, 1], "sides.0 = 1.5: give a whole number"),
+    ("name", 3, "name = 3: give a text in quotes"),
+    ("name", "A{}", "name = 'A{}': give a text that matches ^[a-z]{1,4}$"),
+    ("share", 0, "share = 0: give a value above 0.0"),
+    ("share", 1, "share = 1: give a value below 1.0"), ("share", "x", "share = 'x': give a number"),
+    ("share", float("inf"), "share = inf: give a finite number"),
+    ("mode", "xml", "mode = 'xml': give 'text' or 'json'"),
+    ("place", 3, "place = 3: give a path in quotes"),
+    ("strict", "maybe", "strict = 'maybe': give true or false"),
+    ("options", 3, "options = 3: give a table"), ("table", 3, "table = 3: give a table"),
+])  # fmt: skip
 def test_a_value_that_will_not_do_is_named_with_what_to_give_instead(key, value, said):
     with pytest.raises(LocalError) as caught:
         d.validate({key: value}, Shapes, "f")

@@ -44,13 +44,10 @@ def test_a_chunk_does_not_change_with_what_it_was_made_of():
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        pb.Frame(),
-        pb.Frame(manifest=pb.Manifest(job="j", size=7)),
-        pb.Frame(end=pb.End(sha256=b"\x12\x01a")),
-    ],
+    [pb.Frame(), pb.Frame(manifest=pb.Manifest(job="j", size=7)),
+        pb.Frame(end=pb.End(sha256=b"\x12\x01a"))],
     ids=["empty", "manifest", "end"],
-)
+)  # fmt: skip
 def test_other_frames_are_protobufs(frame):
     assert encode(frame) == frame.SerializeToString()
     assert decode(encode(frame)) == frame

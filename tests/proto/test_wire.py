@@ -167,13 +167,9 @@ def test_given_items_hold_the_weight_and_delivered_items_do_not():
 def test_headers_say_all_of_an_item():
     first, *_, last = w.to_wire(ITEMS)
     assert first == pb.TensorHeader(
-        part="model",
-        kind=pb.PART_KIND_WHOLE_MODEL,
-        name="w",
-        dtype=pb.DTYPE_FLOAT32,
-        shape=[2, 3],
+        part="model", kind=pb.PART_KIND_WHOLE_MODEL, name="w", dtype=pb.DTYPE_FLOAT32, shape=[2, 3],
         size=24,
-    )
+    )  # fmt: skip
     assert last == pb.TensorHeader(
         part="counts", kind=pb.PART_KIND_COUNTS, name="n", dtype=pb.DTYPE_INT64, shape=[], size=8
     )
@@ -194,23 +190,11 @@ def test_a_manifest_passes_its_own_serialisation():
 @pytest.mark.parametrize("place", range(len(ITEMS)))
 @pytest.mark.parametrize(
     "change",
-    [
-        {"part": "other"},
-        {"kind": pb.PART_KIND_KEY},
-        {"kind": 99},
-        {"kind": 0},
-        {"name": "other"},
-        {"name": ""},
-        {"dtype": pb.DTYPE_UNSPECIFIED},
-        {"dtype": 77},
-        {"shape": [1, 6]},
-        {"shape": [6]},
-        {"shape": [2**64 - 1] * 20},
-        {"size": 1},
-        {"size": 2**64 - 1},
-    ],
+    [{"part": "other"}, {"kind": pb.PART_KIND_KEY}, {"kind": 99}, {"kind": 0}, {"name": "other"},
+        {"name": ""}, {"dtype": pb.DTYPE_UNSPECIFIED}, {"dtype": 77}, {"shape": [1, 6]},
+        {"shape": [6]}, {"shape": [2**64 - 1] * 20}, {"size": 1}, {"size": 2**64 - 1}],
     ids=str,
-)
+)  # fmt: skip
 def test_each_difference_of_a_header_is_refused_and_named(place, change):
     headers = w.to_wire(ITEMS)
     for field, value in change.items():

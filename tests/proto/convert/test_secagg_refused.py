@@ -184,17 +184,11 @@ def test_each_field_is_refused_with_the_code_of_its_step(message, path):
         assert why in error.why
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"key": b"k" * 31}, "31 bytes"),
-        ({"key": b""}, "0 bytes"),
-        ({"holder": ""}, "not an id"),
-        ({"holder": "A"}, "not an id"),
-        ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
-        ({"shares": [pb.HolderShare()]}, "and with shares"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    ({"key": b"k" * 31}, "31 bytes"), ({"key": b""}, "0 bytes"), ({"holder": ""}, "not an id"),
+    ({"holder": "A"}, "not an id"), ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
+    ({"shares": [pb.HolderShare()]}, "and with shares"),
+])  # fmt: skip
 def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
     message = secagg_delivery_to_wire(s.longest_told(4, document=b"{}")["spec"])
     (proof,) = message.spec.proofs

@@ -45,15 +45,12 @@ def test_a_message_is_read_and_written_as_its_table_says():
     assert NOTES.to_wire(value) == message
 
 
-@pytest.mark.parametrize(
-    ("messages", "fault"),
-    [
-        ([note("A")], ("NOTES", "a note of 'A' is not an id of a member")),
-        ([note("a", b"1")], ("NOTES", "the note of 'a' has 1 bytes, not 4")),
-        ([note("a"), note("a")], ("SUM", "notes of 'a' before 'a': not ascending, each once")),
-        ([note("a"), note("b"), note("c")], ("SUM", "3 notes, at most 2 there can be")),
-    ],
-)
+@pytest.mark.parametrize(("messages", "fault"), [
+    ([note("A")], ("NOTES", "a note of 'A' is not an id of a member")),
+    ([note("a", b"1")], ("NOTES", "the note of 'a' has 1 bytes, not 4")),
+    ([note("a"), note("a")], ("SUM", "notes of 'a' before 'a': not ascending, each once")),
+    ([note("a"), note("b"), note("c")], ("SUM", "3 notes, at most 2 there can be")),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_code_of_its_own_table(messages, fault):
     message = pb.DeliveredNotes(survivals=messages)
     assert refused(NOTES.from_wire, "peer", message) == ("peer", *fault)
@@ -93,21 +90,18 @@ def test_a_silo_speaks_for_itself():
     assert refused(field.read, SENT, note("a"), {}) == ("peer", "NOTES", why)
 
 
-@pytest.mark.parametrize(
-    ("field", "good", "bad", "why"),
-    [
-        (t.members("a silo", "silos"), ["a", "b"], ["a", ""], "a silo '' is not an id of a member"),
-        (t.members("a silo", "silos"), [], ["a"] * 1001, "1001 silos, at most 1000 there can be"),
-        (t.within(1, 9, "is {found}"), 9, 10, "is 10"),
-        (t.within(0, 1, "is {found}"), 0.5, float("nan"), "is nan"),
-        (t.length_within(1, 2, "{length}, {low} to {high}"), b"12", b"", "0, 1 to 2"),
-        (t.tags("it"), bytes(16), bytes(7), "it has tags of 7 bytes, not 8 for each of 0 to 4096"),
-        (t.numbers(16, "it"), bytes(16), bytes(24), "it has 24 bytes, not 8 per number"),
-        (t.proof("a hash"), [bytes(32)], [bytes(31)], "a hash has 31 bytes, not 32"),
-        (t.proof("a hash"), [], [bytes(32)] * 11, "11 hashes of a proof, at most 10 there can be"),
-        (t.every(NOTE, "notes"), [note("b")], [note("")], "a note of '' is not an id of a member"),
-    ],
-)
+@pytest.mark.parametrize(("field", "good", "bad", "why"), [
+    (t.members("a silo", "silos"), ["a", "b"], ["a", ""], "a silo '' is not an id of a member"),
+    (t.members("a silo", "silos"), [], ["a"] * 1001, "1001 silos, at most 1000 there can be"),
+    (t.within(1, 9, "is {found}"), 9, 10, "is 10"),
+    (t.within(0, 1, "is {found}"), 0.5, float("nan"), "is nan"),
+    (t.length_within(1, 2, "{length}, {low} to {high}"), b"12", b"", "0, 1 to 2"),
+    (t.tags("it"), bytes(16), bytes(7), "it has tags of 7 bytes, not 8 for each of 0 to 4096"),
+    (t.numbers(16, "it"), bytes(16), bytes(24), "it has 24 bytes, not 8 per number"),
+    (t.proof("a hash"), [bytes(32)], [bytes(31)], "a hash has 31 bytes, not 32"),
+    (t.proof("a hash"), [], [bytes(32)] * 11, "11 hashes of a proof, at most 10 there can be"),
+    (t.every(NOTE, "notes"), [note("b")], [note("")], "a note of '' is not an id of a member"),
+])  # fmt: skip
 def test_a_field_takes_what_fits_and_refuses_all_else(field, good, bad, why):
     assert field.read(SENT, good, {}) is not None
     assert refused(field.read, SENT, bad, {})[2] == why

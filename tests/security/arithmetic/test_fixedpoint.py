@@ -199,27 +199,18 @@ def test_private_weights_add_up(weights):
     ) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        (
-            {"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1},
-            "not 2 equal rows",
-        ),
-        ({"weights": "private"}, "need 1 <= weight_least"),
-        ({"weights": "private", "weight_most": 1, "weight_least": 2}, "need 1 <= weight_least"),
-        ({"weights": "private", "weight_most": 17, "weight_least": 1}, "need ring 64"),
-        ({"rows": 2, "elements": 4}, "for private weights only"),
-        ({"weight_most": 3}, "for private weights only"),
-        ({"ring": 16}, "ring"),
-        ({"elements": "3"}, "elements"),
-        ({"elements": 0}, "elements"),
-        ({"clip_exponent": 63}, "clip_exponent"),
-        ({"scale_exponent": -1}, "scale_exponent"),
-        ({"name": "a b"}, "name"),
-        ({"weights": "none"}, "weights"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "why"), [
+    ({"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1},
+        "not 2 equal rows"),
+    ({"weights": "private"}, "need 1 <= weight_least"),
+    ({"weights": "private", "weight_most": 1, "weight_least": 2}, "need 1 <= weight_least"),
+    ({"weights": "private", "weight_most": 17, "weight_least": 1}, "need ring 64"),
+    ({"rows": 2, "elements": 4}, "for private weights only"),
+    ({"weight_most": 3}, "for private weights only"), ({"ring": 16}, "ring"),
+    ({"elements": "3"}, "elements"), ({"elements": 0}, "elements"),
+    ({"clip_exponent": 63}, "clip_exponent"), ({"scale_exponent": -1}, "scale_exponent"),
+    ({"name": "a b"}, "name"), ({"weights": "none"}, "weights"),
+])  # fmt: skip
 def test_a_group_that_is_none(fields, why):
     document = {
         "name": "g",

@@ -121,16 +121,11 @@ def test_a_number_that_is_no_secret_joins_to_none():
     assert joined({x: s.to_bytes(33) for x, s in shares.items() if x < 3}) is None
 
 
-@pytest.mark.parametrize(
-    ("secret", "t", "holders", "why"),
-    [
-        (SECRET[:31], 1, [1], "31 bytes"),
-        (SECRET, 0, [1, 2], "threshold 0"),
-        (SECRET, 3, [1, 2], "threshold 3"),
-        (SECRET, 1, [0, 1], "distinct numbers from 1"),
-        (SECRET, 1, [2, 2], "distinct numbers from 1"),
-    ],
-)
+@pytest.mark.parametrize(("secret", "t", "holders", "why"), [
+    (SECRET[:31], 1, [1], "31 bytes"), (SECRET, 0, [1, 2], "threshold 0"),
+    (SECRET, 3, [1, 2], "threshold 3"), (SECRET, 1, [0, 1], "distinct numbers from 1"),
+    (SECRET, 1, [2, 2], "distinct numbers from 1"),
+])  # fmt: skip
 def test_what_cannot_be_shared(secret, t, holders, why):
     with pytest.raises(LocalError, match=why):
         shamir.split(secret, t, holders, Drawn(0))

@@ -170,9 +170,6 @@ def test_a_reader_has_no_weight_in_its_own_row():
 
 def test_names_of_groups_hold_two_ids():
     Group(
-        name=f"{'p' * 64}.{'s' * 64}",
-        elements=1,
-        clip_exponent=0,
-        weights="public",
+        name=f"{'p' * 64}.{'s' * 64}", elements=1, clip_exponent=0, weights="public",
         reader="s" * 64,
-    )
+    )  # fmt: skip

@@ -192,17 +192,12 @@ SEVEN = names(7)
 OLD, NEW = SEVEN[1:4], SEVEN[4:]  # of six others: who is mixed again, and who gave anew
 
 
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        ([2, 2, 0, 1e-6, 1e-6, 1e-6], "less than half"),
-        ([1.01, 1.01, 1.01, 1, 1, 1], "less than half"),
-        ([0, 1, 1, 3, 0.9, 0.9], "of its new uploads alone: weights of the row: one silo has"),
-        ([1, 1, 1, 1, 1, 1], ""),
-        ([1, 1, 0, 1, 1, 1], ""),
-        ([1, 1, 1, 2, 1, 1], ""),
-    ],
-)
+@pytest.mark.parametrize(("weights", "said"), [
+    ([2, 2, 0, 1e-6, 1e-6, 1e-6], "less than half"),
+    ([1.01, 1.01, 1.01, 1, 1, 1], "less than half"),
+    ([0, 1, 1, 3, 0.9, 0.9], "of its new uploads alone: weights of the row: one silo has"),
+    ([1, 1, 1, 1, 1, 1], ""), ([1, 1, 0, 1, 1, 1], ""), ([1, 1, 1, 2, 1, 1], ""),
+])  # fmt: skip
 @pytest.mark.parametrize("own", [0, 50])
 def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, own):
     """Old and new ones each. The recipient's own weight is no cover, nor counted against a row."""

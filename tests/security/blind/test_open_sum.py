@@ -69,15 +69,10 @@ class Sum:
         payload = self.spec.payload()
         signature = signer("coordinator")(SECAGG_SPEC, payload)
         tag = tag_of(self.tags, index, len(GROUPS))
-        return Claim(
-            **{
-                "document": payload,
-                "signature": signature,
-                "survivors": self.survivors,
-                "tag": tag,
-                **changes,
-            }
-        )
+        return Claim(**{
+            "document": payload, "signature": signature, "survivors": self.survivors, "tag": tag,
+            **changes,
+        })  # fmt: skip
 
 
 def contribution(own, number):
@@ -162,23 +157,20 @@ def test_one_that_was_not_among_the_survivors_is_noticed(own):
         open_group(found.spec, 0, found.claim(survivors=SILOS), GROUP_KEY, found.words[0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "own", "terms", "code", "said"),
-    [
-        ({"signature": bytes(64)}, {}, TERMS, "SPEC", "its signature does not fit"),
-        ({}, {"round": 4}, TERMS, "SPEC", "specifies round 3, this silo expects 4"),
-        ({}, {"job_digest": "ab" * 32}, TERMS, "SPEC", "specifies job_digest"),
-        ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
-        ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
-        ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
-        ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
-        ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
-        ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
-        ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
-        ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
-        ({"survivors": SILOS[:3]}, {}, Terms(batches=(SILOS,)), "SURVIVORS", "the sum lacks"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "own", "terms", "code", "said"), [
+    ({"signature": bytes(64)}, {}, TERMS, "SPEC", "its signature does not fit"),
+    ({}, {"round": 4}, TERMS, "SPEC", "specifies round 3, this silo expects 4"),
+    ({}, {"job_digest": "ab" * 32}, TERMS, "SPEC", "specifies job_digest"),
+    ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
+    ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
+    ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
+    ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
+    ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
+    ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
+    ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
+    ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
+    ({"survivors": SILOS[:3]}, {}, Terms(batches=(SILOS,)), "SURVIVORS", "the sum lacks"),
+])  # fmt: skip
 def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, said):
     if own.get("groups") == "the other readers":
         own = {"groups": (FRAME if made.own is HIDDEN else HIDDEN).groups}

@@ -17,25 +17,13 @@ GIVEN = {
 
 def job_of(method):
     return Job.from_file(
-        JobFile.model_validate(
-            {
-                "version": 1,
-                "name": "j",
-                "seed": 1,
-                "rounds": 4,
-                "silos": SILOS,
-                "min_cohort": 3,
-                "method": {"name": method, "options": GIVEN[method]},
-                "model": {
-                    "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
-                    "classes": 3,
-                },
-                "training": {"lr": 0.1},
-                "security": {"secure_aggregation": "required"},
-            }
-        ),
+        JobFile.model_validate({"version": 1, "name": "j", "seed": 1, "rounds": 4, "silos": SILOS,
+                "min_cohort": 3, "method": {"name": method, "options": GIVEN[method]},
+                "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits",
+                    "classes": 3}, "training": {"lr": 0.1},
+                "security": {"secure_aggregation": "required"}}),
         "job.toml",
-    )
+    )  # fmt: skip
 
 
 def digest(method, round_, changed=""):

@@ -75,20 +75,17 @@ def answering(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("print('3.000000000000'); print('4.000000000000')", [3.0, 4.0]),
-        ("print('3.000000000000')", [3.0, None]),
-        ("print('3.000000000000\\n4.0000', end='')", [3.0, None]),
-        ("print('3.000000000000', flush=True); import time; time.sleep(60)", [3.0, None]),
-        ("print('none\\n4.000000000000')", [None, 4.0]),
-        ("print('nan\\n-1.000000000000')", [None, None]),
-        ("print('1e9\\n99999.000000000000')", [None, pytest.approx(cost(JOB, DELTA))]),
-        ("raise SystemExit(1)", [None, None]),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", [None, None]),
-    ],
-)
+@pytest.mark.parametrize(("code", "expected"), [
+    ("print('3.000000000000'); print('4.000000000000')", [3.0, 4.0]),
+    ("print('3.000000000000')", [3.0, None]),
+    ("print('3.000000000000\\n4.0000', end='')", [3.0, None]),
+    ("print('3.000000000000', flush=True); import time; time.sleep(60)", [3.0, None]),
+    ("print('none\\n4.000000000000')", [None, 4.0]),
+    ("print('nan\\n-1.000000000000')", [None, None]),
+    ("print('1e9\\n99999.000000000000')", [None, pytest.approx(cost(JOB, DELTA))]),
+    ("raise SystemExit(1)", [None, None]),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", [None, None]),
+])  # fmt: skip
 def test_what_it_says_is_read_strictly(answering, code, expected):
     assert answering(code) == expected
 

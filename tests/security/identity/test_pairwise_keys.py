@@ -60,29 +60,14 @@ def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
     assert scalar.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
 
-@pytest.mark.parametrize(
-    ("secret", "salt", "info", "found"),
-    [
-        (
-            bytes([0x0B] * 22),
-            bytes(range(13)),
-            bytes(range(0xF0, 0xFA)),
-            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf",
-        ),
-        (
-            bytes(range(80)),
-            bytes(range(0x60, 0xB0)),
-            bytes(range(0xB0, 0x100)),
-            "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c",
-        ),
-        (
-            bytes([0x0B] * 22),
-            b"",
-            b"",
-            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("secret", "salt", "info", "found"), [
+    (bytes([0x0B] * 22), bytes(range(13)), bytes(range(0xF0, 0xFA)),
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"),
+    (bytes(range(80)), bytes(range(0x60, 0xB0)), bytes(range(0xB0, 0x100)),
+        "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c"),
+    (bytes([0x0B] * 22), b"", b"",
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"),
+])  # fmt: skip
 def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
     """The first 32 bytes: those that follow change none of them."""
     assert pairwise_keys.derive(secret, salt, info).hex() == found
@@ -167,16 +152,10 @@ def test_what_is_sealed_opens(plain):
     assert pairwise_keys.unseal(A, CTX, "a", "b", sealed) == plain
 
 
-@pytest.mark.parametrize(
-    ("key", "ctx", "sender", "receiver"),
-    [
-        (B, CTX, "a", "b"),
-        (A, b"d" * 32, "a", "b"),
-        (A, CTX, "c", "b"),
-        (A, CTX, "a", "c"),
-        (A, CTX, "b", "a"),
-    ],
-)
+@pytest.mark.parametrize(("key", "ctx", "sender", "receiver"), [
+    (B, CTX, "a", "b"), (A, b"d" * 32, "a", "b"), (A, CTX, "c", "b"), (A, CTX, "a", "c"),
+    (A, CTX, "b", "a"),
+])  # fmt: skip
 def test_what_is_sealed_opens_nowhere_else(key, ctx, sender, receiver):
     sealed = pairwise_keys.seal(A, CTX, "a", "b", b"share")
     with pytest.raises(RefusedError) as caught:

@@ -35,18 +35,9 @@ def test_one_of_each_record_verifies(path):
     assert (found.open_intents, found.undigested, found.open_control) == ((), (), None)
     types = [record["type"] for record in book.stored(path)]
     assert types == [
-        "start",
-        "job.accept",
-        "job.decline",
-        "control.open",
-        "ingress",
-        "egress.intent",
-        "egress.digest",
-        "egress.outcome",
-        "policy.deny",
-        "control.close",
-        "stop",
-    ]
+        "start", "job.accept", "job.decline", "control.open", "ingress", "egress.intent",
+        "egress.digest", "egress.outcome", "policy.deny", "control.close", "stop",
+    ]  # fmt: skip
 
 
 def test_intent_holds_what_the_rules_ask_for(path):

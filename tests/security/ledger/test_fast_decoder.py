@@ -45,14 +45,9 @@ def lines(tmp_path_factory):
             ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
         )
         book.write_ingress(
-            ledger,
-            job="ø",
-            round_number=1,
-            purpose="",
-            rpc="\n",
-            sender=book.PEER,
+            ledger, job="ø", round_number=1, purpose="", rpc="\n", sender=book.PEER,
             message=book.payload(0),
-        )
+        )  # fmt: skip
     found = book.stored(folder)
     book.keyed(folder / "keyed")
     book.private(folder / "private")

@@ -97,11 +97,8 @@ def test_masked_uploads_are_compared_like_any(world):
     book.open_sum(world.silo)
     found = world.found()
     assert (found.uploads, found.bytes, found.gaps, found.differences) == (
-        1,
-        book.MASKED_BYTES,
-        (),
-        (),
-    )
+        1, book.MASKED_BYTES, (), (),
+    )  # fmt: skip
     ref = book.intend_masked(world.silo, round_number=4)
     world.receive(4, book.write_digest(world.silo, ref, (), book.payload(book.MASKED_BYTES)))
     (problem,) = world.found().differences
@@ -169,17 +166,11 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"round": 7},
-        {"job_digest": "cd" * 32},
-        {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
-        {"message": Payload(bytes=SIZE - 1, sha256=book.HASH)},
-        {"ledger_leaf": "cd" * 32},
-        {"ledger_seq": 1},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"round": 7}, {"job_digest": "cd" * 32}, {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
+    {"message": Payload(bytes=SIZE - 1, sha256=book.HASH)}, {"ledger_leaf": "cd" * 32},
+    {"ledger_seq": 1},
+])  # fmt: skip
 def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, changes):
     world.upload(0, **changes)
     differences = "\n".join(world.found().differences)

@@ -43,13 +43,9 @@ def test_both_ledgers_write_by_that_table(tmp_path, synced):
         book.write_serving(ledger, "c", "staddle", book.HASH)
         book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.payload())
     assert synced == [
-        ("start", True),
-        ("egress.intent", True),
-        ("egress.outcome", False),
-        ("witness", False),
-        ("serving", True),
-        ("delivered", False),
-    ]
+        ("start", True), ("egress.intent", True), ("egress.outcome", False), ("witness", False),
+        ("serving", True), ("delivered", False),
+    ]  # fmt: skip
 
 
 def test_a_record_of_another_silo_is_refused_and_nothing_is_written(tmp_path):

@@ -20,32 +20,18 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
     book.summed(path)
     records = [book.body(record) for record in book.stored(path)]
     assert [(record["type"], record.get("kind")) for record in records] == [
-        ("start", None),
-        ("egress.protocol", "keys"),
-        ("egress.protocol", "shares"),
-        ("egress.intent", None),
-        ("egress.digest", None),
-        ("egress.protocol", "header"),
-        ("egress.outcome", None),
-        ("egress.protocol", "survival"),
-        ("egress.protocol", "reveal"),
-        ("secagg.sum", None),
-        ("egress.protocol", "keys"),
-        ("secagg.end", None),
-        ("egress.protocol", "abandon"),
-        ("egress.protocol", "end"),
-        ("stop", None),
-    ]
+        ("start", None), ("egress.protocol", "keys"), ("egress.protocol", "shares"),
+        ("egress.intent", None), ("egress.digest", None), ("egress.protocol", "header"),
+        ("egress.outcome", None), ("egress.protocol", "survival"), ("egress.protocol", "reveal"),
+        ("secagg.sum", None), ("egress.protocol", "keys"), ("secagg.end", None),
+        ("egress.protocol", "abandon"), ("egress.protocol", "end"), ("stop", None),
+    ]  # fmt: skip
     of = {"job": "j1", "job_digest": book.HASH, "round": 3, "ctx": book.CTX}
     peer = {"id": "coordinator", "spki": book.HASH}
     assert records[1] == {
-        "type": "egress.protocol",
-        **of,
-        "kind": "keys",
-        "rpc": "/staddle.v1.Federation/Secure",
-        "recipient": peer,
-        "message": {"bytes": 100, "sha256": book.HASH},
-    }
+        "type": "egress.protocol", **of, "kind": "keys", "rpc": "/staddle.v1.Federation/Secure",
+        "recipient": peer, "message": {"bytes": 100, "sha256": book.HASH},
+    }  # fmt: skip
     masked = {
         "ctx": book.CTX,
         "attempt": 0,
@@ -71,14 +57,9 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
         "sha256": book.HASH,
     }
     assert records[11] == {
-        "type": "secagg.end",
-        **of,
-        "round": 4,
-        "ctx": "d8" * 32,
-        "code": "SURVIVORS",
-        "blame": "coordinator",
-        "why": "U3 has 2 members",
-    }
+        "type": "secagg.end", **of, "round": 4, "ctx": "d8" * 32, "code": "SURVIVORS",
+        "blame": "coordinator", "why": "U3 has 2 members",
+    }  # fmt: skip
     assert audit.verify(path, key=book.public()).ok
     with book.open_ledger(path) as ledger:
         assert ledger.open_intents == ()

@@ -280,25 +280,16 @@ def test_roots_of_rfc_6962():
     assert [tree.root(size).hex() for size in range(9)] == ROOTS
 
 
-@pytest.mark.parametrize(
-    ("index", "size", "proof"),
-    [
-        (0, 1, []),
-        (0, 8, [L1, N23, N47]),
-        (5, 8, [L4, N67, ROOTS[4]]),
-        (2, 3, [N01]),
-        (1, 5, [L0, N23, L4]),
-    ],
-)
+@pytest.mark.parametrize(("index", "size", "proof"), [
+    (0, 1, []), (0, 8, [L1, N23, N47]), (5, 8, [L4, N67, ROOTS[4]]), (2, 3, [N01]),
+    (1, 5, [L0, N23, L4]),
+])  # fmt: skip
 def test_known_inclusion_proofs(index, size, proof):
     assert [value.hex() for value in Tree(KNOWN).inclusion_proof(index, size)] == proof
     verify_inclusion(
-        KNOWN[index],
-        index,
-        size,
-        bytes.fromhex(ROOTS[size]),
+        KNOWN[index], index, size, bytes.fromhex(ROOTS[size]),
         [bytes.fromhex(value) for value in proof],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -452,18 +443,15 @@ def test_wrong_lengths_are_named():
         Tree([b"abc"])
 
 
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda: TREE.root(65), "has 64 leaves, not 65"),
-        (lambda: TREE.root(-1), "has 64 leaves, not -1"),
-        (lambda: TREE.inclusion_proof(3, 3), "no leaf 3 in a tree of 3"),
-        (lambda: TREE.inclusion_proof(-1), "no leaf -1"),
-        (lambda: TREE.inclusion_proof(0, 65), "has 64 leaves, not 65"),
-        (lambda: TREE.consistency_proof(4, 3), "never had 4"),
-        (lambda: TREE.consistency_proof(-1, 3), "never had -1"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "said"), [
+    (lambda: TREE.root(65), "has 64 leaves, not 65"),
+    (lambda: TREE.root(-1), "has 64 leaves, not -1"),
+    (lambda: TREE.inclusion_proof(3, 3), "no leaf 3 in a tree of 3"),
+    (lambda: TREE.inclusion_proof(-1), "no leaf -1"),
+    (lambda: TREE.inclusion_proof(0, 65), "has 64 leaves, not 65"),
+    (lambda: TREE.consistency_proof(4, 3), "never had 4"),
+    (lambda: TREE.consistency_proof(-1, 3), "never had -1"),
+])  # fmt: skip
 def test_a_tree_says_what_it_cannot_prove(ask, said):
     with pytest.raises(LocalError, match=said):
         ask()

@@ -71,39 +71,30 @@ def test_parsing_undoes_writing(name, size, root, extensions):
 ROOT = "037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc="
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "has not the lines"),
-        ("\n", "has not the lines"),
-        (f"log\n4\n{ROOT}", "has not the lines"),
-        (f"log\n4\n{ROOT}\nmore", "has not the lines"),
-        ("log\n4\n", "has not the lines"),
-        (f"\n4\n{ROOT}\n", "empty or broken line"),
-        (f"log\n4\n{ROOT}\n\n", "empty or broken line"),
-        (f"log\n4\n{ROOT}\n\nmore\n", "empty or broken line"),
-        (f"log\n\n{ROOT}\n", "'' is not a decimal number"),
-        (f"log\n04\n{ROOT}\n", "'04' is not a decimal number"),
-        (f"log\n00\n{ROOT}\n", "'00' is not a decimal number"),
-        (f"log\n+4\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n-4\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n 4\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n4 \n{ROOT}\n", "is not a decimal number"),
-        (f"log\n4_0\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n0x4\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n४\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n1४\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n{2**63}\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n{10**40}\n{ROOT}\n", "is not a decimal number"),
-        (f"log\n4\n{ROOT[:-1]}\n", "malformed"),
-        (f"log\n4\n {ROOT}\n", "malformed"),
-        (f"log\n4\n{ROOT.replace('Lc=', 'Ld=')}\n", "malformed"),
-        (f"log\n4\n{ROOT.replace('+', '-')}\n", "malformed"),
-        ("log\n4\n\n", "root has 0 bytes"),
-        ("log\n4\nAAAA\n", "root has 3 bytes"),
-        (f"log\n0\n{ROOT}\n", "not that of an empty tree"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "has not the lines"), ("\n", "has not the lines"),
+    (f"log\n4\n{ROOT}", "has not the lines"), (f"log\n4\n{ROOT}\nmore", "has not the lines"),
+    ("log\n4\n", "has not the lines"), (f"\n4\n{ROOT}\n", "empty or broken line"),
+    (f"log\n4\n{ROOT}\n\n", "empty or broken line"),
+    (f"log\n4\n{ROOT}\n\nmore\n", "empty or broken line"),
+    (f"log\n\n{ROOT}\n", "'' is not a decimal number"),
+    (f"log\n04\n{ROOT}\n", "'04' is not a decimal number"),
+    (f"log\n00\n{ROOT}\n", "'00' is not a decimal number"),
+    (f"log\n+4\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n-4\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n 4\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n4 \n{ROOT}\n", "is not a decimal number"),
+    (f"log\n4_0\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n0x4\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n४\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n1४\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n{2**63}\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n{10**40}\n{ROOT}\n", "is not a decimal number"),
+    (f"log\n4\n{ROOT[:-1]}\n", "malformed"), (f"log\n4\n {ROOT}\n", "malformed"),
+    (f"log\n4\n{ROOT.replace('Lc=', 'Ld=')}\n", "malformed"),
+    (f"log\n4\n{ROOT.replace('+', '-')}\n", "malformed"), ("log\n4\n\n", "root has 0 bytes"),
+    ("log\n4\nAAAA\n", "root has 3 bytes"), (f"log\n0\n{ROOT}\n", "not that of an empty tree"),
+])  # fmt: skip
 def test_what_is_not_quite_a_checkpoint_is_refused(text, said):
     with pytest.raises(ProofError, match=said):
         t.TreeHead.parse(text)

@@ -70,18 +70,15 @@ def test_what_the_rule_names_may_leave():
     assert (decision.allow, decision.rule, decision.reasons) == (True, "update", ())
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"name": "head.weight"}, "no glob of tensors"),
-        ({"name": "features.1.running_mean"}, r"never has '\*\*.running_\*'"),
-        ({"kind": "backbone"}, "'backbone' is not in kinds"),
-        ({"dtype": "int64"}, "'int64' is not in dtypes"),
-        ({"dtype": "complex64"}, "'complex64' is not in dtypes"),
-        ({"form": "masked"}, "'masked' is not in forms"),
-        ({"shape": (501,)}, "501 elements are over max_elements = 500"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"name": "head.weight"}, "no glob of tensors"),
+    ({"name": "features.1.running_mean"}, r"never has '\*\*.running_\*'"),
+    ({"kind": "backbone"}, "'backbone' is not in kinds"),
+    ({"dtype": "int64"}, "'int64' is not in dtypes"),
+    ({"dtype": "complex64"}, "'complex64' is not in dtypes"),
+    ({"form": "masked"}, "'masked' is not in forms"),
+    ({"shape": (501,)}, "501 elements are over max_elements = 500"),
+])  # fmt: skip
 def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
     decision = decide(released(**change))
     assert not decision.allow
@@ -91,15 +88,12 @@ def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
     assert re.search(rf"^tensor model/{name}: rule 'update': .*{said}", reason)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        ({"recipient": "silo-b"}, "'silo-b' is not in recipients"),
-        ({"readers": ("coordinator", "silo-c")}, "'silo-c' is not in readers"),
-        ({"readers": ()}, "nobody says who can read it"),
-        ({"method": "fedprox"}, r"no \[\[allow\]\] has method 'fedprox' and part 'model'"),
-    ],
-)
+@pytest.mark.parametrize(("call", "said"), [
+    ({"recipient": "silo-b"}, "'silo-b' is not in recipients"),
+    ({"readers": ("coordinator", "silo-c")}, "'silo-c' is not in readers"),
+    ({"readers": ()}, "nobody says who can read it"),
+    ({"method": "fedprox"}, r"no \[\[allow\]\] has method 'fedprox' and part 'model'"),
+])  # fmt: skip
 def test_step_2_each_dimension_of_the_message_is_denied(call, said):
     decision = decide(released(), **call)
     assert not decision.allow
@@ -170,27 +164,23 @@ def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_m
     assert (decision.allow, decision.rule) == (False, "update, default-deny")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("never", "nevr", "unknown key 'allow.0.nevr'; did you mean 'never'"),
-        ("max_bytes_per_round", "max_byte_per_round", "did you mean 'max_bytes_per_round'"),
-        ("version = 1", "version = 2", "version = 2: "),
-        ('"4KiB"', '"4 kB"', "max_bytes_per_round = '4 kB': is not a size"),
-        ('"4KiB"', "-1", "= -1: give 0 or more"),
-        ('"4KiB"', "1.5", "max_bytes_per_round = 1.5"),
-        ('"whole_model"', '"whole-model"', "kinds.0 = 'whole-model'"),
-        ('"float32"', '"float16"', "dtypes.0 = 'float16'"),
-        ('"features.**"', '"features**"', "is not a glob"),
-        ('"features.**"', '"features..x"', "is not a glob"),
-        ('["fedavg"]', "[]", "allow.0.methods: give a list of 1 or more"),
-        ("max_elements = 500\n", "", "missing key 'allow.0.max_elements'"),
-        ("max_elements = 500\n", "max_elements = 500\nmax_norm = 0\n", "max_norm"),
-        ("max_elements = 500\n", "max_elements = 500\nmax_norm = inf\n", "max_norm"),
-        ("max_elements = 500\n", "max_elements = 500\nmax_norm = true\n", "max_norm"),
-        ('"wide"', '"update"', "rules share the name 'update'"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("never", "nevr", "unknown key 'allow.0.nevr'; did you mean 'never'"),
+    ("max_bytes_per_round", "max_byte_per_round", "did you mean 'max_bytes_per_round'"),
+    ("version = 1", "version = 2", "version = 2: "),
+    ('"4KiB"', '"4 kB"', "max_bytes_per_round = '4 kB': is not a size"),
+    ('"4KiB"', "-1", "= -1: give 0 or more"), ('"4KiB"', "1.5", "max_bytes_per_round = 1.5"),
+    ('"whole_model"', '"whole-model"', "kinds.0 = 'whole-model'"),
+    ('"float32"', '"float16"', "dtypes.0 = 'float16'"),
+    ('"features.**"', '"features**"', "is not a glob"),
+    ('"features.**"', '"features..x"', "is not a glob"),
+    ('["fedavg"]', "[]", "allow.0.methods: give a list of 1 or more"),
+    ("max_elements = 500\n", "", "missing key 'allow.0.max_elements'"),
+    ("max_elements = 500\n", "max_elements = 500\nmax_norm = 0\n", "max_norm"),
+    ("max_elements = 500\n", "max_elements = 500\nmax_norm = inf\n", "max_norm"),
+    ("max_elements = 500\n", "max_elements = 500\nmax_norm = true\n", "max_norm"),
+    ('"wide"', '"update"', "rules share the name 'update'"),
+])  # fmt: skip
 def test_bad_policy_files_name_key_value_and_fix(old, new, said):
     with pytest.raises(LocalError, match=f"^policy.toml: .*{said}"):
         policy(TEXT.replace(old, new, 1))
@@ -341,16 +331,11 @@ def governed(more="required = true\n", dataset="cxr-2024"):
     return policies.parse((TEXT + DATASET + more).encode(), "policy.toml", dataset)
 
 
-@pytest.mark.parametrize(
-    ("release", "more", "may"),
-    [
-        (DP, "required = true\n", True),
-        (PUBLIC, "required = true\n", True),
-        (PRIVATE, "required = true\n", False),
-        (PRIVATE, "required = false\n", True),
-        (PRIVATE, "", True),
-    ],
-)
+@pytest.mark.parametrize(("release", "more", "may"), [
+    (DP, "required = true\n", True), (PUBLIC, "required = true\n", True),
+    (PRIVATE, "required = true\n", False), (PRIVATE, "required = false\n", True),
+    (PRIVATE, "", True),
+])  # fmt: skip
 def test_8_what_is_computed_without_noise_is_held_back_where_that_is_required(release, more, may):
     decision = governed(more).decide("fedavg", [release], "coordinator", ["coordinator"])
     assert decision.allow == may
@@ -404,28 +389,24 @@ def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_othe
     assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ('unit = "record"', 'unit = "person"', "unit = 'person'"),
-        ('unit = "record"\n', "", r"missing key 'dataset\.cxr-2024\.unit'"),
-        ("epsilon = 8.0", 'epsilon = "8.0"', "epsilon = '8.0'.*write it without quotes"),
-        ("epsilon = 8.0", "epsilon = true", "epsilon = True"),
-        ("epsilon = 8.0", "epsilon = inf", "epsilon = "),
-        ("epsilon = 8.0", "epsilon = nan", "epsilon = "),
-        ("epsilon = 8.0", "epsilon = 0", "epsilon = 0"),
-        ("epsilon = 8.0", "epsilon = 1001", "epsilon = 1001"),
-        ("epsilon = 8.0\n", "", r"missing key 'dataset\.cxr-2024\.epsilon'"),
-        ("delta = 1e-5", "delta = 1", "delta = 1"),
-        ("delta = 1e-5", "delta = 0", "delta = 0"),
-        ("delta = 1e-5", "delta = 1e-21", "delta = 1e-21"),
-        ("delta = 1e-5", "delta = 1e-5\nmin_sigma = 0", "min_sigma = 0"),
-        ("delta = 1e-5", "delta = 1e-5\nrequired = 1", "required = 1"),
-        ("delta = 1e-5", "delta = 1e-5\nrecords_per_person = 0", "records_per_person = 0"),
-        ("delta = 1e-5", "delta = 1e-5\nrequire = true", "require"),
-        ("cxr-2024", "Cxr_2024", "dataset"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ('unit = "record"', 'unit = "person"', "unit = 'person'"),
+    ('unit = "record"\n', "", r"missing key 'dataset\.cxr-2024\.unit'"),
+    ("epsilon = 8.0", 'epsilon = "8.0"', "epsilon = '8.0'.*write it without quotes"),
+    ("epsilon = 8.0", "epsilon = true", "epsilon = True"),
+    ("epsilon = 8.0", "epsilon = inf", "epsilon = "),
+    ("epsilon = 8.0", "epsilon = nan", "epsilon = "),
+    ("epsilon = 8.0", "epsilon = 0", "epsilon = 0"),
+    ("epsilon = 8.0", "epsilon = 1001", "epsilon = 1001"),
+    ("epsilon = 8.0\n", "", r"missing key 'dataset\.cxr-2024\.epsilon'"),
+    ("delta = 1e-5", "delta = 1", "delta = 1"), ("delta = 1e-5", "delta = 0", "delta = 0"),
+    ("delta = 1e-5", "delta = 1e-21", "delta = 1e-21"),
+    ("delta = 1e-5", "delta = 1e-5\nmin_sigma = 0", "min_sigma = 0"),
+    ("delta = 1e-5", "delta = 1e-5\nrequired = 1", "required = 1"),
+    ("delta = 1e-5", "delta = 1e-5\nrecords_per_person = 0", "records_per_person = 0"),
+    ("delta = 1e-5", "delta = 1e-5\nrequire = true", "require"),
+    ("cxr-2024", "Cxr_2024", "dataset"),
+])  # fmt: skip
 def test_a_table_of_a_data_set_that_is_none_is_refused(old, new, words):
     assert old in DATASET
     with pytest.raises(LocalError, match=words):

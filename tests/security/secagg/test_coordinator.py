@@ -114,19 +114,15 @@ def test_the_keys_of_another_silo(run):
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, dealing=replace(e.dealing, signature=bytes(64))),
-        lambda e: replace(e, dealing=replace(e.dealing, h_u1=bytes(32))),
-        lambda e: replace(e, portions=e.portions[1:]),
-        lambda e: replace(e, portions=e.portions[::-1]),
-        lambda e: replace(e, portions=(replace(e.portions[0], own=bytes(32)), *e.portions[1:])),
-        lambda e: replace(e, portions=(replace(e.portions[0], sealed=b""), *e.portions[1:])),
-        lambda e: replace(e, portions=(replace(e.portions[0], pair=bytes(31)), *e.portions[1:])),
-        lambda e: replace(e, portions=()),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, dealing=replace(e.dealing, signature=bytes(64))),
+    lambda e: replace(e, dealing=replace(e.dealing, h_u1=bytes(32))),
+    lambda e: replace(e, portions=e.portions[1:]), lambda e: replace(e, portions=e.portions[::-1]),
+    lambda e: replace(e, portions=(replace(e.portions[0], own=bytes(32)), *e.portions[1:])),
+    lambda e: replace(e, portions=(replace(e.portions[0], sealed=b""), *e.portions[1:])),
+    lambda e: replace(e, portions=(replace(e.portions[0], pair=bytes(31)), *e.portions[1:])),
+    lambda e: replace(e, portions=()),
+])  # fmt: skip
 def test_shares_that_do_not_hold(change):
     run = cheating(s.SendShares, change)
     assert refusals(run) == [(LIAR, "SHARES")]
@@ -135,18 +131,13 @@ def test_shares_that_do_not_hold(change):
     assert run.opened[0].total[0] == whole_sum(run) == (1 + 2 + 4 + 5) / 16
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda portions: portions[1:],
-        lambda portions: portions[::-1],
-        lambda portions: (*portions, portions[0]),
-        lambda _: (),
-        lambda portions: (replace(portions[0], sealed=b""), *portions[1:]),
-        lambda portions: (replace(portions[0], own=bytes(31)), *portions[1:]),
-        lambda portions: (*portions[:2], replace(portions[2], sealed=bytes(146)), *portions[3:]),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda portions: portions[1:], lambda portions: portions[::-1],
+    lambda portions: (*portions, portions[0]), lambda _: (),
+    lambda portions: (replace(portions[0], sealed=b""), *portions[1:]),
+    lambda portions: (replace(portions[0], own=bytes(31)), *portions[1:]),
+    lambda portions: (*portions[:2], replace(portions[2], sealed=bytes(146)), *portions[3:]),
+])  # fmt: skip
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     state, _ = run.before["coordinator", "SharesUploaded"]
     portions = change(run.state.portions[LIAR])

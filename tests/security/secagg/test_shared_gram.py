@@ -59,12 +59,9 @@ def exactly(own, values):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.integers(0, 2),
-    st.integers(0, 4),
-    st.integers(1, 3),
-    st.integers(1, 30),
+    st.integers(0, 2), st.integers(0, 4), st.integers(1, 3), st.integers(1, 30),
     st.integers(0, 2**31),
-)
+)  # fmt: skip
 def test_what_is_opened_are_the_inner_products_of_the_quantised_vectors(
     colluders, more, groups, width, seed
 ):

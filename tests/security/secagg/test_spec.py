@@ -118,26 +118,17 @@ def test_1_what_is_no_specification():
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"cohort": list(FOUR[::-1])}, "not sorted"),
-        ({"cohort": [*FOUR[:3], FOUR[2]]}, "names a silo twice"),
-        ({"cohort": [*FOUR[:3], "Silo"]}, "cohort"),
-        ({"counts": [1, 2, 3, 4]}, "4 counts for public weights, not 0"),
-        ({"groups": []}, "groups"),
-        ({"groups": [group().model_dump(), group().model_dump()]}, "distinct names"),
-        ({"round": -1}, "round"),
-        ({"round": "3"}, "round"),
-        ({"round": True}, "round"),
-        ({"tagged": 1}, "tagged"),
-        ({"chunk_bytes": 63}, "chunk_bytes"),
-        ({"chunk_bytes": 72}, "chunk_bytes"),
-        ({"chunk_bytes": 1 << 23}, "chunk_bytes"),
-        ({"extra": 1}, "extra"),
-        ({"roster": "zz" * 32}, "roster"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "why"), [
+    ({"cohort": list(FOUR[::-1])}, "not sorted"),
+    ({"cohort": [*FOUR[:3], FOUR[2]]}, "names a silo twice"),
+    ({"cohort": [*FOUR[:3], "Silo"]}, "cohort"),
+    ({"counts": [1, 2, 3, 4]}, "4 counts for public weights, not 0"), ({"groups": []}, "groups"),
+    ({"groups": [group().model_dump(), group().model_dump()]}, "distinct names"),
+    ({"round": -1}, "round"), ({"round": "3"}, "round"), ({"round": True}, "round"),
+    ({"tagged": 1}, "tagged"), ({"chunk_bytes": 63}, "chunk_bytes"),
+    ({"chunk_bytes": 72}, "chunk_bytes"), ({"chunk_bytes": 1 << 23}, "chunk_bytes"),
+    ({"extra": 1}, "extra"), ({"roster": "zz" * 32}, "roster"),
+])  # fmt: skip
 def test_1_structure(fields, why):
     data = canonical_json(altered(specify(frame(), FOUR, 0), **fields))
     with pytest.raises(RefusedError, match=why) as caught:
@@ -205,27 +196,13 @@ def test_4_public_weights_that_concentrate_are_refused():
     assert (fault.code, "one silo has 100 of the" in fault.why) == ("POLICY", True)
 
 
-@pytest.mark.parametrize(
-    ("name", "theirs"),
-    [
-        ("federation", "other"),
-        ("roster", "ee" * 32),
-        ("job", "j2"),
-        ("job_digest", "ee" * 32),
-        ("round", 4),
-        ("purpose", "count"),
-        ("recipient", FOUR[1]),
-        ("model_digest", "ee" * 32),
-        ("schema_digest", "ee" * 32),
-        ("key_epoch", 1),
-        ("min_cohort", 2),
-        ("chunk_bytes", 128),
-        ("tagged", True),
-        ("groups", (group(clip_exponent=4),)),
-        ("groups", (group(elements=21),)),
-        ("groups", (group(ring=64),)),
-    ],
-)
+@pytest.mark.parametrize(("name", "theirs"), [
+    ("federation", "other"), ("roster", "ee" * 32), ("job", "j2"), ("job_digest", "ee" * 32),
+    ("round", 4), ("purpose", "count"), ("recipient", FOUR[1]), ("model_digest", "ee" * 32),
+    ("schema_digest", "ee" * 32), ("key_epoch", 1), ("min_cohort", 2), ("chunk_bytes", 128),
+    ("tagged", True), ("groups", (group(clip_exponent=4),)), ("groups", (group(elements=21),)),
+    ("groups", (group(ring=64),)),
+])  # fmt: skip
 def test_5_another_frame_than_ours_is_refused(name, theirs):
     fault = refused(specify(replace(frame(), **{name: theirs}), FOUR, 0))
     assert (fault.code, f"specifies {name}" in fault.why) == ("SPEC", True)
@@ -336,16 +313,10 @@ def test_concentration_as_rule_5_says_it(counts, min_cohort):
     assert bool(concentration_fault(counts, min_cohort)) == expected
 
 
-@pytest.mark.parametrize(
-    ("counts", "min_cohort", "faulty"),
-    [
-        ((15, 10, 10, 7), 2, False),
-        ((15, 15, 15), 3, False),
-        ((15, 15, 14), 2, True),
-        ((5,), 2, True),
-        ((), 2, False),
-    ],
-)
+@pytest.mark.parametrize(("counts", "min_cohort", "faulty"), [
+    ((15, 10, 10, 7), 2, False), ((15, 15, 15), 3, False), ((15, 15, 14), 2, True), ((5,), 2, True),
+    ((), 2, False),
+])  # fmt: skip
 def test_concentration_of_few_and_of_equals(counts, min_cohort, faulty):
     """A third may be too much where another is as large: the heaviest sees the second."""
     assert bool(concentration_fault(counts, min_cohort)) == faulty
