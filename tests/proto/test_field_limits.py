@@ -196,14 +196,10 @@ needs_linux = pytest.mark.skipif(
 
 
 CASES = {
-    "portions": ("given", 4, 2),
-    "revealed": ("given", 7, 2),
-    "notes": ("told", 3, 3),
-    "keys": ("told", 4, 1),
-    "deliveries": ("told", 5, 1),
-    "manifest": ("frame", 1, 6),
+    "portions": ("given", 4, 2), "revealed": ("given", 7, 2), "notes": ("told", 3, 3),
+    "keys": ("told", 4, 1), "deliveries": ("told", 5, 1), "manifest": ("frame", 1, 6),
     "end": ("frame", 3, 2),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

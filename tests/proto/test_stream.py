@@ -330,16 +330,10 @@ def test_a_refused_manifest_lets_no_byte_in():
 
 
 FRAMES = {
-    "manifest": opening(),
-    "all": chunk(PAYLOAD),
-    "half": chunk(PAYLOAD[:10]),
-    "rest": chunk(PAYLOAD[10:]),
-    "empty": chunk(b""),
-    "long": chunk(PAYLOAD + b"x"),
-    "end": ending(),
-    "bad": ending(FLIPPED),
-    "none": pb.Frame(),
-}
+    "manifest": opening(), "all": chunk(PAYLOAD), "half": chunk(PAYLOAD[:10]),
+    "rest": chunk(PAYLOAD[10:]), "empty": chunk(b""), "long": chunk(PAYLOAD + b"x"),
+    "end": ending(), "bad": ending(FLIPPED), "none": pb.Frame(),
+}  # fmt: skip
 GOOD = {
     10: ["manifest", "half", "rest", "end"],
     20: ["manifest", "all", "end"],

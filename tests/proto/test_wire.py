@@ -12,18 +12,11 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto import wire as w
 
 PARTS = (
-    p.Part(
-        "model",
-        p.Kind.WHOLE_MODEL,
-        p.Sum("mean"),
-        (
-            p.TensorSpec("w", "float32", (2, 3)),
-            p.TensorSpec("none", "float32", (0, 5)),
-            p.TensorSpec("b", "float64", (2,)),
-        ),
-    ),
+    p.Part("model", p.Kind.WHOLE_MODEL, p.Sum("mean"),
+        (p.TensorSpec("w", "float32", (2, 3)), p.TensorSpec("none", "float32", (0, 5)),
+            p.TensorSpec("b", "float64", (2,)))),
     p.Part("counts", p.Kind.COUNTS, p.Mix(), (p.TensorSpec("n", "int64", ()),)),
-)
+)  # fmt: skip
 ITEMS = p.upload_items(PARTS)
 SIZE = 24 + 0 + 16 + 8 + 8
 VALUES = {

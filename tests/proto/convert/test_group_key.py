@@ -145,12 +145,9 @@ def test_nobody_gives_in_the_name_of_another():
 
 LENGTHS = (b"\0" * 31, b"\0" * 33, b"\0" * 47, b"\0" * 49, b"\0" * 63, b"\0" * 65)
 CODES = {
-    "Contribution": "KEYS",
-    "Sealing": "SHARES",
-    "Sealed": "SHARES",
-    "Letter": "SHARES",
+    "Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES",
     "KeyReply": "KEYS",
-}
+}  # fmt: skip
 
 
 def fields_of(message, path=()):

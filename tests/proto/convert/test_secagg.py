@@ -160,14 +160,10 @@ def test_the_longest_specification_with_all_notes_fits():
     rest = {
         **dict.fromkeys(numbers, most),
         **dict.fromkeys(("federation", "job", "purpose", "recipient"), "w" * 64),
-        **dict.fromkeys(digests, "a" * 64),
-        "cohort": [f"{i:064}" for i in range(MOST_SILOS)],
-        "counts": [most] * MOST_SILOS,
-        "prg": 2,
-        "tagged": False,
-        "chunk_bytes": 1 << 22,
+        **dict.fromkeys(digests, "a" * 64), "cohort": [f"{i:064}" for i in range(MOST_SILOS)],
+        "counts": [most] * MOST_SILOS, "prg": 2, "tagged": False, "chunk_bytes": 1 << 22,
         "exchange": "sum",
-    }
+    }  # fmt: skip
     spec = RoundSpec(groups=[*groups, last], **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
     message = w.longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]

@@ -26,18 +26,12 @@ JOBS = {
 
 def made(method, options, security, participation=1.0):
     document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 6,
-        "silos": SILOS,
-        "participation": participation,
-        "min_cohort": 3,
+        "version": 1, "name": "job", "seed": 11, "rounds": 6, "silos": SILOS,
+        "participation": participation, "min_cohort": 3,
         "method": {"name": method, "options": options},
         "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
-        "training": {"batch_size": 32, "lr": 0.05},
-        "security": security,
-    }
+        "training": {"batch_size": 32, "lr": 0.05}, "security": security,
+    }  # fmt: skip
     job = Job.from_file(JobFile.model_validate(document), "job.toml")
     job.document()
     return job
@@ -83,13 +77,10 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
         each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down
     }
     wanted = {
-        "fedavg": {"model"},
-        "fedper": {"extractor"},
-        "ppfl": {"holders", "model", "coupling"},
-        "pfedsim": {"model"},
-        "fedssa": {"holders"},
+        "fedavg": {"model"}, "fedper": {"extractor"}, "ppfl": {"holders", "model", "coupling"},
+        "pfedsim": {"model"}, "fedssa": {"holders"},
         "fedaims": {"holders", "backbone", "prototypes"},
-    }
+    }  # fmt: skip
     assert words == wanted.get(name, set())
 
 

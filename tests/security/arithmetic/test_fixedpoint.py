@@ -152,13 +152,10 @@ def test_a_piece_is_not_copied_and_what_is_no_vector_is_refused():
     assert np.shares_memory(fixedpoint.cut((one, three), 2, 4), three)
     g = group(4, 4)
     assert fixedpoint.check_values(g, (three, one)) == 0
-    for wrong in (
-        (three, three),
-        (three,),
-        (),
-        (three, np.ones(1)),
-        (three, np.ones((1, 1), np.float32)),
-    ):
+    cases = (
+        (three, three), (three,), (), (three, np.ones(1)), (three, np.ones((1, 1), np.float32)),
+    )  # fmt: skip
+    for wrong in cases:
         with pytest.raises(LocalError, match=r"give float32 or float64 \[4\]"):
             fixedpoint.check_values(g, wrong)
     for last in (np.nan, np.inf):
@@ -213,13 +210,9 @@ def test_private_weights_add_up(weights):
 ])  # fmt: skip
 def test_a_group_that_is_none(fields, why):
     document = {
-        "name": "g",
-        "elements": 3,
-        "ring": 32,
-        "clip_exponent": 3,
-        "scale_exponent": 20,
+        "name": "g", "elements": 3, "ring": 32, "clip_exponent": 3, "scale_exponent": 20,
         "weights": "equal",
-    }
+    }  # fmt: skip
     assert validate(document, Group, "x").rows == 1
     with pytest.raises(LocalError, match=why):
         validate({**document, **fields}, Group, "x")

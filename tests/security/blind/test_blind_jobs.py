@@ -43,26 +43,16 @@ def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, *
     }
     counts = {silo: sum(own) for silo, own in by_class.items()}
     public = {
-        "secure_aggregation": "required",
-        "clip_exponent": 6,
-        "weights": "public",
-        "dropouts": "any",
-        "counts": counts,
-    }
+        "secure_aggregation": "required", "clip_exponent": 6, "weights": "public",
+        "dropouts": "any", "counts": counts,
+    }  # fmt: skip
     blind = {**public, **({"class_counts": by_class} if labels else {})} if share < 1 else PRIVATE
     document = {
-        "version": 1,
-        "name": f"blind-{method}",
-        "seed": 7,
-        "rounds": 5,
-        "silos": SILOS,
-        "participation": share,
-        "min_cohort": 3,
-        "method": {"name": method, "options": options},
+        "version": 1, "name": f"blind-{method}", "seed": 7, "rounds": 5, "silos": SILOS,
+        "participation": share, "min_cohort": 3, "method": {"name": method, "options": options},
         "model": {"name": model, "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        **changes,
-    }
+        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05}, **changes,
+    }  # fmt: skip
     made = [
         Job.from_file(JobFile.model_validate({**document, "security": s}), "job.toml")
         for s in (blind, {})
@@ -141,17 +131,12 @@ RUNS = {
     "pfedsim mean": (("pfedsim", {"rho": 0.4}), {}, 18, 3, 1e-5),
     "pfedsim per class": (("pfedsim", {"rho": 0.4, "similarity": "per_class"}), {}, 18, 3, 1e-5),
     "pfedsim some silos": (("pfedsim", {"rho": 0}), {"share": 0.7, "seed": 2}, 20, 5, 1e-5),
-    "fedsimsup samples": (
-        ("fedsimsup", {**SUPERVISED, "similarity": "samples"}),
-        {"share": 0.7},
-        10,
-        0,
-        1e-4,
-    ),
+    "fedsimsup samples": (("fedsimsup", {**SUPERVISED, "similarity": "samples"}), {"share": 0.7},
+        10, 0, 1e-4),
     "fedsimsup labels": (("fedsimsup", SUPERVISED), {"share": 0.7, "labels": True}, 10, 0, 1e-4),
     "fedssa": (("fedssa", {"t_stable": 2}), {}, 0, 0, 1e-4),
     "fedaims": (("fedaims", {"sampling": "algorithm2"}), {"model": "convnet-digits"}, 0, 5, 1e-5),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -192,14 +177,9 @@ class Drawn:
 
 
 NOISY = {
-    "epsilon": 100.0,
-    "delta": 1e-4,
-    "sample_rate": 0.5,
-    "sigma": "0.6",
-    "histogram_sigma": 1.0,
-    "statistics_sigma": 0.5,
-    "metrics_sigma": 1.0,
-}
+    "epsilon": 100.0, "delta": 1e-4, "sample_rate": 0.5, "sigma": "0.6", "histogram_sigma": 1.0,
+    "statistics_sigma": 0.5, "metrics_sigma": 1.0,
+}  # fmt: skip
 PRIVATE_RUNS = {
     "pfedsim": (("pfedsim", {"rho": 0.5}), {}),
     "fedsimsup": (("fedsimsup", {"supervisor": "cnn"}), {"share": 0.7, "labels": True}),

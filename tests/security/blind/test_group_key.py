@@ -36,11 +36,8 @@ def contributions(over=None, *, seed=0, tamper=lambda *made: made):
 
 
 OTHER_EPOCHS = (
-    {"number": 8},
-    {"roster": "bb" * 32},
-    {"federation": "liver"},
-    {"job": "cc" * 32},
-)
+    {"number": 8}, {"roster": "bb" * 32}, {"federation": "liver"}, {"job": "cc" * 32},
+)  # fmt: skip
 
 
 def with_given(made, given, silo=FOUR[1]):

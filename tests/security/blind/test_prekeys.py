@@ -84,44 +84,26 @@ def other_generation(said):
 
 
 HOSTILE = {
-    "unsigned": (
-        lambda said: replace(said, prekey=replace(said.prekey, signature=bytes(64))),
-        "KEYS",
-        "does not fit",
-    ),
-    "another key": (
-        lambda said: replace(said, prekey=replace(said.prekey, key=bytes(32))),
-        "KEYS",
-        "does not fit",
-    ),
-    "skipped": (
-        lambda said: replace(said, prekey=replace(said.prekey, generation=9)),
-        "KEYS",
-        "does not fit",
-    ),
-    "of another version": (
-        lambda said: replace(said, version=version(OTHER, 1)),
-        "KEYS",
-        "does not fit",
-    ),
-    "of another silo": (
-        lambda said: replace(said, version=version(THIRD)),
-        "KEYS",
-        "passed on from 'silo-02'",
-    ),
+    "unsigned": (lambda said: replace(said, prekey=replace(said.prekey, signature=bytes(64))),
+        "KEYS", "does not fit"),
+    "another key": (lambda said: replace(said, prekey=replace(said.prekey, key=bytes(32))), "KEYS",
+        "does not fit"),
+    "skipped": (lambda said: replace(said, prekey=replace(said.prekey, generation=9)), "KEYS",
+        "does not fit"),
+    "of another version": (lambda said: replace(said, version=version(OTHER, 1)), "KEYS",
+        "does not fit"),
+    "of another silo": (lambda said: replace(said, version=version(THIRD)), "KEYS",
+        "passed on from 'silo-02'"),
     "of another seed": (lambda said: replace(said, root=bytes(32)), "KEYS", "does not fit"),
     "signed by another": (lambda _: word(OTHER, by=THIRD), "KEYS", "does not fit"),
-    "of generation 0": (
-        lambda _: word(OTHER, generation=0),
-        "KEYS",
-        "another prekey of generation 0",
-    ),
+    "of generation 0": (lambda _: word(OTHER, generation=0), "KEYS",
+        "another prekey of generation 0"),
     "too short": (lambda _: word(OTHER, key=bytes(31)), "KEYS", "has 31 bytes"),
     "of low order": (lambda _: word(OTHER, key=bytes(32)), "KEYS", "of low order"),
     "our own": (lambda _: replace(word(OTHER), version=version(ME)), "KEYS", "a prekey of its own"),
     "another's letter": (other_letter, "SHARES", "brings 'silo-00' a letter for 'silo-02'"),
     "another generation of ours": (other_generation, "SHARES", "is not what 'silo-01' signed"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)

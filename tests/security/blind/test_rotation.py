@@ -19,12 +19,9 @@ from staddle.security.identity.pairwise_keys import derive
 
 KEY = bytes(range(32))
 VECTOR = [
-    "0x1.51de2ac1114dap+0",
-    "0x1.e8819ef510f70p-4",
-    "-0x1.49fc3febd3a2bp+1",
-    "-0x1.aada07f206967p-1",
-    "-0x1.e6762c5e701c6p-1",
-]
+    "0x1.51de2ac1114dap+0", "0x1.e8819ef510f70p-4", "-0x1.49fc3febd3a2bp+1",
+    "-0x1.aada07f206967p-1", "-0x1.e6762c5e701c6p-1",
+]  # fmt: skip
 LARGE = [
     "-0x1.f646138af9170p-4",
     "0x1.8837c9d625e6ap-1",
@@ -196,12 +193,9 @@ def test_gaussians_are_gaussian():
 
 
 def test_the_logarithm_is_one():
-    values = np.concatenate(
-        [
-            np.random.default_rng(0).random(10_000),
-            [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476],
-        ]
-    )
+    values = np.concatenate([
+        np.random.default_rng(0).random(10_000), [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476],
+    ])  # fmt: skip
     exact = np.array([math.log(v) for v in values])
     assert (np.abs(r._logarithm(values) - exact) <= 4e-16 * np.maximum(1, np.abs(exact))).all()
 

@@ -129,16 +129,12 @@ def test_what_a_sum_cannot_hold_is_said():
     with pytest.raises(LocalError, match="not a secure sum"):
         group(x.Part("e", x.Kind.COUNTS, x.Each(), (x.TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
-    for quantised, weight, scale, why in (
+    cases = (
         (Quantised(Bounds()), 1.0, 100, r"its largest magnitude is .* above its clip 8"),
         (Quantised(Bounds(most=4)), 5.0, 1, "weight 5 is not between the declared 1 and 4"),
-        (
-            Quantised(Bounds(weights="public"), {"a": 3}),
-            1.0,
-            1,
-            "no declared count of b, c, d",
-        ),
-    ):
+        (Quantised(Bounds(weights="public"), {"a": 3}), 1.0, 1, "no declared count of b, c, d"),
+    )  # fmt: skip
+    for quantised, weight, scale, why in cases:
         read = contributions(part, dict.fromkeys(SILOS, weight), scale=scale)
         with pytest.raises(LocalError, match=why):
             quantised.collect(part, SILOS, read)
@@ -160,14 +156,9 @@ def test_means_of_any_weights_agree(weights, seed, how, clip):
 
 
 METHODS = {
-    "fedavg": {},
-    "fedbabu": {},
-    "fedper": {},
-    "pfedsim": {"rho": 0.5},
-    "fedssa": {"t_stable": 2},
-    "ppfl": {"models": 2, "lam": 0.1},
-    "fedaims": {},
-}
+    "fedavg": {}, "fedbabu": {}, "fedper": {}, "pfedsim": {"rho": 0.5}, "fedssa": {"t_stable": 2},
+    "ppfl": {"models": 2, "lam": 0.1}, "fedaims": {},
+}  # fmt: skip
 
 
 class Watched(Quantised):
@@ -197,15 +188,11 @@ def federation(tmp_path_factory):
 def test_every_sum_of_a_whole_job_is_within_its_bound(federation, method):
     files, shards = federation
     document = {
-        "version": 1,
-        "name": f"blind-{method}",
-        "seed": 8,
-        "rounds": 4,
-        "silos": list(SILOS),
+        "version": 1, "name": f"blind-{method}", "seed": 8, "rounds": 4, "silos": list(SILOS),
         "method": {"name": method, **({"options": METHODS[method]} if METHODS[method] else {})},
         "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-    }
+    }  # fmt: skip
     job = local_federation.sign_job(files, document)
     assert isinstance(job, Job)
     watched = Watched(Bounds(clip_exponent=6, most=2000))

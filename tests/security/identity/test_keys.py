@@ -188,21 +188,17 @@ def test_certificate_steps():
         "(1) not readable": ("nonsense", "not readable"),
         "(1) two in one": (good + made(other, extensions=[end, san]), "more than one"),
         "(1) text around": ("x\n" + good, "more than one"),
-        "(2) curve": (
-            made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]),
-            "not P-256",
-        ),
+        "(2) curve": (made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]),
+            "not P-256"),
         "(3) signer": (made(key, extensions=[end, san], signer=other), "not signed by its own"),
-        "(4) authority": (
-            made(key, extensions=[(x509.BasicConstraints(True, None), True), san]),
-            "CA:FALSE",
-        ),
+        "(4) authority": (made(key, extensions=[(x509.BasicConstraints(True, None), True), san]),
+            "CA:FALSE"),
         "(4) absent": (made(key, extensions=[san]), "CA:FALSE"),
         "(4) not critical": (made(key, extensions=[(end[0], False), san]), "CA:FALSE"),
         "(5) absent": (made(key, extensions=[end]), "one name"),
         "(5) two names": (made(key, extensions=[end, (two, False)]), "one name"),
         "(6) more": (made(key, extensions=[end, san, usage]), "beyond"),
-    }
+    }  # fmt: skip
     for pem, said in bad.values():
         with pytest.raises(ValueError, match=said):
             check_certificate("a", pem)

@@ -112,23 +112,19 @@ def test_a_key_that_gives_zero_or_is_none_is_refused(point):
 def test_each_use_and_each_field_gives_another_key():
     h = b"h" * 32
     keys = [
-        pairwise_keys.seal_key(A, CTX, "a", "b"),
-        pairwise_keys.seal_key(A, CTX, "b", "a"),
-        pairwise_keys.seal_key(A, b"d" * 32, "a", "b"),
-        pairwise_keys.seal_key(B, CTX, "a", "b"),
+        pairwise_keys.seal_key(A, CTX, "a", "b"), pairwise_keys.seal_key(A, CTX, "b", "a"),
+        pairwise_keys.seal_key(A, b"d" * 32, "a", "b"), pairwise_keys.seal_key(B, CTX, "a", "b"),
         pairwise_keys.pair_key(A, CTX, "a", "b", 1, h),
         pairwise_keys.pair_key(B, CTX, "a", "b", 1, h),
         pairwise_keys.pair_key(A, b"d" * 32, "a", "b", 1, h),
         pairwise_keys.pair_key(A, CTX, "a", "c", 1, h),
         pairwise_keys.pair_key(A, CTX, "a", "b", 2, h),
         pairwise_keys.pair_key(A, CTX, "a", "b", 1, b"i" * 32),
-        pairwise_keys.self_key(A, CTX, "a", 1, h),
-        pairwise_keys.self_key(B, CTX, "a", 1, h),
-        pairwise_keys.self_key(A, b"d" * 32, "a", 1, h),
-        pairwise_keys.self_key(A, CTX, "b", 1, h),
+        pairwise_keys.self_key(A, CTX, "a", 1, h), pairwise_keys.self_key(B, CTX, "a", 1, h),
+        pairwise_keys.self_key(A, b"d" * 32, "a", 1, h), pairwise_keys.self_key(A, CTX, "b", 1, h),
         pairwise_keys.self_key(A, CTX, "a", 2, h),
         pairwise_keys.self_key(A, CTX, "a", 1, b"i" * 32),
-    ]
+    ]  # fmt: skip
     assert len(set(keys)) == len(keys)
     found = pairwise_keys.pair_key(A, CTX, "b", "a", 1, h)
     assert found == pairwise_keys.pair_key(A, CTX, "a", "b", 1, h)

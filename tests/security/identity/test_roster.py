@@ -13,14 +13,9 @@ from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry
 from staddle.security.identity.roster import Pins, Roster
 
 MEMBERS = {
-    "coordinator": Role.COORDINATOR,
-    "f1": Role.FOUNDER,
-    "f2": Role.FOUNDER,
-    "f3": Role.FOUNDER,
-    "operator-1": Role.OPERATOR,
-    "silo-a": Role.SILO,
-    "silo-b": Role.SILO,
-}
+    "coordinator": Role.COORDINATOR, "f1": Role.FOUNDER, "f2": Role.FOUNDER, "f3": Role.FOUNDER,
+    "operator-1": Role.OPERATOR, "silo-a": Role.SILO, "silo-b": Role.SILO,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -41,14 +41,11 @@ def test_signed_document_comes_back_through_bytes(fed):
 
 def test_step_1_what_is_no_envelope(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
-    for bad in [
-        None,
-        [],
-        {},
-        {**signed, "extra": 1},
-        {**signed, "signature": "00"},
+    cases = [
+        None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"},
         {**signed, "document": []},
-    ]:
+    ]  # fmt: skip
+    for bad in cases:
         with pytest.raises(LocalError, match=r"^signed document: "):
             check(fed, bad)
 

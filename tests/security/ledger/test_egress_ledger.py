@@ -94,52 +94,35 @@ def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
 def test_writer_refuses_what_the_verifier_would(path):
     with book.open_ledger(path) as ledger:
         ref = book.intend(ledger)
-        for call, said in [
-            (
-                lambda: book.write_digest(ledger, ref + 1, book.DIGESTS, book.payload()),
-                "which is not an open intent",
-            ),
-            (
-                lambda: book.write_digest(ledger, ref, book.DIGESTS[:2], book.payload()),
-                "has tensors model/w, model/b, the intent",
-            ),
-            (
-                lambda: book.write_digest(ledger, ref, book.DIGESTS[::-1], book.payload()),
-                "has tensors metric/correct",
-            ),
-            (
-                lambda: book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.BYTES + 1)),
-                f"has {book.BYTES + 1} bytes, the intent {book.BYTES}",
-            ),
-            (
-                lambda: book.write_outcome(ledger, ref, "sent", book.BYTES),
-                "'sent' without a digest",
-            ),
+        cases = [
+            (lambda: book.write_digest(ledger, ref + 1, book.DIGESTS, book.payload()),
+                "which is not an open intent"),
+            (lambda: book.write_digest(ledger, ref, book.DIGESTS[:2], book.payload()),
+                "has tensors model/w, model/b, the intent"),
+            (lambda: book.write_digest(ledger, ref, book.DIGESTS[::-1], book.payload()),
+                "has tensors metric/correct"),
+            (lambda: book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.BYTES + 1)),
+                f"has {book.BYTES + 1} bytes, the intent {book.BYTES}"),
+            (lambda: book.write_outcome(ledger, ref, "sent", book.BYTES),
+                "'sent' without a digest"),
             (lambda: book.write_outcome(ledger, ref, "failed", book.BYTES + 1), "the intent has"),
             (lambda: book.write_outcome(ledger, ref + 9, "failed", 0), "not an open intent"),
             (lambda: book.intend(ledger, releases=book.RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: book.intend(ledger, message_bytes=book.BYTES - 1), "do not fit into"),
             (lambda: book.intend(ledger, readers=[]), "no reader"),
-            (
-                lambda: book.intend(ledger, cohort=["silo-b", "silo-a"]),
-                "cohort silo-b, silo-a, which is not sorted",
-            ),
+            (lambda: book.intend(ledger, cohort=["silo-b", "silo-a"]),
+                "cohort silo-b, silo-a, which is not sorted"),
             (lambda: book.intend(ledger, cohort=["silo-a", "silo-a"]), "has a silo twice"),
             (lambda: book.intend(ledger, cohort=["silo-b", "silo-c"]), "lacks this one"),
-            (
-                lambda: book.intend(ledger, message_bytes=book.BYTES - 9, offset=8),
-                "of 175 bytes behind 8",
-            ),
-            (
-                lambda: book.intend(ledger, message_bytes=0, offset=book.BYTES + 1),
-                f"at byte {book.BYTES + 1}, of which .* {book.BYTES}",
-            ),
-            (
-                lambda: book.intend(ledger, round_number=4, message_bytes=book.BYTES - 8, offset=8),
-                "at byte 8, of which .* 0",
-            ),
+            (lambda: book.intend(ledger, message_bytes=book.BYTES - 9, offset=8),
+                "of 175 bytes behind 8"),
+            (lambda: book.intend(ledger, message_bytes=0, offset=book.BYTES + 1),
+                f"at byte {book.BYTES + 1}, of which .* {book.BYTES}"),
+            (lambda: book.intend(ledger, round_number=4, message_bytes=book.BYTES - 8, offset=8),
+                "at byte 8, of which .* 0"),
             (lambda: book.write_control_close(ledger, 0, 1, 1), "not an open control session"),
-        ]:
+        ]  # fmt: skip
+        for call, said in cases:
             with pytest.raises(LocalError, match=said):
                 call()
         book.write_digest(ledger, ref, book.DIGESTS, book.payload())
@@ -168,16 +151,12 @@ def test_verifier_finds_each_broken_rule(path):
     last = len(good)
     later = {"ref": last}
     wrong = {
-        "not an open intent": [{**digest, "ref": 5}],
-        "outcome refers to": [{**outcome, "ref": 0}],
+        "not an open intent": [{**digest, "ref": 5}], "outcome refers to": [{**outcome, "ref": 0}],
         "second digest": [intent, {**digest, **later}, {**digest, **later}],
         "has tensors none": [intent, {**digest, **later, "tensors": []}],
-        "bytes, the intent": [
-            intent,
-            {**digest, **later, "message": {"bytes": 1, "sha256": book.HASH}},
-        ],
-        "without a digest": [intent, {**outcome, **later}],
-        "is still open": [control, control],
+        "bytes, the intent": [intent,
+            {**digest, **later, "message": {"bytes": 1, "sha256": book.HASH}}],
+        "without a digest": [intent, {**outcome, **later}], "is still open": [control, control],
         "not an open control session": [close],
         "its cap is": [control, {**close, **later, "messages": 101}],
         "several silos": [{**intent, "silo": "silo-b"}],
@@ -187,7 +166,7 @@ def test_verifier_finds_each_broken_rule(path):
         "decision": [{**intent, "policy": {**intent["policy"], "decision": "deny"}}],
         "[Ee]xtra": [{**intent, "more": 1}],
         "valid string|shape": [{**intent, "tensors": [{**intent["tensors"][0], "shape": ["3"]}]}],
-    }
+    }  # fmt: skip
     for said in book.found_with(path, wrong):
         if "several" not in said:
             with pytest.raises(LocalError):

@@ -14,16 +14,10 @@ from staddle.security.log.merkle import EMPTY_ROOT
 from staddle.security.log.tree_head import TreeHead
 
 RECEIVED = Received(
-    silo="silo-a",
-    job="j1",
-    job_digest=book.HASH,
-    round=3,
-    message=book.payload(),
-    ledger_seq=4,
-    ledger_leaf=book.HASH,
-    checkpoint=bytes(book.signer().sign(0, EMPTY_ROOT)).decode(),
+    silo="silo-a", job="j1", job_digest=book.HASH, round=3, message=book.payload(), ledger_seq=4,
+    ledger_leaf=book.HASH, checkpoint=bytes(book.signer().sign(0, EMPTY_ROOT)).decode(),
     receipt="5c" * 64,
-)
+)  # fmt: skip
 PUBLIC = Signer.of(book.FEDERATION, "coordinator", book.OTHER_KEY).public
 
 

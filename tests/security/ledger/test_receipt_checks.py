@@ -11,11 +11,8 @@ from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
 
 MEMBERS = {
-    "f": Role.FOUNDER,
-    "coordinator": Role.COORDINATOR,
-    "silo-a": Role.SILO,
-    "silo-b": Role.SILO,
-}
+    "f": Role.FOUNDER, "coordinator": Role.COORDINATOR, "silo-a": Role.SILO, "silo-b": Role.SILO,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +46,12 @@ def world(keys, tmp_path):
             ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
-                "federation": FEDERATION,
-                "roster": rosters.digest(self.roster),
-                "silo": "silo-a",
-                "job": HASH,
-                "round": number,
-                "size": message.digest.message.bytes,
-                "sha256": message.digest.message.sha256,
-                "ledger_seq": message.place.seq,
+                "federation": FEDERATION, "roster": rosters.digest(self.roster), "silo": "silo-a",
+                "job": HASH, "round": number, "size": message.digest.message.bytes,
+                "sha256": message.digest.message.sha256, "ledger_seq": message.place.seq,
                 "ledger_leaf": message.place.leaf,
-                "ledger_root": self.ledger.root(message.place.seq + 1).hex(),
-                **changes,
-            }
+                "ledger_root": self.ledger.root(message.place.seq + 1).hex(), **changes,
+            }  # fmt: skip
             receipt = Receipt(**fields).sign(keys[signer]).hex()
             write_outcome(self.ledger, ref, status, message.intent.message.bytes, receipt)
             return ref

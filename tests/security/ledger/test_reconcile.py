@@ -37,16 +37,11 @@ class World:
 
     def receive(self, round_, sealed, receipt="5c" * 64, **changes):
         fields = {
-            "silo": "silo-a",
-            "job": "j1",
-            "job_digest": book.HASH,
-            "round": round_,
-            "message": book.payload(),
-            "ledger_seq": sealed.place.seq,
-            "ledger_leaf": sealed.place.leaf,
-            "checkpoint": bytes(sealed.checkpoint).decode(),
+            "silo": "silo-a", "job": "j1", "job_digest": book.HASH, "round": round_,
+            "message": book.payload(), "ledger_seq": sealed.place.seq,
+            "ledger_leaf": sealed.place.leaf, "checkpoint": bytes(sealed.checkpoint).decode(),
             "receipt": receipt,
-        }
+        }  # fmt: skip
         self.coordinator.seal(Received(**{**fields, **changes}))
         return receipt
 

@@ -33,13 +33,9 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
         "recipient": peer, "message": {"bytes": 100, "sha256": book.HASH},
     }  # fmt: skip
     masked = {
-        "ctx": book.CTX,
-        "attempt": 0,
-        "members": list(book.MEMBERS),
-        "threshold": 3,
-        "colluders": 1,
-        "clipped": 2,
-    }
+        "ctx": book.CTX, "attempt": 0, "members": list(book.MEMBERS), "threshold": 3,
+        "colluders": 1, "clipped": 2,
+    }  # fmt: skip
     intent = records[3]
     assert (intent["form"], intent["secagg"], intent["readers"]) == ("masked", masked, ["sum"])
     assert intent["message"] == {"bytes": book.MASKED_BYTES}

@@ -152,12 +152,9 @@ def test_choices_are_counted_before_they_are_made():
 
 def test_the_fold_takes_the_data_set_and_what_never_changes():
     records = [
-        record(),
-        record(round=4),
-        record(job="j2", values="varying"),
-        record(job="j3", dataset="other"),
-        record(job="j4", absent=()),
-    ]
+        record(), record(round=4), record(job="j2", values="varying"),
+        record(job="j3", dataset="other"), record(job="j4", absent=()),
+    ]  # fmt: skip
     assert signed_sets(records, "data") == (
         SignedSet("j1", frozenset("abd"), frozenset("abcd")),
         SignedSet("j4", frozenset("abd"), frozenset("abd")),

@@ -16,15 +16,9 @@ from staddle.security.log.merkle import (
 
 # Records, roots and proofs of the reference implementation of certificate transparency.
 RECORDS = [
-    "",
-    "00",
-    "10",
-    "2021",
-    "3031",
-    "40414243",
-    "5051525354555657",
+    "", "00", "10", "2021", "3031", "40414243", "5051525354555657",
     "606162636465666768696a6b6c6d6e6f",
-]
+]  # fmt: skip
 KNOWN = [leaf_hash(bytes.fromhex(record)) for record in RECORDS]
 ROOTS = [
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -200,22 +194,15 @@ def consistency_vectors():
         yield f"{of}, first twice", (old, old_root, size, root, [proof[0], *proof]), False
         for at, bent_proof in flipped(proof, 0x10):
             yield f"{of}, bit of hash {at}", (old, old_root, size, root, bent_proof), False
-    for old, size, old_root, root, proof in (
-        (0, 0, CARE_1, CARE_1, []),
-        (0, 0, CARE_1, CARE_2, []),
-        (0, 0, EMPTY_ROOT, CARE_2, []),
-        (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (0, 1, CARE_1, CARE_2, []),
-        (0, 1, EMPTY_ROOT, CARE_2, []),
-        (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (1, 0, CARE_1, CARE_2, []),
-        (1, 1, CARE_1, CARE_2, []),
-        (1, 1, CARE_2, CARE_2, []),
-        (1, 1, EMPTY_ROOT, CARE_2, []),
-        (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (1, 2, CARE_1, CARE_2, []),
-        (2, 1, CARE_1, CARE_2, []),
-    ):
+    cases = (
+        (0, 0, CARE_1, CARE_1, []), (0, 0, CARE_1, CARE_2, []), (0, 0, EMPTY_ROOT, CARE_2, []),
+        (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]), (0, 1, CARE_1, CARE_2, []),
+        (0, 1, EMPTY_ROOT, CARE_2, []), (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 0, CARE_1, CARE_2, []), (1, 1, CARE_1, CARE_2, []), (1, 1, CARE_2, CARE_2, []),
+        (1, 1, EMPTY_ROOT, CARE_2, []), (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 2, CARE_1, CARE_2, []), (2, 1, CARE_1, CARE_2, []),
+    )  # fmt: skip
+    for old, size, old_root, root, proof in cases:
         name = (
             f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of"
             f" {len(proof)}"

@@ -45,12 +45,9 @@ readers = ["coordinator"]
 forms = ["plain", "masked"]
 """
 GOOD = {
-    "part": "model",
-    "kind": "whole_model",
-    "name": "features.0.weight",
-    "dtype": "float32",
+    "part": "model", "kind": "whole_model", "name": "features.0.weight", "dtype": "float32",
     "shape": (6, 5),
-}
+}  # fmt: skip
 
 
 def released(**changes):
@@ -250,15 +247,10 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
 
 
 BAD = {
-    "required": ("1", '"yes"'),
-    "min_cohort": ("1", "3.0"),
-    "min_honest": ("0", "true"),
-    "min_holders": ("1", "3.0"),
-    "min_difference": ("0", "9"),
-    "assumed_colluders": ("-1",),
-    "public_counts": ("0",),
-    "colluders": ("1",),
-}
+    "required": ("1", '"yes"'), "min_cohort": ("1", "3.0"), "min_honest": ("0", "true"),
+    "min_holders": ("1", "3.0"), "min_difference": ("0", "9"), "assumed_colluders": ("-1",),
+    "public_counts": ("0",), "colluders": ("1",),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -459,22 +451,14 @@ def test_globs_agree_with_the_slow_oracle(glob, name):
 
 def test_globs():
     yes = [
-        "features.* features.0",
-        "features.** features",
-        "features.** features.0.w",
-        "** a.b",
+        "features.* features.0", "features.** features", "features.** features.0.w", "** a.b",
         "**.x.** x",
-    ]
+    ]  # fmt: skip
     yes += ["**.running_* bn.1.running_mean", "a.**.z a.z", "a*b*c aXbXc", "*.w a.w", "* "]
     no = [
-        "features.* features.0.w",
-        "features feature",
-        "feature features",
-        "a.* a",
-        "aba* ab",
-        "a*a a",
-        "[ab] a",
-    ]
+        "features.* features.0.w", "features feature", "feature features", "a.* a", "aba* ab",
+        "a*a a", "[ab] a",
+    ]  # fmt: skip
     no += ["features.** xfeatures.0", "*.w w", "? a", "a.b a-b", "a A", "w head.w"]
     assert [matches(*line.split(" ")) for line in yes] == [True] * len(yes)
     assert [matches(*line.split(" ")) for line in no] == [False] * len(no)

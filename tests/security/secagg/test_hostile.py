@@ -20,12 +20,8 @@ FIVE = names(5)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
-    "KeysUploaded",
-    "SharesUploaded",
-    "WordsUploaded",
-    "SurvivalUploaded",
-    "RevealUploaded",
-]
+    "KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded",
+]  # fmt: skip
 
 
 def corrupted(draw, value):

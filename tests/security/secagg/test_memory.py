@@ -125,14 +125,9 @@ def test_3_notes_leave_no_set_that_could_unmask():
             t = 2 * n // 3 + 1
             for members in range(t, n + 1):
                 pending = Pending(
-                    round=1,
-                    start=1,
-                    model="cc" * 32,
-                    ctx="dd" * 32,
-                    members=tuple(f"s{i}" for i in range(members)),
-                    threshold=t,
-                    colluders=c,
-                )
+                    round=1, start=1, model="cc" * 32, ctx="dd" * 32,
+                    members=tuple(f"s{i}" for i in range(members)), threshold=t, colluders=c,
+                )  # fmt: skip
                 kept_word = pending.notes_needed - c  # colluders among the signers break theirs
                 assert members - kept_word == t - 1
 

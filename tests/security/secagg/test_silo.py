@@ -151,19 +151,15 @@ def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
     state, event = before(run, "KeysReceived")
     theirs = before(run, "KeysReceived", FIVE[2])[1].keys
     first, second, *rest = event.keys
-    for changed in (
-        (),
-        event.keys[1:],
-        event.keys[::-1],
-        (*event.keys, second),
-        (first, first, *rest),
-        theirs,
+    cases = (
+        (), event.keys[1:], event.keys[::-1], (*event.keys, second), (first, first, *rest), theirs,
         (replace(first, key=theirs[1].key), second, *rest),
         (replace(first, key=replace(first.key, public=public_key(b"x" * 32))), second, *rest),
         (replace(first, key=replace(first.key, public=b"")), second, *rest),
         (replace(first, proof=second.proof), second, *rest),
         (replace(first, proof=first.proof[1:]), second, *rest),
-    ):
+    )  # fmt: skip
+    for changed in cases:
         assert ended(state, s.KeysReceived(event.bundles, tuple(changed))) == by_coordinator("KEYS")
 
 

@@ -56,28 +56,14 @@ def test_the_context_is_known_and_binds_every_field():
     seen = spec.context().hex()
     assert seen == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
     others = {
-        "federation": "other",
-        "roster": "ee" * 32,
-        "job": "j2",
-        "job_digest": "ee" * 32,
-        "round": 4,
-        "attempt": 1,
-        "purpose": "count",
-        "recipient": "silos",
-        "key_epoch": 1,
-        "key_parts": "ee" * 32,
-        "cohort": [*FOUR[:3], "silo-99"],
-        "threshold": 4,
-        "min_cohort": 4,
-        "colluders": 0,
-        "counts": [10, 10, 10, 11],
-        "groups": [group("other", weights="public").model_dump()],
-        "model_digest": "ee" * 32,
-        "schema_digest": "ee" * 32,
-        "chunk_bytes": 128,
-        "tagged": True,
+        "federation": "other", "roster": "ee" * 32, "job": "j2", "job_digest": "ee" * 32,
+        "round": 4, "attempt": 1, "purpose": "count", "recipient": "silos", "key_epoch": 1,
+        "key_parts": "ee" * 32, "cohort": [*FOUR[:3], "silo-99"], "threshold": 4, "min_cohort": 4,
+        "colluders": 0, "counts": [10, 10, 10, 11],
+        "groups": [group("other", weights="public").model_dump()], "model_digest": "ee" * 32,
+        "schema_digest": "ee" * 32, "chunk_bytes": 128, "tagged": True,
         "compared": {"name": "rows", "groups": 1, "width": 640, "clip_exponent": 3},
-    }
+    }  # fmt: skip
     # those have one value
     assert set(others) | {"protocol", "exchange", "prg"} == set(RoundSpec.model_fields)
     found = {
@@ -105,14 +91,11 @@ def test_thresholds():
 
 
 def test_1_what_is_no_specification():
-    for data in (
-        b"",
-        b"{",
-        b"[]",
-        b"\xff",
-        b"{}",
+    cases = (
+        b"", b"{", b"[]", b"\xff", b"{}",
         specify(frame(), FOUR, 0).payload().replace(b":", b": ", 1),
-    ):
+    )  # fmt: skip
+    for data in cases:
         with pytest.raises(RefusedError) as caught:
             round_spec.receive(data, bytes(64), frame(), Terms(), signers(FOUR), FOUR[0])
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
