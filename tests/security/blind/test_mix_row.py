@@ -209,10 +209,8 @@ def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, ow
         code, why = fault(made, memory=memory, silos=SEVEN)
         assert (code, said in why) == ("POLICY", True)
     else:
-        assert admit(made, memory=memory, silos=SEVEN)[1].newest == {
-            **dict.fromkeys(OLD, 0),
-            **dict.fromkeys(NEW, 1),
-        }
+        found = admit(made, memory=memory, silos=SEVEN)[1].newest
+        assert found == {**dict.fromkeys(OLD, 0), **dict.fromkeys(NEW, 1)}
 
 
 def test_7_enough_of_those_who_gave_anew_are_honest():

@@ -112,10 +112,8 @@ def test_what_the_coordinator_brings_and_nobody_signed_is_its_fault(hostile):
     found = refused(lambda: change(word(OTHER)).check(LINE, ME, SIGNERS))
     assert found[:2] == ("coordinator", code)
     assert said in found[2]
-    assert refused(lambda: word(OTHER).check(line(job="j2"), ME, SIGNERS))[:2] == (
-        "coordinator",
-        "KEYS",
-    )
+    seen = refused(lambda: word(OTHER).check(line(job="j2"), ME, SIGNERS))[:2]
+    assert seen == ("coordinator", "KEYS")
 
 
 # What is known.

@@ -6,9 +6,8 @@ from staddle.security.identity.domains import framed
 
 
 def test_bytes_are_those_of_the_docstring():
-    assert framed(b"ab", b"x", b"").hex(" ", 8) == bytes.fromhex(
-        "000000000000000261620000000000000001780000000000000000"
-    ).hex(" ", 8)
+    wanted = bytes.fromhex("000000000000000261620000000000000001780000000000000000").hex(" ", 8)
+    assert framed(b"ab", b"x", b"").hex(" ", 8) == wanted
 
 
 @given(

@@ -191,11 +191,8 @@ def test_a_payload_goes_on_behind_its_offset(path):
         book.write_outcome(ledger, ref, "sent", 14, "5c1f")
     assert audit.verify(path).ok
     first, then = (message.intent for message in ledger_view.messages(path))
-    assert [(tensor.name, size) for tensor, size in first.leaving] == [
-        ("w", 160),
-        ("b", 16),
-        ("correct", 8),
-    ]
+    found = [(tensor.name, size) for tensor, size in first.leaving]
+    assert found == [("w", 160), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
     totals = ledger_view.summary(path)
     assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
@@ -209,10 +206,8 @@ def test_heads_of_privacy_budgets_are_known_after_a_restart_too(path):
     book.private(path)
     with book.open_ledger(path) as ledger:
         found = ledger.privacy_heads
-        assert {name: (head.size, head.epsilon, head.limit) for name, head in found.items()} == {
-            "data": (7, "1.7500", "8"),
-            "scans": (3, "0.5000", "1.5"),
-        }
+        seen = {name: (head.size, head.epsilon, head.limit) for name, head in found.items()}
+        assert seen == {"data": (7, "1.7500", "8"), "scans": (3, "0.5000", "1.5")}
         assert bytes.fromhex(found["data"].root) == bytes([7]) * 32
         book.spend(ledger, 9, "2")
         assert ledger.privacy_heads["data"].size == 9
@@ -304,10 +299,8 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
         book.intend(ledger, policy=applied[1])
     assert audit.verify(path).ok
     changes = [record for record in book.stored(path) if record["type"] == "policy.change"]
-    assert [(c["before"], c["after"], c["text"]) for c in changes] == [
-        (None, digests[0], texts[0]),
-        (digests[0], digests[1], texts[1]),
-    ]
+    found = [(c["before"], c["after"], c["text"]) for c in changes]
+    assert found == [(None, digests[0], texts[0]), (digests[0], digests[1], texts[1])]
     assert [change.text for _, change in ledger_view.of_type(path, PolicyChange)] == texts
     book.raw(path, book.body(changes[1]))
     problems = audit.verify(path).problems
@@ -431,11 +424,8 @@ def test_torn_tail_is_reported_then_recovered(path):
     found = audit.verify(path)
     assert (found.ok, found.torn_bytes, found.records) == (True, 6, 11)
     book.open_ledger(path).close()
-    assert book.body(book.stored(path)[-1]) == {
-        "type": "recovery",
-        "dropped_bytes": 6,
-        "last_good_seq": 10,
-    }
+    seen = book.body(book.stored(path)[-1])
+    assert seen == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
     assert audit.verify(path).ok
 
 

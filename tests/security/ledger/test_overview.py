@@ -83,16 +83,11 @@ def test_the_view_has_what_every_record_says(path):
     assert (found.silo, found.jobs) == ("silo-a", ("lung-1", "lung-2", "lung-3"))
     assert [start.record.software for start in found.starts] == ["staddle 0.1.0", "staddle 0.2.0"]
     assert [event.record.type for event in found.events] == ["start", "stop", "start"]
-    assert [(at.record.job, at.record.type) for at in found.decisions] == [
-        ("lung-1", "job.accept"),
-        ("lung-2", "job.decline"),
-        ("lung-3", "job.accept"),
-    ]
+    shown = [(at.record.job, at.record.type) for at in found.decisions]
+    assert shown == [("lung-1", "job.accept"), ("lung-2", "job.decline"), ("lung-3", "job.accept")]
     assert [at.record.reasons for at in found.denials] == [("too large", "NaN")]
-    assert [(session.opened.session, session.closed is None) for session in found.sessions] == [
-        ("s1", False),
-        ("s2", True),
-    ]
+    got = [(session.opened.session, session.closed is None) for session in found.sessions]
+    assert got == [("s1", False), ("s2", True)]
     assert found.received == {"lung-1": {0: 700, 1: 700, 2: 700, 3: 700}}
     assert found.first <= found.last
     assert parts(found.messages[6]) == Counter({"model": 176, "metrics": 8, MESSAGE: 30})

@@ -120,11 +120,8 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     book.write_outcome(world.silo, refs[book.intend_masked], "unknown", 0)
     book.intend_padded(world.silo, "f7" * 32, 1, round_number=4)
     found = world.found()
-    assert (found.uploads, found.bytes, found.differences) == (
-        2,
-        book.PADDED_BYTES + book.ROTATED_BYTES,
-        (),
-    )
+    seen = (found.uploads, found.bytes, found.differences)
+    assert seen == (2, book.PADDED_BYTES + book.ROTATED_BYTES, ())
     assert [gap.split(": ", 1)[1] for gap in found.gaps] == [
         f"not received ({book.MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
         "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",

@@ -213,18 +213,13 @@ def test_behind_an_offset_tensors_count_in_full_where_canaries_may_lie(path):
         book.intend_masked(ledger, message_bytes=book.MASKED_BYTES - 60, offset=60)
         book.intend_masked(ledger, message_bytes=20, offset=book.MASKED_BYTES - 20)
     _, then, last = (message.intent for message in messages.messages(path))
-    assert [(tensor.name, size) for tensor, size in then.leaving] == [
-        ("w", 140),
-        ("b", 16),
-        ("correct", 8),
-    ]
+    found = [(tensor.name, size) for tensor, size in then.leaving]
+    assert found == [("w", 140), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in last.leaving] == [("b", 12), ("correct", 8)]
     totals = messages.summary(path)
     assert totals["j1", MESSAGE].bytes == book.CANARIES
-    assert (
-        sum(total.bytes for total in totals.values())
-        == book.MASKED_BYTES + book.MASKED_BYTES - 60 + 20
-    )
+    seen = sum(total.bytes for total in totals.values())
+    assert seen == book.MASKED_BYTES + book.MASKED_BYTES - 60 + 20
 
 
 def test_the_view_has_sums_and_its_flows_add_up(path):
@@ -234,11 +229,8 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
         book.protocol(ledger, "keys", 7, job="j3")
     found = view(audit.verify(path), messages.records(path))
     assert found.jobs == ("j1", "j2", "j3")
-    assert [(at.seq, at.record.type, at.record.round) for at in found.sums] == [
-        (9, "secagg.sum", 3),
-        (11, "secagg.end", 4),
-        (23, "secagg.sum", 3),
-    ]
+    seen = [(at.seq, at.record.type, at.record.round) for at in found.sums]
+    assert seen == [(9, "secagg.sum", 3), (11, "secagg.end", 4), (23, "secagg.sum", 3)]
     totals = flows(found)
     keys = ("j3", PROTOCOL, "keys", "coordinator", ("coordinator",), "plain", "no outcome")
     assert totals[Flow(*keys)] == Totals(1, bytes=7)

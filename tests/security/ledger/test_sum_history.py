@@ -135,9 +135,8 @@ def test_batches_count_as_told_each_by_itself():
     whole = record(survivors=tuple("abcdef"), absent=("g",), batches=("a,c,e", "b,d,f"))
     before = signed_sets([whole], "data")
     members = frozenset("abcdefg")
-    assert before == tuple(
-        SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf")
-    )
+    wanted = tuple(SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf"))
+    assert before == wanted
     assert told(before, "aceg", members, 3).silos == ("g",)
     assert told(before, "bdf", members, 3) is None
     assert told(before[:1], "aceg", members, 3) is None

@@ -182,10 +182,8 @@ def test_a_public_log_and_its_witness():
     note = parse(PUBLIC)
     arche, remora = key_of(ARCHE_KEY), key_of(REMORA_KEY)
     assert bytes(note) == PUBLIC
-    assert verify(note, [remora, arche]) == (
-        VerifiedKey(arche, None),
-        VerifiedKey(remora, 0x6A122120),
-    )
+    found = verify(note, [remora, arche])
+    assert found == (VerifiedKey(arche, None), VerifiedKey(remora, 0x6A122120))
     grown = replace(note, text=note.text.replace("1432088532", "1432088533"))
     for key in (arche, remora):
         with pytest.raises(ProofError, match="does not fit the note"):
