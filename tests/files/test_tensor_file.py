@@ -10,11 +10,9 @@ from staddle.errors import LocalError
 from staddle.files import tensor_file
 
 TENSORS = {
-    "w": torch.arange(6, dtype=torch.float32).reshape(2, 3),
-    "n": torch.tensor(7),
-    "none": torch.empty(0, 4),
-    "half": torch.tensor([0.5, -2.0], dtype=torch.float64),
-}
+    "w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "n": torch.tensor(7),
+    "none": torch.empty(0, 4), "half": torch.tensor([0.5, -2.0], dtype=torch.float64),
+}  # fmt: skip
 METADATA = {"b": 'a "quoted" text, "sha256":"no"', "a": "[1, 2]", "ü": "ß\n\t\x01"}
 
 

@@ -147,11 +147,9 @@ def test_given_items_hold_the_weight_and_delivered_items_do_not():
     named = [(item.part, item.kind, item.spec.name) for item in ITEMS]
     kind = p.Kind.WHOLE_MODEL
     model = [
-        ("model", kind, "w"),
-        ("model", kind, "none"),
-        ("model", kind, "b"),
+        ("model", kind, "w"), ("model", kind, "none"), ("model", kind, "b"),
         ("model", kind, "@weight"),
-    ]
+    ]  # fmt: skip
     assert named == [*model, ("counts", p.Kind.COUNTS, "n")]
     assert [item.spec.name for item in p.delivered_items(PARTS)] == ["w", "none", "b", "n"]
     assert ITEMS[3] == p.Item("model", kind, p.TensorSpec("@weight", "float64", (), 0.0, 2.0**53))

@@ -169,13 +169,11 @@ def inside(message, path):
 
 
 READ = {
-    "given": (
-        m.contributed_to_wire(longest_contributed(4)),
-        lambda message: m.contributed_from_wire(ME, message),
-    ),
+    "given": (m.contributed_to_wire(longest_contributed(4)),
+        lambda message: m.contributed_from_wire(ME, message)),
     "asked": (m.poll_to_wire(ASKED), lambda message: m.poll_from_wire(ME, message)),
     "told": (m.secagg_delivery_to_wire(longest_told(4)), m.secagg_delivery_from_wire),
-}
+}  # fmt: skip
 EVERY = [
     pytest.param(kind, path, id=f"{kind} {path}")
     for kind, (whole, _) in READ.items()

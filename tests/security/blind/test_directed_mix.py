@@ -100,11 +100,9 @@ def test_its_tag_tells_those_who_have_the_group_key_nothing():
 
 def test_each_pad_has_a_key_of_its_own_that_both_sides_know():
     specs = [
-        specify(d.own_frame(), d.FIVE, 0),
-        specify(d.own_frame(), d.FIVE, 1),
-        specify(d.own_frame(round=4), d.FIVE, 0),
-        specify(d.own_frame(elements=201), d.FIVE, 0),
-    ]
+        specify(d.own_frame(), d.FIVE, 0), specify(d.own_frame(), d.FIVE, 1),
+        specify(d.own_frame(round=4), d.FIVE, 0), specify(d.own_frame(elements=201), d.FIVE, 0),
+    ]  # fmt: skip
     found = set()
     for spec in specs:
         for index in (1, 2):

@@ -250,16 +250,14 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
     given, _, pieces = made[FOUR[1]]
     short = (sealing.SealedSecret(FOUR[0], bytes(47)), *pieces[1:])
     late = (replace(pieces[0], generation=1), *pieces[1:])  # nobody has a later prekey yet
-    for contribution, sealed in (
-        (given, pieces[1:]),
-        (given, pieces[::-1]),
-        (signed_again(given, pieces[1:]), pieces[1:]),
+    cases = (
+        (given, pieces[1:]), (given, pieces[::-1]), (signed_again(given, pieces[1:]), pieces[1:]),
         (signed_again(given, (*pieces, pieces[0])), (*pieces, pieces[0])),
         (given, (sealing.SealedSecret(FOUR[0], bytes(48)), *pieces[1:])),
-        (signed_again(given, short), short),
-        (signed_again(given, late), late),
+        (signed_again(given, short), short), (signed_again(given, late), late),
         (signed_again(given, pieces, ephemeral=bytes(31)), pieces),
-    ):
+    )  # fmt: skip
+    for contribution, sealed in cases:
         wrong = refused(g.check_contribution, over, contribution, sealed, signers(FOUR))
         assert wrong[:2] == (FOUR[1], "SHARES")
     for contribution in (

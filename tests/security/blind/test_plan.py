@@ -8,11 +8,9 @@ from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]
 GIVEN = {
-    "fedssa": {"t_stable": 3},
-    "fedaims": {"sampling": "algorithm2"},
-    "pfedsim": {"rho": 0.5},
+    "fedssa": {"t_stable": 3}, "fedaims": {"sampling": "algorithm2"}, "pfedsim": {"rho": 0.5},
     "fedavg": {},
-}
+}  # fmt: skip
 
 
 def job_of(method):

@@ -209,11 +209,9 @@ def test_folding_adds_each_number_once(numbers):
 
 def test_each_use_has_a_key_of_its_own():
     uses = {
-        (2, "j", 3, 0, "rows", 1),
-        (1, "j", 3, 0, "rows", 1),
-        (2, "k", 3, 0, "rows", 1),
+        (2, "j", 3, 0, "rows", 1), (1, "j", 3, 0, "rows", 1), (2, "k", 3, 0, "rows", 1),
         (2, "j", 4, 0, "rows", 1),
-    }
+    }  # fmt: skip
     uses |= {
         (2, "j", 3, 1, "rows", 1),
         (2, "j", 3, 0, "cols", 1),

@@ -12,14 +12,12 @@ CTX = b"c" * 32
 A, B = bytes(range(32)), bytes(range(32, 64))
 # the points of curve25519 with which every key gives zero; non-canonical spellings of them too
 LOW_ORDER = [
-    "00" * 32,
-    "01" + "00" * 31,
-    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
     "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
     "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-]
+]  # fmt: skip
 
 
 def test_x25519_as_in_rfc_7748_section_6_1():

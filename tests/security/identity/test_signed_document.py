@@ -16,12 +16,10 @@ JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1"}
 def fed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     keys = {}
-    for member, role in [
-        ("f", Role.FOUNDER),
-        ("c", Role.COORDINATOR),
-        ("op", Role.OPERATOR),
-        ("s", Role.SILO),
-    ]:
+    cases = [
+        ("f", Role.FOUNDER), ("c", Role.COORDINATOR), ("op", Role.OPERATOR), ("s", Role.SILO),
+    ]  # fmt: skip
+    for member, role in cases:
         create_keys(folder / member, member, role, "o")
         keys[member] = load_keys(folder / member)
     roster = rosters.new("lung", [keys["f"].entry], 1)

@@ -228,12 +228,10 @@ def test_parts_count_by_what_crosses(path):
     totals = messages.summary(path, ("part",))
     assert totals == {
         ("extractor",): Totals(3, 6, 132, 3 * book.PADDED_BYTES - 64, book.PADDED_BYTES),
-        ("heads",): Totals(2, 2, 30, 2 * book.ROTATED_BYTES),
-        ("model",): Totals(2, 4, 88, 2 * 176),
-        ("metric",): Totals(2, 2, 2, 16),
-        (MESSAGE,): Totals(2, 0, 0, 80),
+        ("heads",): Totals(2, 2, 30, 2 * book.ROTATED_BYTES), ("model",): Totals(2, 4, 88, 2 * 176),
+        ("metric",): Totals(2, 2, 2, 16), (MESSAGE,): Totals(2, 0, 0, 80),
         (PROTOCOL,): Totals(5, bytes=300 + 2 * 500),
-    }
+    }  # fmt: skip
 
 
 def test_the_view_tells_who_reads_which_part(path):

@@ -38,11 +38,9 @@ def test_a_message_is_what_its_three_records_say(folded, tmp_path):
         for message in (found.messages[seq],)
     }
     assert said == {
-        "sent": (True, "sent", "5c1f"),
-        "failed": (False, "failed", None),
-        "silent": (True, "no outcome", None),
-        "later": (True, "sent", "5c1f"),
-    }
+        "sent": (True, "sent", "5c1f"), "failed": (False, "failed", None),
+        "silent": (True, "no outcome", None), "later": (True, "sent", "5c1f"),
+    }  # fmt: skip
     assert list(found.messages) == sorted(seqs.values())
     digest = found.messages[seqs["silent"]].digest
     assert (digest.leaf, digest.message) == (lines[digest.seq].leaf, book.payload())

@@ -144,9 +144,7 @@ def test_heads_of_privacy_budgets_are_of_all_jobs(path):
     private(path)
     found = seen(path)
     assert [(at.seq, at.record.dataset, at.record.epsilon) for at in found.budgets] == [
-        (1, "data", "0.2500"),
-        (2, "data", "1.2500"),
-        (6, "data", "1.7500"),
+        (1, "data", "0.2500"), (2, "data", "1.2500"), (6, "data", "1.7500"),
         (10, "scans", "0.5000"),
-    ]
+    ]  # fmt: skip
     assert found.of("j2").budgets == found.budgets

@@ -41,17 +41,13 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
     assert intent["message"] == {"bytes": book.MASKED_BYTES}
     assert [tensor["bytes"] for tensor in intent["tensors"]] == [160, 16, 8]
     assert records[4] == {
-        "type": "egress.digest",
-        "ref": 3,
-        "tensors": [],
+        "type": "egress.digest", "ref": 3, "tensors": [],
         "message": {"bytes": book.MASKED_BYTES, "sha256": book.HASH},
-    }
+    }  # fmt: skip
     assert records[9] == {
-        "type": "secagg.sum",
-        **of,
-        "survivors": ["silo-a", "silo-b", "silo-d"],
+        "type": "secagg.sum", **of, "survivors": ["silo-a", "silo-b", "silo-d"],
         "sha256": book.HASH,
-    }
+    }  # fmt: skip
     assert records[11] == {
         "type": "secagg.end", **of, "round": 4, "ctx": "d8" * 32, "code": "SURVIVORS",
         "blame": "coordinator", "why": "U3 has 2 members",

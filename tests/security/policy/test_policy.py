@@ -150,10 +150,8 @@ def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_m
         " leave"
     )
     assert [(v.release, v.rule, v.reasons) for v in decision.tensors] == [
-        (good, "update", ()),
-        (head, "update", (no_glob,)),
-        (secret, "default-deny", (no_rule,)),
-    ]
+        (good, "update", ()), (head, "update", (no_glob,)), (secret, "default-deny", (no_rule,)),
+    ]  # fmt: skip
     assert decision.whole == (
         "4240 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
     )

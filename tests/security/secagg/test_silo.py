@@ -318,14 +318,12 @@ def test_headers_that_do_not_hold(run, other):
     length, h_u2 = event.headers[1].length, event.headers[1].h_u2
     foreign = make_header(state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", signer(FIVE[1]))
     short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", signer(FIVE[1]))
-    for changed in (
-        foreign,
-        short,
-        replace(event.headers[1], sha256=bytes(32)),
-        replace(event.headers[1], tags=b"t"),
-        replace(event.headers[1], length=-1),
+    cases = (
+        foreign, short, replace(event.headers[1], sha256=bytes(32)),
+        replace(event.headers[1], tags=b"t"), replace(event.headers[1], length=-1),
         before(other, "SurvivorsReceived")[1].headers[1],
-    ):
+    )  # fmt: skip
+    for changed in cases:
         headers = swapped(event.headers, 1, changed)
         assert ended(state, s.SurvivorsReceived(headers)) == by_coordinator("UPLOAD")
 
@@ -361,18 +359,16 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
     split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
-    for changed in (
-        notes[:3],
-        (),
-        (*notes[:3], notes[2]),
-        swapped(notes, 1, split),
+    cases = (
+        notes[:3], (), (*notes[:3], notes[2]), swapped(notes, 1, split),
         swapped(notes, 1, replace(notes[1], signature=b"")),
         swapped(notes, 1, replace(notes[1], silo=LOST)),
         swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
         swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
         (*notes, make_survival(state.ctx, LOST, sets, signer(LOST))),
-    ):
+    )  # fmt: skip
+    for changed in cases:
         assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
 
