@@ -67,15 +67,11 @@ def agree(quantised, part, members, read):
     return used
 
 
-@pytest.mark.parametrize(
-    ("bounds", "weights"),
-    [
-        (Bounds(weights="public"), COUNTS),
-        (Bounds(most=1000), COUNTS),  # ring 64
-        (Bounds(least=50, most=400), COUNTS),  # ring 32
-        (Bounds(clip_exponent=6, least=50, most=400), COUNTS),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "weights"), [
+    (Bounds(weights="public"), COUNTS), (Bounds(most=1000), COUNTS),  # ring 64
+    (Bounds(least=50, most=400), COUNTS),  # ring 32
+    (Bounds(clip_exponent=6, least=50, most=400), COUNTS),
+])  # fmt: skip
 def test_a_mean_agrees(bounds, weights):
     part = mean_part()
     read = contributions(part, {silo: float(weight) for silo, weight in weights.items()})

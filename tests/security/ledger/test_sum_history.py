@@ -23,24 +23,16 @@ def of(found):
     return "" if found is None else "".join(found.silos)
 
 
-@pytest.mark.parametrize(
-    ("before", "new", "told_of"),
-    [
-        ([], "abcd", ""),
-        (["abcde"], "abcde", ""),
-        (["abcde"], "abde", "c"),
-        (["abde"], "abcde", "c"),
-        (["abcde"], "abdf", ""),  # c, e and f together
-        (["abcdef"], "abcd", "ef"),
-        (["abcdefg"], "abcd", ""),
-        (["abcd"], "efgh", ""),
-        (["abcdef", "abc"], "def", ""),  # nothing new: it is the difference of the two
-        (["abcdef", "abc"], "de", "f"),
-        (["abcdefgh", "abcd"], "efg", "h"),  # no pair of sets is so near, all three are
-        (["abcd", "cdef", "efgh"], "abgh", ""),  # in the space of the others
-        (["abcd", "cdef"], "abef", "ab"),  # half of the sum of all
-    ],
-)
+@pytest.mark.parametrize(("before", "new", "told_of"), [
+    ([], "abcd", ""), (["abcde"], "abcde", ""), (["abcde"], "abde", "c"), (["abde"], "abcde", "c"),
+    (["abcde"], "abdf", ""),  # c, e and f together
+    (["abcdef"], "abcd", "ef"), (["abcdefg"], "abcd", ""), (["abcd"], "efgh", ""),
+    (["abcdef", "abc"], "def", ""),  # nothing new: it is the difference of the two
+    (["abcdef", "abc"], "de", "f"),
+    (["abcdefgh", "abcd"], "efg", "h"),  # no pair of sets is so near, all three are
+    (["abcd", "cdef", "efgh"], "abgh", ""),  # in the space of the others
+    (["abcd", "cdef"], "abef", "ab"),  # half of the sum of all
+])  # fmt: skip
 def test_what_a_new_sum_tells(before, new, told_of):
     assert of(told(history(*before), new, MEMBERS, LEAST)) == told_of
 

@@ -191,18 +191,11 @@ def test_a_round_has_so_many_attempts(attempts, may):
     assert may or [reason.startswith(said) for reason in decision.whole] == [True]
 
 
-@pytest.mark.parametrize(
-    ("norms", "may"),
-    [
-        ({"model": 2.5}, True),
-        ({"model": 2.5000001}, False),
-        ({"model": float("inf")}, False),
-        ({"model": float("nan")}, False),
-        ({}, False),  # a bound on what nobody measured is no bound
-        ({"model": 0.0, "metric": 9.0}, True),
-        (None, True),  # before there are values
-    ],
-)
+@pytest.mark.parametrize(("norms", "may"), [
+    ({"model": 2.5}, True), ({"model": 2.5000001}, False), ({"model": float("inf")}, False),
+    ({"model": float("nan")}, False), ({}, False),  # a bound on what nobody measured is no bound
+    ({"model": 0.0, "metric": 9.0}, True), (None, True),  # before there are values
+])  # fmt: skip
 def test_step_6_a_part_is_no_longer_than_its_rule_lets_it_be(norms, may):
     bounded = policy(TEXT.replace("max_elements = 500", "max_elements = 500\nmax_norm = 2.5"))
     metric = Release("metric", "metric", "n", "float64", ())

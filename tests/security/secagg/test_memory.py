@@ -254,16 +254,12 @@ def test_a_round_with_rows_for_one_silo_is_summed_once():
         memory.entered(over(NINE[3:], 1, **fields), (), signers(NINE), None, THREES)
 
 
-@pytest.mark.parametrize(
-    ("number", "within", "alone", "left"),
-    [
-        (0, True, True, 1),  # its own values are in the sum, as ``start`` says
-        (0, False, True, 0),
-        (0, False, False, 0),
-        (1, False, True, 0),  # no two sums of such a round are opened
-        (1, False, False, 1),  # the other attempt may be open beside it
-    ],
-)
+@pytest.mark.parametrize(("number", "within", "alone", "left"), [
+    (0, True, True, 1),  # its own values are in the sum, as ``start`` says
+    (0, False, True, 0), (0, False, False, 0),
+    (1, False, True, 0),  # no two sums of such a round are opened
+    (1, False, False, 1),  # the other attempt may be open beside it
+])  # fmt: skip
 def test_what_a_delivered_sum_says_of_an_attempt(number, within, alone, left):
     everybody = over(NINE, 0)
     memory = entered(everybody).uploading(everybody, NINE)
