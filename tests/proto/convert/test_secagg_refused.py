@@ -31,32 +31,23 @@ from staddle.security.secagg.spec import MOST_SILOS
 
 ME = s.names(4)[0]
 UNKNOWN = b"\xf8\x07\x01"  # field 127, the number 1
-CODES = {
-    "KeyBundle": "KEYS",
-    "ReceivingKey": "KEYS",
-    "UploadedKeys": "KEYS",
-    "KeyDelivery": "KEYS",
-    "DeliveredKeys": "KEYS",
-    "Dealing": "SHARES",
-    "Portion": "SHARES",
-    "Dealt": "SHARES",
-    "Delivery": "SHARES",
-    "DeliveredShares": "SHARES",
-    "Complaint": "COMPLAINT",
-    "Misdealing": "MISDEALT",
-    "HolderShare": "MISDEALT",
-    "Header": "UPLOAD",
-    "DeliveredSurvivors": "SURVIVORS",
-    "Survival": "NOTES",
-    "DeliveredNotes": "NOTES",
-    "SealedShare": "SHARES",
-    "Revealed": "REVEAL",
-    "Reveal": "REVEAL",
-    "Abandon": "ABANDON",
-    "SignedSpec": "SPEC",
-    "SurvivorsShown": "ABANDON",
-    "DeliveredResult": "SUM",
-}  # anything else: MANIFEST
+CODES = {  # anything else: MANIFEST
+    part: code
+    for code, parts in {
+        "KEYS": "KeyBundle ReceivingKey UploadedKeys KeyDelivery DeliveredKeys",
+        "SHARES": "Dealing Portion Dealt Delivery DeliveredShares SealedShare",
+        "COMPLAINT": "Complaint",
+        "MISDEALT": "Misdealing HolderShare",
+        "UPLOAD": "Header",
+        "SURVIVORS": "DeliveredSurvivors",
+        "NOTES": "Survival DeliveredNotes",
+        "REVEAL": "Revealed Reveal",
+        "ABANDON": "Abandon SurvivorsShown",
+        "SPEC": "SignedSpec",
+        "SUM": "DeliveredResult",
+    }.items()
+    for part in parts.split()
+}
 FREE = {"round", "attempt", "had", "length"}  # any number may stand there
 LISTS = {"proof": 10, "notes": MOST_NOTES, "shown": MOST_SHOWN}  # the rest: MOST_SILOS
 READ = {

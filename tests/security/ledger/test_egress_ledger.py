@@ -43,40 +43,22 @@ def test_one_of_each_record_verifies(path):
 def test_intent_holds_what_the_rules_ask_for(path):
     book.full(path)
     intent = book.body(book.stored(path)[5])
+    tensors = [
+        {
+            "part": r.part, "kind": r.kind, "name": r.name, "dtype": r.dtype,
+            "shape": list(r.shape), "bytes": r.nbytes, "taint": "private", "readers": [],
+        }
+        for r in book.RELEASES
+    ]  # fmt: skip
     assert intent == {
-        "type": "egress.intent",
-        "silo": "silo-a",
-        "job": "j1",
-        "job_digest": book.HASH,
-        "method": "fedavg",
-        "round": 3,
-        "attempt": 0,
-        "purpose": "update",
-        "rpc": "/staddle/Upload",
-        "recipient": {"id": "coordinator", "spki": book.HASH},
-        "readers": ["coordinator"],
-        "form": "plain",
+        "type": "egress.intent", "silo": "silo-a", "job": "j1", "job_digest": book.HASH,
+        "method": "fedavg", "round": 3, "attempt": 0, "purpose": "update",
+        "rpc": "/staddle/Upload", "recipient": {"id": "coordinator", "spki": book.HASH},
+        "readers": ["coordinator"], "form": "plain",
         "policy": {"file": book.HASH, "rule": "update", "decision": "allow"},
-        "message": {"bytes": book.BYTES},
-        "offset": 0,
-        "cohort": [],
-        "secagg": None,
-        "hidden": None,
-        "dp": None,
-        "tensors": [
-            {
-                "part": r.part,
-                "kind": r.kind,
-                "name": r.name,
-                "dtype": r.dtype,
-                "shape": list(r.shape),
-                "bytes": r.nbytes,
-                "taint": "private",
-                "readers": [],
-            }
-            for r in book.RELEASES
-        ],
-    }
+        "message": {"bytes": book.BYTES}, "offset": 0, "cohort": [], "secagg": None,
+        "hidden": None, "dp": None, "tensors": tensors,
+    }  # fmt: skip
 
 
 def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):

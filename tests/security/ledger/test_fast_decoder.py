@@ -66,6 +66,39 @@ def test_every_record_that_we_write_passes_and_reads_the_same(lines):
         assert well_formed(line) == slowly(line) == json.loads(line)
 
 
+EXCHANGED = [  # what stands there, and another thing in its place
+    (b'"v":1}', b'"v":1,"v":1}'), (b'"v":1}', b'"v":1.0}'), (b'"v":1}', b'"v":1e0}'),
+    (b'"v":1}', b'"v":true}'), (b'"v":1}', b'"v":2}'), (b'"v":1}', b'"v":1,"w":1}'),
+    (b'"mono_us":', b'"mono_us":0'), (b'"mono_us":', b'"mono_us":-'),
+    (b'"mono_us":', b'"mono_us":9007199254740993'), (b'"type"', b'"\\u0074ype"'), (b"Z", b"z"),
+    (b'"part":', b'"part":0,"part":'), (b'"tensors":[{', b'"tensors":[ {'),
+    (b'"tensors":[{"bytes":', b'"tensors":[{"bytes":1.5,"bytes":'),
+    (b'"tensors":[', b'"tensors":[],"tensors":['), (b',"type"', b',"tensors":[],"type"'),
+    (b'"nonce":"', b'"nonce":"0'), (b'"sha256":"ab', b'"sha256":"b'),
+    (b'"sha256":"', b'"sha256":"0'), (b'"sha256":"', b'"sha256": "'),
+    (b'"sha256":"a', b'"sha256":"\\u0061'), (b'"sha256":"ab', b'"sha256":"a\xc3\xa9'),
+    (b'"ctx":"c', b'"ctx":"C'), (b'"ctx":"c', b'"ctx":"'), (b'"ctx":"c7', b'"ctx":"0x'),
+    (b'"secagg":null', b'"secagg":{}'), (b'"secagg":null', b'"secagg":""'),
+    (b'"secagg":{"attempt"', b'"secagg":{"x":0,"attempt"'),
+    (b'"secagg":{', b'"secagg":null,"secagg":{'), (b'"hidden":null', b'"hidden":{}'),
+    (b'"hidden":null', b'"hidden":""'), (b'"hidden":null,', b'"hidden":null,"hidden":null,'),
+    (b'"hidden":{"ctx":"0', b'"hidden":{"ctx":"A'), (b'"hidden":{"ctx":"', b'"hidden":{"ctx":"0x'),
+    (b'"hidden":{"ctx":"', b'"hidden":{"by":"me","ctx":"'),
+    (b'"hidden":{', b'"hidden":null,"hidden":{'), (b',"number":', b',"number":-'),
+    (b',"number":', b',"number":0'), (b',"number":', b',"number":9007199254740993'),
+    (b',"number":0}', b"}"), (b',"number":0}', b',"number":0.0}'),
+    (b',"number":0}', b',"number":null}'), (b'"kind":"contribution"', b'"kind":"contributions"'),
+    (b'"kind":"padded"', b'"kind":"Padded"'), (b'"clipped":2,', b""), (b'"dp":null', b'"dp":{}'),
+    (b'"dp":null', b'"dp":[]'), (b'"dp":{"dataset"', b'"dp":{"by":0,"dataset"'),
+    (b'"ids":[2,', b'"ids":[-2,'), (b'"ids":[2,', b'"ids":["2",'), (b'"ids":[2,', b'"ids":[2.0,'),
+    (b'"epsilon":"', b'"epsilon":"-'), (b'"epsilon":"', b'"epsilon":"1e'),
+    (b'"epsilon":"0', b'"epsilon":"'), (b'"limit":"8"', b'"limit":"8\\n"'),
+    (b'"limit":"8"', b'"limit":8'), (b'"delta":"0.', b'"delta":"0.' + b"0" * 40),
+    (b'"threshold":3', b'"threshold":-3'), (b'"code":"SURVIVORS"', b'"code":"SURVIVOR"'),
+    (b'"kind":"keys"', b'"kind":"key"'), (b'"why":"', b'"why":"' + b"x" * 500),
+]  # fmt: skip
+
+
 def other_spellings(line):
     """The same values, or nearly, in other bytes."""
     record = json.loads(line)
@@ -76,72 +109,12 @@ def other_spellings(line):
         dict(reversed(record.items())), separators=(",", ":"), ensure_ascii=False
     ).encode()
     yield b'{"v":1,' + line[1:]  # a key twice
-    yield line.replace(b'"v":1}', b'"v":1,"v":1}')
-    yield line.replace(b'"v":1}', b'"v":1.0}')
-    yield line.replace(b'"v":1}', b'"v":1e0}')
-    yield line.replace(b'"v":1}', b'"v":true}')
-    yield line.replace(b'"v":1}', b'"v":2}')
-    yield line.replace(b'"v":1}', b'"v":1,"w":1}')
-    yield line.replace(b'"mono_us":', b'"mono_us":0')
-    yield line.replace(b'"mono_us":', b'"mono_us":-')
-    yield line.replace(b'"mono_us":', b'"mono_us":9007199254740993')
-    yield line.replace(b'"type"', b'"\\u0074ype"')
-    yield line.replace(b"Z", b"z")
     yield line.decode().encode("utf-16")
     yield b"\xef\xbb\xbf" + line
     yield line.replace(b"a", b"\xff", 1)
-    yield line.replace(b'"part":', b'"part":0,"part":')
-    yield line.replace(b'"tensors":[{', b'"tensors":[ {')
-    yield line.replace(b'"tensors":[{"bytes":', b'"tensors":[{"bytes":1.5,"bytes":')
-    yield line.replace(b'"tensors":[', b'"tensors":[],"tensors":[')
     yield line.replace(b'"taint":"private"', b'"taint":"Private"', 1)
     yield line.replace(b"abab", b"ABAB", 1)
-    yield line.replace(b',"type"', b',"tensors":[],"type"')
-    yield line.replace(b'"nonce":"', b'"nonce":"0')
-    yield line.replace(b'"sha256":"ab', b'"sha256":"b')
-    yield line.replace(b'"sha256":"', b'"sha256":"0')
-    yield line.replace(b'"sha256":"', b'"sha256": "')
-    yield line.replace(b'"sha256":"a', b'"sha256":"\\u0061')
-    yield line.replace(b'"sha256":"ab', b'"sha256":"a\xc3\xa9')
-    yield line.replace(b'"ctx":"c', b'"ctx":"C')
-    yield line.replace(b'"ctx":"c', b'"ctx":"')
-    yield line.replace(b'"ctx":"c7', b'"ctx":"0x')
-    yield line.replace(b'"secagg":null', b'"secagg":{}')
-    yield line.replace(b'"secagg":null', b'"secagg":""')
-    yield line.replace(b'"secagg":{"attempt"', b'"secagg":{"x":0,"attempt"')
-    yield line.replace(b'"secagg":{', b'"secagg":null,"secagg":{')
-    yield line.replace(b'"hidden":null', b'"hidden":{}')
-    yield line.replace(b'"hidden":null', b'"hidden":""')
-    yield line.replace(b'"hidden":null,', b'"hidden":null,"hidden":null,')
-    yield line.replace(b'"hidden":{"ctx":"0', b'"hidden":{"ctx":"A')
-    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"ctx":"0x')
-    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"by":"me","ctx":"')
-    yield line.replace(b'"hidden":{', b'"hidden":null,"hidden":{')
-    yield line.replace(b',"number":', b',"number":-')
-    yield line.replace(b',"number":', b',"number":0')
-    yield line.replace(b',"number":', b',"number":9007199254740993')
-    yield line.replace(b',"number":0}', b"}")
-    yield line.replace(b',"number":0}', b',"number":0.0}')
-    yield line.replace(b',"number":0}', b',"number":null}')
-    yield line.replace(b'"kind":"contribution"', b'"kind":"contributions"')
-    yield line.replace(b'"kind":"padded"', b'"kind":"Padded"')
-    yield line.replace(b'"clipped":2,', b"")
-    yield line.replace(b'"dp":null', b'"dp":{}')
-    yield line.replace(b'"dp":null', b'"dp":[]')
-    yield line.replace(b'"dp":{"dataset"', b'"dp":{"by":0,"dataset"')
-    yield line.replace(b'"ids":[2,', b'"ids":[-2,')
-    yield line.replace(b'"ids":[2,', b'"ids":["2",')
-    yield line.replace(b'"ids":[2,', b'"ids":[2.0,')
-    yield line.replace(b'"epsilon":"', b'"epsilon":"-')
-    yield line.replace(b'"epsilon":"', b'"epsilon":"1e')
-    yield line.replace(b'"epsilon":"0', b'"epsilon":"')
-    yield line.replace(b'"limit":"8"', b'"limit":"8\\n"')
-    yield line.replace(b'"limit":"8"', b'"limit":8')
-    yield line.replace(b'"delta":"0.', b'"delta":"0.' + b"0" * 40)
-    yield line.replace(b'"threshold":3', b'"threshold":-3')
-    yield line.replace(b'"code":"SURVIVORS"', b'"code":"SURVIVOR"')
-    yield line.replace(b'"kind":"keys"', b'"kind":"key"')
-    yield line.replace(b'"why":"', b'"why":"' + b"x" * 500)
+    yield from (line.replace(was, is_) for was, is_ in EXCHANGED)
 
 
 def test_what_the_slow_check_refuses_the_quick_one_does(lines):
@@ -183,21 +156,8 @@ def test_hashes_that_change_from_digest_to_digest_are_read(lines):
 def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
     line = data.draw(st.sampled_from(lines))
     start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 3))
-    pieces = st.binary(max_size=3) | st.sampled_from(
-        [
-            b",",
-            b'"',
-            b"[]",
-            b"{}",
-            b"0",
-            b"null",
-            b"\\",
-            b',"tensors":[',
-            b"1.0",
-            b'"hidden":null,',
-            b',"number":1',
-        ]
-    )
+    likely = [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0"]
+    pieces = st.binary(max_size=3) | st.sampled_from([*likely, b'"hidden":null,', b',"number":1'])
     other = line[:start] + data.draw(pieces) + line[start + length :]
     found = well_formed(other)
     if found is not None:

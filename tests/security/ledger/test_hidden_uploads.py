@@ -91,13 +91,12 @@ BROKEN = {
     },
     "is padded and of 353 bytes, and its tensors are 352": {"message_bytes": book.PADDED_BYTES + 1},
     "do not fit into": {"message_bytes": book.PADDED_BYTES - 1},
-    "extractor/w has 160 bytes of 'float32'": {
-        "releases": [Release("extractor", "backbone", "w", "float32", (10, 4))],
-        "message_bytes": 160,
-    },
-    "extractor/w has 160 bytes of 'uint32'": {
-        "releases": [Release("extractor", "backbone", "w", "uint32", (10, 4))],
-        "message_bytes": 160,
+    **{
+        f"extractor/w has 160 bytes of '{dtype}'": {
+            "releases": [Release("extractor", "backbone", "w", dtype, (10, 4))],
+            "message_bytes": 160,
+        }
+        for dtype in ("float32", "uint32")
     },
     "at byte 8, of which .* 0": {"message_bytes": book.PADDED_BYTES - 8, "offset": 8},
 }
@@ -190,36 +189,25 @@ def test_the_verifier_finds_each_of_these_too(path):
     good = [book.body(record) for record in book.stored(path)]
     padded, rotated = good[2], good[6]
     again = {**padded, "hidden": {"ctx": "f7" * 32, "number": 9}}
+    other = {"hidden": {"ctx": "f8" * 32, "number": 9}}
+    narrow = [{**padded["tensors"][0], "dtype": "uint32", "bytes": 160}]
+    rows = [{"part": "heads", "name": "rows", "sha256": book.HASH}]
     wrong = {
         "names a version": [{**padded, "form": "plain"}],
         "names no version": [{key: value for key, value in rotated.items() if key != "hidden"}],
         "after version 1": [padded],
-        "version 9 .* after version 9": [
-            again,
-            {**again, "hidden": {"ctx": "f8" * 32, "number": 9}},
-        ],
-        "has 160 bytes of 'uint32'": [
-            {
-                **again,
-                "tensors": [{**padded["tensors"][0], "dtype": "uint32", "bytes": 160}],
-                "message": {"bytes": 160},
-            }
-        ],
+        "version 9 .* after version 9": [again, {**again, **other}],
+        "has 160 bytes of 'uint32'": [{**again, "tensors": narrow, "message": {"bytes": 160}}],
         "is rotated and of 61": [{**rotated, "message": {"bytes": 61}}],
         "has tensors heads/rows, the intent none": [
-            rotated,
-            {
-                **good[7],
-                "ref": len(good),
-                "tensors": [{"part": "heads", "name": "rows", "sha256": book.HASH}],
-            },
+            rotated, {**good[7], "ref": len(good), "tensors": rows}
         ],
         "goes on at byte 8, of which earlier .* declared 0": [
             {**again, "offset": 8, "message": {"bytes": book.PADDED_BYTES - 8}}
         ],
         "hidden": [{**again, "hidden": {"ctx": "F7" * 32, "number": 9}}],
         "kind": [{**good[1], "kind": "key"}],
-    }
+    }  # fmt: skip
     assert list(book.found_with(path, wrong)) == list(wrong)
 
 

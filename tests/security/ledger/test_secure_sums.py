@@ -89,11 +89,11 @@ def test_a_long_reason_is_cut_and_fits(path):
 BROKEN_SECAGG = {
     "form 'plain' and names an attempt": {"form": "plain"},
     "form 'masked' and names no attempt": {"secagg": None},
-    "members silo-b, silo-a, which is not sorted": {
-        "secagg": book.secagg(members=("silo-b", "silo-a"), threshold=1)
-    },
-    "members silo-a, silo-a, which": {
-        "secagg": book.secagg(members=("silo-a", "silo-a"), threshold=1)
+    **{
+        f"members {', '.join(two)}, which is not sorted": {
+            "secagg": book.secagg(members=two, threshold=1)
+        }
+        for two in (("silo-b", "silo-a"), ("silo-a", "silo-a"))
     },
     "members silo-b, silo-c, silo-d, which": {"secagg": book.secagg(members=book.MEMBERS[1:])},
     "and its cohort is silo-a, silo-b, silo-c$": {"cohort": book.MEMBERS[:3]},
@@ -147,24 +147,17 @@ def test_the_verifier_finds_each_of_these_too(path):
     book.summed(path)
     good = [book.body(record) for record in book.stored(path)]
     intent, digest, opened, sent = good[3], good[4], good[9], good[1]
-    masked, later = intent["secagg"], {"ref": len(good)}
+    masked, later, first = intent["secagg"], {"ref": len(good)}, intent["tensors"][0]
+    backwards = {**masked, "members": list(book.MEMBERS[::-1])}
+    hashed = [{"part": "model", "name": "w", "sha256": book.HASH}]
     wrong = {
         "form 'plain'": [{**intent, "form": "plain"}],
         "names no attempt": [{key: value for key, value in intent.items() if key != "secagg"}],
-        "which is not sorted": [
-            {**intent, "secagg": {**masked, "members": list(book.MEMBERS[::-1])}}
-        ],
+        "which is not sorted": [{**intent, "secagg": backwards}],
         "fewer than its threshold": [{**intent, "secagg": {**masked, "threshold": 9}}],
-        "has 161 bytes of 'uint32'": [
-            {**intent, "tensors": [{**intent["tensors"][0], "bytes": 161}]}
-        ],
-        "has 160 bytes of 'float32'": [
-            {**intent, "tensors": [{**intent["tensors"][0], "dtype": "float32"}]}
-        ],
-        "has tensors model/w": [
-            intent,
-            {**digest, **later, "tensors": [{"part": "model", "name": "w", "sha256": book.HASH}]},
-        ],
+        "has 161 bytes of 'uint32'": [{**intent, "tensors": [{**first, "bytes": 161}]}],
+        "has 160 bytes of 'float32'": [{**intent, "tensors": [{**first, "dtype": "float32"}]}],
+        "has tensors model/w": [intent, {**digest, **later, "tensors": hashed}],
         "lacks this one": [{**opened, "survivors": ["silo-b"]}],
         "secagg": [{**intent, "secagg": {**masked, "ctx": "C7" * 32}}],
         "code": [{**good[11], "code": "OTHER"}],

@@ -45,44 +45,28 @@ SIGNED = f"{TEXT}\n{PETER_LINE}\n{ENOCH_LINE}\n".encode()
 PETER, ENOCH = f"{PETER_LINE}\n".encode(), f"{ENOCH_LINE}\n".encode()
 BOTH = {PETER_KEY: "PeterNeumann", ENOCH_KEY: "EnochRoot"}
 LONGER = {line: line[:60] + b"ABCD" + line[60:] for line in (PETER, ENOCH)}
-GO_OPENS = [
-    pytest.param(TEXT.encode() + after, keys, signed, id=name)
-    for name, after, keys, signed in [
-        ("one of two is trusted", b"\n" + PETER + ENOCH, [PETER_KEY], ["PeterNeumann"]),
-        ("both are trusted", b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
-        ("a trusted key did not sign", b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
-        (
-            "each twice, one longer",
-            b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH],
-            [PETER_KEY],
-            ["PeterNeumann"],
-        ),
-        ("101 times", b"\n" + 101 * PETER, [PETER_KEY], None),
-        ("a signature is longer", b"\n" + LONGER[PETER], [PETER_KEY], None),
-        ("no signature", b"", [PETER_KEY], None),
-        ("no signature behind the blank line", b"\n", [PETER_KEY], None),
-        ("no last newline", b"\n" + PETER[:-1], [PETER_KEY], None),
-        (
-            "a name of two words",
-            b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1],
-            [PETER_KEY],
-            None,
-        ),
-        ("a line too many", b"\n" + PETER + b"Unexpected line.\n", [PETER_KEY], None),
-        (
-            "another name",
-            b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"),
-            [PETER_KEY],
-            None,
-        ),
-        ("another key id", b"\n" + PETER.replace(b"x08g", b"xxxx"), [PETER_KEY], None),
-    ]
-] + [
-    pytest.param(
-        byte + TEXT.encode() + b"\n" + PETER, [PETER_KEY], None, id=f"begins with {byte.hex()}"
-    )
+ONE = [PETER_KEY]
+GO_OPENS = {
+    "one of two is trusted": (b"\n" + PETER + ENOCH, ONE, ["PeterNeumann"]),
+    "both are trusted": (b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
+    "a trusted key did not sign": (b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
+    "each twice, one longer": (
+        b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH], ONE, ["PeterNeumann"]
+    ),
+    "101 times": (b"\n" + 101 * PETER, ONE, None),
+    "a signature is longer": (b"\n" + LONGER[PETER], ONE, None),
+    "no signature": (b"", ONE, None),
+    "no signature behind the blank line": (b"\n", ONE, None),
+    "no last newline": (b"\n" + PETER[:-1], ONE, None),
+    "a name of two words": (b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1], ONE, None),
+    "a line too many": (b"\n" + PETER + b"Unexpected line.\n", ONE, None),
+    "another name": (b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"), ONE, None),
+    "another key id": (b"\n" + PETER.replace(b"x08g", b"xxxx"), ONE, None),
+}  # fmt: skip
+GO_OPENS = {name: (TEXT.encode() + after, *rest) for name, (after, *rest) in GO_OPENS.items()} | {
+    f"begins with {byte.hex()}": (byte + TEXT.encode() + b"\n" + PETER, ONE, None)
     for byte in (b"\x01", b"\xff")
-]
+}
 # too long a key, and an unknown kind of one, each with the key id of what it holds
 GO_REFUSES_KEYS = [
     "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",
@@ -143,7 +127,7 @@ def test_keys_and_signatures_are_those_of_go():
     assert verify(note, [enoch]) == (VerifiedKey(enoch, None),)
 
 
-@pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS)
+@pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS.values(), ids=GO_OPENS)
 def test_what_go_opens_and_what_not(data, keys, signed):
     trusted = [key_of(key) for key in keys]
     if signed is None:

@@ -58,6 +58,12 @@ def whole_sum(run):
     return sum(names(12).index(silo) + 1 for silo in run.state.u3) / 16
 
 
+def signed_header(header):
+    """Of an upload of other bytes, which the liar signs."""
+    of = (LIAR, header.h_u2, header.length, bytes(32))
+    return make_header(attempt(5).context(), *of, b"", signer(LIAR))
+
+
 def test_replaying_the_events_gives_the_states():
     run = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}, seed=3)
     history, deliver = [], run.deliver
@@ -84,16 +90,16 @@ def test_replaying_the_events_gives_the_states():
 # What a silo sends that does not hold: it drops out, the others go on.
 
 
+ANOTHER = make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR))
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
         lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
         lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
-        lambda e: replace(
-            e,
-            bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR)),
-        ),
+        lambda e: replace(e, bundle=ANOTHER),
     ],
 )
 def test_keys_that_do_not_hold(change):
@@ -158,18 +164,7 @@ def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
         lambda e: replace(e, header=replace(e.header, length=e.header.length + 1)),
         lambda e: replace(e, header=replace(e.header, h_u2=bytes(32))),
         lambda e: replace(e, header=replace(e.header, sha256=bytes(32))),
-        lambda e: replace(
-            e,
-            header=make_header(
-                attempt(5).context(),
-                LIAR,
-                e.header.h_u2,
-                e.header.length,
-                bytes(32),
-                b"",
-                signer(LIAR),
-            ),
-        ),
+        lambda e: replace(e, header=signed_header(e.header)),
     ],
 )
 def test_uploads_that_are_not_what_was_signed(change):
@@ -197,58 +192,34 @@ def test_a_signature_over_other_survivors():
     assert run.opened[0].total[0] == whole_sum(run) == 15 / 16  # its upload stays in the sum
 
 
-def lying_reveal(change):
-    """Signed by the liar itself, so that only the commitments tell."""
-
-    def made(effect):
-        reveal = effect.reveal
-        changed = Reveal(reveal.silo, tuple(change(list(reveal.shares))))
-        ctx, h_u3 = LYING.state.ctx, LYING.state.h_u3
-        return replace(
-            effect,
-            reveal=replace(
-                changed, signature=signer(LIAR)(SECAGG_REVEAL, changed.payload(ctx, h_u3))
-            ),
-        )
-
-    return made
-
-
 LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda shares: [
-            replace(shares[0], held=HeldShare(bytes(SHARE_BYTES), shares[0].held.salt)),
-            *shares[1:],
-        ],
-        lambda shares: [
-            replace(shares[0], held=HeldShare(shares[0].held.share, bytes(32))),
-            *shares[1:],
-        ],
-        lambda shares: [replace(shares[0], kind=PAIR), *shares[1:]],
-        lambda shares: shares[1:],
-        lambda shares: [shares[1], shares[0], *shares[2:]],
-        lambda shares: [*shares, shares[0]],
-        lambda shares: [replace(shares[0], dealer=shares[1].dealer), *shares[1:]],
-        lambda _: [],
+        lambda a, *rest: (replace(a, held=HeldShare(bytes(SHARE_BYTES), a.held.salt)), *rest),
+        lambda a, *rest: (replace(a, held=HeldShare(a.held.share, bytes(32))), *rest),
+        lambda a, *rest: (replace(a, kind=PAIR), *rest),
+        lambda _, *rest: rest,
+        lambda a, b, *rest: (b, a, *rest),
+        lambda *all_: (*all_, all_[0]),
+        lambda a, *rest: (replace(a, dealer=rest[0].dealer), *rest),
+        lambda *_: (),
     ],
 )
 def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
+    """The liar signs what it reveals, so that only the commitments tell."""
     state, _ = LYING.before["coordinator", "RevealUploaded"]
-    state = replace(state, reveals={})
+    state = replace(state, reveals={}, survivals={**state.survivals, LIAR: None})
     (honest,) = LYING.effects(s.SendReveal, LIAR)
-    reveal = lying_reveal(change)(honest).reveal
-    after, (refused, *_) = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(reveal)
-    )
+    reveal = Reveal(LIAR, tuple(change(*honest.reveal.shares)))
+    payload = reveal.payload(LYING.state.ctx, LYING.state.h_u3)
+    reveal = replace(reveal, signature=signer(LIAR)(SECAGG_REVEAL, payload))
+    after, (refused, *_) = machine.advance(state, c.RevealUploaded(reveal))
     assert (refused.silo, refused.code) == (LIAR, "REVEAL")
     assert (after.reveals, LIAR in after.failed) == ({}, True)
-    taken, _ = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(honest.reveal)
-    )
+    taken, _ = machine.advance(state, c.RevealUploaded(honest.reveal))
     assert list(taken.reveals) == [LIAR]
 
 

@@ -262,6 +262,7 @@ def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
         assert told(unopened(key=key, portions=swapped, dealing=dealing), HONEST) == "MISDEALT"
 
 
+DEALT = HONEST.state.portions[DEALER]
 FRAMED = {
     "all is well": unopened(),
     "its key for another dealer": unopened(key=key_for(VICTIM, FIVE[0])),
@@ -274,14 +275,10 @@ FRAMED = {
     "the dealing of another dealer": unopened(dealing=HONEST.state.dealings[FIVE[0]]),
     "the keys of another dealer": unopened(bundle=HONEST.state.bundles[FIVE[0]]),
     "the portion of another holder": unopened(
-        portions=with_portion(
-            HONEST.state.portions[DEALER], VICTIM, sealed=HONEST.state.portions[DEALER][0].sealed
-        )
+        portions=with_portion(DEALT, VICTIM, sealed=DEALT[0].sealed)
     ),
-    "portions in another order": unopened(portions=HONEST.state.portions[DEALER][::-1]),
-    "one portion alone": unopened(
-        portions=tuple(each for each in HONEST.state.portions[DEALER] if each.holder == VICTIM)
-    ),
+    "portions in another order": unopened(portions=DEALT[::-1]),
+    "one portion alone": unopened(portions=tuple(p for p in DEALT if p.holder == VICTIM)),
 }
 
 

@@ -148,26 +148,20 @@ def test_secrets_are_gone_once_they_are_not_needed():
 def test_a_transcript_with_fixed_seeds_is_known():
     """Golden digests of each kind of message of one attempt of five; the last is lost at upload."""
     run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}, seed="golden").finish()
-    ctx = run.state.ctx
+    ctx, state, silo = run.state.ctx, run.state, names(5)[0]
+
+    def hashed(*pieces):
+        return hashlib.sha256(b"".join(pieces)).digest()
+
     found = {
         "context": ctx,
-        "keys": run.state.h_u1,
-        "receiving keys": (
-            hashlib.sha256(
-                b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)
-            ).digest()
-        ),
-        "shares": run.state.h_u2,
-        "portions": (
-            hashlib.sha256(
-                b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)
-            ).digest()
-        ),
-        "upload": hashlib.sha256(b"".join(run.uploads[names(5)[0]])).digest(),
-        "headers": run.state.h_u3,
-        "reveal": (
-            hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest()
-        ),
+        "keys": state.h_u1,
+        "receiving keys": hashed(*(k.leaf() for ks in state.keys.values() for k in ks)),
+        "shares": state.h_u2,
+        "portions": hashed(*(p.leaf() for ps in state.portions.values() for p in ps)),
+        "upload": hashed(*run.uploads[silo]),
+        "headers": state.h_u3,
+        "reveal": hashed(state.reveals[silo].payload(ctx, state.h_u3)),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
