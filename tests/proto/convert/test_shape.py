@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import pytest
+from support.refusals import blamed
 
-from staddle.errors import LocalError, RefusedError
+from staddle.errors import LocalError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert import shape as t
 from staddle.security.faults import Code
@@ -32,12 +33,6 @@ def note(silo="a", signature=b"1234"):
     return pb.Survival(silo=silo, signature=signature)
 
 
-def refused(call, *arguments):
-    with pytest.raises(RefusedError) as caught:
-        call(*arguments)
-    return caught.value.peer, caught.value.code, caught.value.why
-
-
 def test_a_message_is_read_and_written_as_its_table_says():
     message = pb.DeliveredNotes(survivals=[note("a"), note("b")])
     value = Notes((Note("a", b"1234"), Note("b", b"1234")))
@@ -53,20 +48,20 @@ def test_a_message_is_read_and_written_as_its_table_says():
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_code_of_its_own_table(messages, fault):
     message = pb.DeliveredNotes(survivals=messages)
-    assert refused(NOTES.from_wire, "peer", message) == ("peer", *fault)
+    assert blamed(NOTES.from_wire, "peer", message) == ("peer", *fault)
 
 
 def test_a_long_id_is_cut_in_the_text():
-    assert refused(NOTE.from_wire, "peer", note("a" * 99))[2].count("a") < 80
+    assert blamed(NOTE.from_wire, "peer", note("a" * 99))[2].count("a") < 80
 
 
 def test_a_set_may_have_a_code_of_its_own():
     field = t.each(NOTE, "silo", "notes", code="OWN")
-    assert refused(field.read, SENT, [note("b"), note("a")], {})[1] == "OWN"
+    assert blamed(field.read, SENT, [note("b"), note("a")], {})[1] == "OWN"
 
 
 def test_a_text_may_hold_braces():
-    assert refused(NOTE.from_wire, "peer", note("{silo}"))[2].startswith("a note of '{silo}'")
+    assert blamed(NOTE.from_wire, "peer", note("{silo}"))[2].startswith("a note of '{silo}'")
 
 
 def test_a_table_has_exactly_the_fields_of_its_schema():
@@ -80,14 +75,14 @@ def test_a_whole_message_has_no_field_that_the_table_lacks():
     message = pb.Survival.FromString(note().SerializeToString() + b"\x78\x01")  # field 15
     assert NOTE.from_wire("peer", message) == Note("a", b"1234")
     why = "has fields that its protocol version does not know"
-    assert refused(NOTE.whole_from_wire, "peer", message) == ("peer", "NOTES", why)
+    assert blamed(NOTE.whole_from_wire, "peer", message) == ("peer", "NOTES", why)
 
 
 def test_a_silo_speaks_for_itself():
     field = t.one(NOTE, own="silo")
     assert field.read(t.Sender("a", "CODE"), note("a"), {}) == Note("a", b"1234")
     why = "gives a message in the name of 'a'"
-    assert refused(field.read, SENT, note("a"), {}) == ("peer", "NOTES", why)
+    assert blamed(field.read, SENT, note("a"), {}) == ("peer", "NOTES", why)
 
 
 @pytest.mark.parametrize(("field", "good", "bad", "why"), [
@@ -104,13 +99,13 @@ def test_a_silo_speaks_for_itself():
 ])  # fmt: skip
 def test_a_field_takes_what_fits_and_refuses_all_else(field, good, bad, why):
     assert field.read(SENT, good, {}) is not None
-    assert refused(field.read, SENT, bad, {})[2] == why
+    assert blamed(field.read, SENT, bad, {})[2] == why
 
 
 def test_a_coded_field_has_a_value_of_ours_by_its_number():
     field = t.coded({b"self": 1, b"pair": 2}, "kind {found}")
     assert field.read(SENT, field.write(b"pair"), {}) == b"pair"
-    assert refused(field.read, SENT, 3, {})[2] == "kind 3"
+    assert blamed(field.read, SENT, 3, {})[2] == "kind 3"
 
 
 def test_a_body_is_found_by_the_type_of_its_value():
@@ -122,4 +117,4 @@ def test_a_body_is_found_by_the_type_of_its_value():
     assert wrapped.to_wire(SendSurvival(Note("a", b"1234"))) == body.to_wire(Note("a", b"1234"))
     assert wrapped.from_wire(SENT, message) == SendSurvival(Note("a", b"1234"))
     for other in (pb.SecureUpload(), pb.SecureUpload(end=pb.SecureEnd())):
-        assert refused(body.from_wire, SENT, other) == ("peer", "CODE", "holds nothing")
+        assert blamed(body.from_wire, SENT, other) == ("peer", "CODE", "holds nothing")

@@ -1,9 +1,9 @@
 """Which sums come down in words, and of which round, as both sides know from the job alone."""
 
 import pytest
+from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import Sum
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError
 from staddle.security.blind.plan import JobPlan
@@ -25,14 +25,10 @@ JOBS = {
 
 
 def made(method, options, security, participation=1.0):
-    document = {
-        "version": 1, "name": "job", "seed": 11, "rounds": 6, "silos": SILOS,
-        "participation": participation, "min_cohort": 3,
-        "method": {"name": method, "options": options},
-        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
-        "training": {"batch_size": 32, "lr": 0.05}, "security": security,
-    }  # fmt: skip
-    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10}
+    training = {"batch_size": 32, "lr": 0.05}
+    fields = {"seed": 11, "rounds": 6, "silos": SILOS, "min_cohort": 3, "security": security}
+    job = make_job(method, options, model, training, participation=participation, **fields)
     job.document()
     return job
 
