@@ -13,12 +13,7 @@ from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.secagg import linear_tags
-from staddle.security.secagg.masked_sum import (
-    Accumulator,
-    GroupValues,
-    check_group_values,
-    masked_chunks,
-)
+from staddle.security.secagg import masked_sum as m
 from staddle.security.secagg.spec import Terms, specify
 
 SILOS = names(4)
@@ -43,19 +38,19 @@ class Sum:
         self.survivors, self.own = survivors, own
         self.spec, plain = specify(own, SILOS, 0), specify(FRAME, SILOS, 0)
         ctx = self.spec.context()
-        accumulator = Accumulator(self.spec)
-        clear = Accumulator(plain)
+        accumulator = m.Accumulator(self.spec)
+        clear = m.Accumulator(plain)
         sent = {}
         for number, silo in enumerate(survivors):
             contributions = [contribution(each, number) for each in own.groups]
-            check_group_values(self.spec, contributions)
+            m.check_group_values(self.spec, contributions)
             tagger = linear_tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
             pads = silo_pads(self.spec, silo, GROUP_KEY)
             accumulator.add(
                 words.tobytes()
-                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+                for words in m.masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
-            clear.add(words.tobytes() for words in masked_chunks(plain, silo, contributions, ()))
+            clear.add(words.tobytes() for words in m.masked_chunks(plain, silo, contributions, ()))
             sent[silo] = tagger.padded(GROUP_KEY, ctx, silo)
         accumulator.open((), survivors)
         self.opened = clear.open((), survivors)
@@ -77,7 +72,7 @@ class Sum:
 
 def contribution(own, number):
     values = np.linspace(-1, 1, own.elements, dtype=np.float32) * (number + 1) / 8
-    return GroupValues(
+    return m.GroupValues(
         values, np.full(own.rows, number + 1.0) if own.weights == "private" else None
     )
 

@@ -353,10 +353,7 @@ def test_a_data_set_has_its_table_by_name():
         governed("").budget.required,
         governed("").budget.min_sigma,
         governed("").budget.records_per_person,
-    ) == (
-        *(False, None),
-        1,
-    )
+    ) == (*(False, None), 1)
     two = DATASET.replace("cxr-2024", "data").replace("8.0", "2")
     assert governed(two).budget.epsilon == 8
     assert governed(two, "data").budget.epsilon == 2

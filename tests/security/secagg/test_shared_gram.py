@@ -148,9 +148,7 @@ def test_a_holder_reveals_its_product_under_the_zeros_of_both_dealers():
 
 
 @pytest.mark.parametrize("colluders", [0, 1, 2])
-def test_degrees_of_the_hiding_polynomials(
-    colluders,
-):
+def test_degrees_of_the_hiding_polynomials(colluders):
     own, n, d = compared(), 8, g.degree(colluders)
     shares = dealt(own, vectors(own, n), colluders)[1]
     f = np.stack([shares[k].vectors.reshape(-1) for k in range(1, n + 1)])
