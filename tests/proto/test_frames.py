@@ -19,10 +19,8 @@ def payload(size):
 def test_a_chunk_is_what_protobuf_writes(size):
     whole = payload(size)
     for pieces in (
-        [whole],
-        [whole[: size // 3], memoryview(whole)[size // 3 :]],
-        [b"", whole, b""],
-    ):
+        [whole], [whole[: size // 3], memoryview(whole)[size // 3 :]], [b"", whole, b""],
+    ):  # fmt: skip
         assert encode(ChunkFrame.of(pieces)) == pb.Frame(chunk=whole).SerializeToString()
 
 

@@ -59,12 +59,11 @@ READ = {
 
 def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
-    cases = (
+    for kind, longest, to_wire in (
         ("given", lambda *args: s.longest_given(*args, products=80), secagg_upload_to_wire),
         ("told", lambda *args: s.longest_told(*args, document=b"{}", share=24, against=2, rounds=2),
             secagg_delivery_to_wire),
-    )  # fmt: skip
-    for kind, longest, to_wire in cases:
+    ):  # fmt: skip
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
     yield "asked", poll_to_wire(s.ASKED)

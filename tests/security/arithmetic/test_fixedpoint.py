@@ -152,10 +152,9 @@ def test_a_piece_is_not_copied_and_what_is_no_vector_is_refused():
     assert np.shares_memory(fixedpoint.cut((one, three), 2, 4), three)
     g = group(4, 4)
     assert fixedpoint.check_values(g, (three, one)) == 0
-    cases = (
+    for wrong in (
         (three, three), (three,), (), (three, np.ones(1)), (three, np.ones((1, 1), np.float32)),
-    )  # fmt: skip
-    for wrong in cases:
+    ):  # fmt: skip
         with pytest.raises(LocalError, match=r"give float32 or float64 \[4\]"):
             fixedpoint.check_values(g, wrong)
     for last in (np.nan, np.inf):

@@ -181,11 +181,9 @@ def test_3_letters_that_were_changed_or_are_for_another_silo():
     flipped = bytes([sealed.sealed[0] ^ 1]) + sealed.sealed[1:]
     for letter in (
         replace(first.letter, sealed=replace(sealed, sealed=flipped)),
-        replace(first.letter, proof=first.letter.proof[::-1]),
-        replace(first.letter, proof=()),
-        theirs,
-        replace(theirs, sealed=replace(sealed, recipient=FOUR[0])),
-    ):
+        replace(first.letter, proof=first.letter.proof[::-1]), replace(first.letter, proof=()),
+        theirs, replace(theirs, sealed=replace(sealed, recipient=FOUR[0])),
+    ):  # fmt: skip
         wrong = [g.Relayed(first.contribution, letter), *rest]
         assert blamed(key, made, FOUR[0], brought=wrong)[:2] == ("coordinator", "SHARES")
 
@@ -245,14 +243,13 @@ def test_the_coordinator_refuses_pieces_that_are_not_all():
     given, _, pieces = made[FOUR[1]]
     short = (sealing.SealedSecret(FOUR[0], bytes(47)), *pieces[1:])
     late = (replace(pieces[0], generation=1), *pieces[1:])  # nobody has a later prekey yet
-    cases = (
+    for contribution, sealed in (
         (given, pieces[1:]), (given, pieces[::-1]), (signed_again(given, pieces[1:]), pieces[1:]),
         (signed_again(given, (*pieces, pieces[0])), (*pieces, pieces[0])),
         (given, (sealing.SealedSecret(FOUR[0], bytes(48)), *pieces[1:])),
         (signed_again(given, short), short), (signed_again(given, late), late),
         (signed_again(given, pieces, ephemeral=bytes(31)), pieces),
-    )  # fmt: skip
-    for contribution, sealed in cases:
+    ):  # fmt: skip
         wrong = blamed(g.check_contribution, over, contribution, sealed, signers(FOUR))
         assert wrong[:2] == (FOUR[1], "SHARES")
     for contribution in (

@@ -72,10 +72,9 @@ def test_a_good_row_is_admitted_and_remembered():
 
 def test_1_a_row_has_one_spelling():
     document = row(THIRD)[0].payload()
-    cases = (
+    for wrong in (
         document + b" ", document[:-1], b"{}", document.replace(b'"weight":', b'"weight": '),
-    )  # fmt: skip
-    for wrong in cases:
+    ):  # fmt: skip
         assert fault(signed(wrong))[0] == "SPEC"
     huge = document.replace(b'"weight":1431655766', b'"weight":9007199254740993')
     assert huge != document
@@ -99,10 +98,9 @@ def test_4_it_names_other_silos_once_each():
     shares = made.shares
     own = m.Share(version=version(FOUR[0]), weight=5)
     stranger = m.Share(version=version("stranger"), weight=shares[2].weight)
-    cases = (
+    for wrong in (
         (own, *shares), (shares[0], shares[0], *shares[1:]), (*shares[:2], stranger), shares[::-1],
-    )  # fmt: skip
-    for wrong in cases:
+    ):  # fmt: skip
         document = made.model_copy(update={"shares": wrong}).payload()
         assert "not distinct other silos" in fault(signed(document))[1]
 

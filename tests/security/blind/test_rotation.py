@@ -281,11 +281,9 @@ def test_what_an_upload_of_rotated_vectors_is_bound_to():
 
 def test_wrong_calls_are_told():
     for vectors, key in (
-        (np.zeros(3), KEY),
-        (np.zeros((2, 3), np.float32), KEY),
-        (np.zeros((2, 0)), KEY),
+        (np.zeros(3), KEY), (np.zeros((2, 3), np.float32), KEY), (np.zeros((2, 0)), KEY),
         (np.zeros((2, 3)), KEY[:31]),
-    ):
+    ):  # fmt: skip
         with pytest.raises(LocalError):
             r.rotate(vectors, key)
 

@@ -125,12 +125,11 @@ def test_what_a_sum_cannot_hold_is_said():
     with pytest.raises(LocalError, match="not a secure sum"):
         group(x.Part("e", x.Kind.COUNTS, x.Each(), (x.TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
-    cases = (
+    for quantised, weight, scale, why in (
         (Quantised(Bounds()), 1.0, 100, r"its largest magnitude is .* above its clip 8"),
         (Quantised(Bounds(most=4)), 5.0, 1, "weight 5 is not between the declared 1 and 4"),
         (Quantised(Bounds(weights="public"), {"a": 3}), 1.0, 1, "no declared count of b, c, d"),
-    )  # fmt: skip
-    for quantised, weight, scale, why in cases:
+    ):  # fmt: skip
         read = contributions(part, dict.fromkeys(SILOS, weight), scale=scale)
         with pytest.raises(LocalError, match=why):
             quantised.collect(part, SILOS, read)

@@ -217,14 +217,13 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
     for named, least in ((("f1", "f2"), 0), (("f2", "f1"), 2), (("f1", "f2", "f3"), 2)):
         rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
-    cases = (
+    for named, least, said in (
         (("f1", "f2", "f3"), 0,
             "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold"),
         (("f1",), 0, "asks for the signatures of 2 founders; name as many with --founder, not 1"),
         (("f1", "f1"), 1, "name as many with --founder, not 1"),
         (("f1", "f3"), 1, "needs signatures by 2 pinned founders; signed: f1; missing: f3"),
-    )  # fmt: skip
-    for named, least, said in cases:
+    ):  # fmt: skip
         with pytest.raises(LocalError, match=said):
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):

@@ -16,10 +16,9 @@ JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1"}
 def fed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     keys = {}
-    cases = [
+    for member, role in [
         ("f", Role.FOUNDER), ("c", Role.COORDINATOR), ("op", Role.OPERATOR), ("s", Role.SILO),
-    ]  # fmt: skip
-    for member, role in cases:
+    ]:  # fmt: skip
         create_keys(folder / member, member, role, "o")
         keys[member] = load_keys(folder / member)
     roster = rosters.new("lung", [keys["f"].entry], 1)
@@ -39,11 +38,10 @@ def test_signed_document_comes_back_through_bytes(fed):
 
 def test_step_1_what_is_no_envelope(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
-    cases = [
+    for bad in [
         None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"},
         {**signed, "document": []},
-    ]  # fmt: skip
-    for bad in cases:
+    ]:  # fmt: skip
         with pytest.raises(LocalError, match=r"^signed document: "):
             check(fed, bad)
 

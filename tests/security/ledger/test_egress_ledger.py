@@ -76,7 +76,7 @@ def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
 def test_writer_refuses_what_the_verifier_would(path):
     with book.open_ledger(path) as ledger:
         ref = book.intend(ledger)
-        cases = [
+        for call, said in [
             (lambda: book.write_digest(ledger, ref + 1, book.DIGESTS, book.payload()),
                 "which is not an open intent"),
             (lambda: book.write_digest(ledger, ref, book.DIGESTS[:2], book.payload()),
@@ -103,8 +103,7 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: book.intend(ledger, round_number=4, message_bytes=book.BYTES - 8, offset=8),
                 "at byte 8, of which .* 0"),
             (lambda: book.write_control_close(ledger, 0, 1, 1), "not an open control session"),
-        ]  # fmt: skip
-        for call, said in cases:
+        ]:  # fmt: skip
             with pytest.raises(LocalError, match=said):
                 call()
         book.write_digest(ledger, ref, book.DIGESTS, book.payload())

@@ -130,11 +130,9 @@ def test_what_the_slow_check_refuses_the_quick_one_does(lines):
 def test_names_of_a_digest_may_hold_what_looks_like_a_hash(lines):
     line = next(line for line in lines if b'"egress.digest"' in line)
     for name in (
-        '","sha256":"' + "ab" * 32,
-        '"sha256":"',
-        'x"sha256":"' + "0" * 64 + '","part":"y',
+        '","sha256":"' + "ab" * 32, '"sha256":"', 'x"sha256":"' + "0" * 64 + '","part":"y',
         "sha256",
-    ):
+    ):  # fmt: skip
         record = json.loads(line)
         for at, tensor in enumerate(record["tensors"]):
             tensor["name"] = f"{name}{at}"

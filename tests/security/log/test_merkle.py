@@ -194,15 +194,14 @@ def consistency_vectors():
         yield f"{of}, first twice", (old, old_root, size, root, [proof[0], *proof]), False
         for at, bent_proof in flipped(proof, 0x10):
             yield f"{of}, bit of hash {at}", (old, old_root, size, root, bent_proof), False
-    cases = (
+    for old, size, old_root, root, proof in (
         (0, 0, CARE_1, CARE_1, []), (0, 0, CARE_1, CARE_2, []), (0, 0, EMPTY_ROOT, CARE_2, []),
         (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]), (0, 1, CARE_1, CARE_2, []),
         (0, 1, EMPTY_ROOT, CARE_2, []), (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
         (1, 0, CARE_1, CARE_2, []), (1, 1, CARE_1, CARE_2, []), (1, 1, CARE_2, CARE_2, []),
         (1, 1, EMPTY_ROOT, CARE_2, []), (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
         (1, 2, CARE_1, CARE_2, []), (2, 1, CARE_1, CARE_2, []),
-    )  # fmt: skip
-    for old, size, old_root, root, proof in cases:
+    ):  # fmt: skip
         name = (
             f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of"
             f" {len(proof)}"

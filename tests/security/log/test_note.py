@@ -366,10 +366,9 @@ def test_a_key_with_a_wrong_character_is_refused(key):
 
 
 def test_keys_of_another_kind_or_length_are_refused():
-    cases = (
+    for kind, public in (
         (0x06, bytes(32)), (0x02, bytes(32)), (0x01, bytes(31)), (0x01, bytes(33)), (0x04, b""),
-    )  # fmt: skip
-    for kind, public in cases:
+    ):  # fmt: skip
         encoded = base64.b64encode(bytes([kind]) + public).decode()
         with pytest.raises(LocalError, match=r"kind 1 or 4|an Ed25519 key has 32"):
             key_of(f"a+00000000+{encoded}")

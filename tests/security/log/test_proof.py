@@ -85,10 +85,8 @@ def test_1_the_log_and_enough_witnesses_must_have_signed_the_checkpoint():
 
 def test_2_the_record_must_be_in_the_tree():
     for bad in (
-        replace(PROOF, index=2),
-        replace(PROOF, index=4),
-        replace(PROOF, hashes=PROOF.hashes[:1]),
-    ):
+        replace(PROOF, index=2), replace(PROOF, index=4), replace(PROOF, hashes=PROOF.hashes[:1]),
+    ):  # fmt: skip
         with pytest.raises(ProofError):
             verify(bad, LEAVES[3], LOG)
     with pytest.raises(ProofError, match="leads to"):

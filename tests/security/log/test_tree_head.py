@@ -140,10 +140,9 @@ def test_2_the_log_itself_must_have_signed():
         t.verify(t.issue(AT_4, KEY).signed_by(bad), LOG, WITNESSES)
     # to us this witness is a stranger
     assert t.verify(t.issue(AT_4, KEY).signed_by(bad), LOG).checkpoint == AT_4
-    cases = (
+    for field in (
         {"size": 5}, {"root": AT_9.root}, {"extensions": ("x",)}, {"origin": ORIGIN + "2"},
-    )  # fmt: skip
-    for field in cases:
+    ):  # fmt: skip
         with pytest.raises(ProofError, match="does not fit the note"):
             t.verify(replace(t.issue(AT_4, KEY), text=replace(AT_4, **field).text), LOG)
 

@@ -259,10 +259,8 @@ def test_a_rule_for_masked_tensors_names_their_form_types_and_reader():
     release = Release(**{**GOOD, "dtype": "uint64", "form": MASKED})
     assert policy(masked).decide("fedavg", [release], "coordinator", [SUM_READER]).allow
     for other, readers in (
-        (released(), ["coordinator"]),
-        (release, ["coordinator"]),
-        (release, ["sum", "x"]),
-    ):
+        (released(), ["coordinator"]), (release, ["coordinator"]), (release, ["sum", "x"]),
+    ):  # fmt: skip
         assert not policy(masked).decide("fedavg", [other], "coordinator", readers).allow
 
 

@@ -322,10 +322,9 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 )
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
-    cases = (
+    for other_name in (
         "KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded",
-    )  # fmt: skip
-    for other_name in cases:
+    ):  # fmt: skip
         other, _ = run.before["coordinator", other_name]
         if other.stage != state.stage and not (
             name == "SurvivalUploaded" and other.stage == "reveal"

@@ -471,7 +471,7 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
     dealt = honest.bundles[DEALER], honest.dealings[DEALER], honest.portions[DEALER]
     joining = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(SELF, shares))
     assert not joining.proves(HONEST.spec, HONEST.signers)
-    cases = (
+    for wrong in (
         None, joining, with_shares(good, three), with_shares(good, (*three, three[2])),
         with_shares(good, (*three, replace(good.fault.shares[3], held=three[2].held))),
         replace(good, fault=Unjoined(PAIR, good.fault.shares)),
@@ -482,8 +482,7 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
         replace(good, dealing=replace(good.dealing, signature=bytes(64))),
         replace(good, dealing=replace(good.dealing, seed=bytes(32))),
         replace(good, dealing=first.state.dealings[VICTIM]),
-    )  # fmt: skip
-    for wrong in cases:
+    ):  # fmt: skip
         second = Repeating(first, evidence=wrong or joining)
         if wrong is None:
             second.evidence = None

@@ -75,12 +75,11 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
     assert memory.pending[0].notes_needed == needed
     # the round, or the model, is the same
     for following in (spec(3, 1), spec(4, 0), spec(3, 1, OTHER_MODEL)):
-        cases = (
+        for notes in (
             (), notes_of(of, *FIVE[: needed - 1]), notes_of(of, FIVE[0], FIVE[0], FIVE[0]),
             notes_of(of, *FIVE[: needed - 1], "silo-99"), notes_of(spec(3, 9), *FIVE),
             (*notes_of(of, *FIVE[:2]), replace(notes_of(of, FIVE[2])[0], signature=bytes(64))),
-        )  # fmt: skip
-        for notes in cases:
+        ):  # fmt: skip
             assert refused(memory, following, notes) == "ABANDON"
         assert memory.entered(following, notes_of(of, *FIVE[:needed]), SIGNERS).pending == ()
     # nor another round from the same state of the silo

@@ -154,15 +154,13 @@ def test_a_transcript_with_fixed_seeds_is_known():
         return hashlib.sha256(b"".join(pieces)).digest()
 
     found = {
-        "context": ctx,
-        "keys": state.h_u1,
+        "context": ctx, "keys": state.h_u1,
         "receiving keys": hashed(*(k.leaf() for ks in state.keys.values() for k in ks)),
         "shares": state.h_u2,
         "portions": hashed(*(p.leaf() for ps in state.portions.values() for p in ps)),
-        "upload": hashed(*run.uploads[silo]),
-        "headers": state.h_u3,
+        "upload": hashed(*run.uploads[silo]), "headers": state.h_u3,
         "reveal": hashed(state.reveals[silo].payload(ctx, state.h_u3)),
-    }
+    }  # fmt: skip
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
         "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",

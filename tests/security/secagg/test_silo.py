@@ -117,12 +117,10 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
     state, event = before(run, "KeysReceived")
     bundles = event.bundles
     for changed in (
-        (*bundles, bundle_of(state.ctx, "silo-99")),
-        (*bundles, bundles[4]),
-        (bundles[1], bundles[0], *bundles[2:]),
-        bundles[1:],
+        (*bundles, bundle_of(state.ctx, "silo-99")), (*bundles, bundles[4]),
+        (bundles[1], bundles[0], *bundles[2:]), bundles[1:],
         swapped(bundles, 0, bundle_of(state.ctx, ME)),
-    ):
+    ):  # fmt: skip
         assert with_bundles(run, changed) == by_coordinator("KEYS")
 
 
@@ -130,11 +128,9 @@ def test_one_key_in_two_places(run):
     state, event = before(run, "KeysReceived")
     victim = before(run, "KeysReceived", FIVE[2])[0].seeds
     for seeds in (
-        (victim.seal, b"1" * 32),
-        (b"1" * 32, victim.mask),
-        (victim.mask, b"1" * 32),
+        (victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32),
         (b"1" * 32, b"1" * 32),
-    ):
+    ):  # fmt: skip
         twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
         assert with_bundle(run, twin) == by_coordinator("KEYS")
@@ -151,15 +147,14 @@ def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
     state, event = before(run, "KeysReceived")
     theirs = before(run, "KeysReceived", FIVE[2])[1].keys
     first, second, *rest = event.keys
-    cases = (
+    for changed in (
         (), event.keys[1:], event.keys[::-1], (*event.keys, second), (first, first, *rest), theirs,
         (replace(first, key=theirs[1].key), second, *rest),
         (replace(first, key=replace(first.key, public=public_key(b"x" * 32))), second, *rest),
         (replace(first, key=replace(first.key, public=b"")), second, *rest),
         (replace(first, proof=second.proof), second, *rest),
         (replace(first, proof=first.proof[1:]), second, *rest),
-    )  # fmt: skip
-    for changed in cases:
+    ):  # fmt: skip
         assert ended(state, s.KeysReceived(event.bundles, tuple(changed))) == by_coordinator("KEYS")
 
 
@@ -228,13 +223,11 @@ def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
     theirs = before(run, "SharesReceived", FIVE[2])[1].deliveries[1]
     portion = delivery.portion
     for changed in (
-        theirs,
-        replace(delivery, portion=replace(portion, sealed=portion.sealed[:-1] + b"x")),
+        theirs, replace(delivery, portion=replace(portion, sealed=portion.sealed[:-1] + b"x")),
         replace(delivery, portion=replace(portion, own=bytes(32))),
         replace(delivery, proof=delivery.proof[1:]),
-        replace(delivery, proof=(*delivery.proof, bytes(32))),
-        replace(delivery, proof=(b"",)),
-    ):
+        replace(delivery, proof=(*delivery.proof, bytes(32))), replace(delivery, proof=(b"",)),
+    ):  # fmt: skip
         assert told(run, 1, changed) == by_coordinator("SHARES")
 
 
@@ -318,12 +311,11 @@ def test_headers_that_do_not_hold(run, other):
     length, h_u2 = event.headers[1].length, event.headers[1].h_u2
     foreign = make_header(state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", signer(FIVE[1]))
     short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", signer(FIVE[1]))
-    cases = (
+    for changed in (
         foreign, short, replace(event.headers[1], sha256=bytes(32)),
         replace(event.headers[1], tags=b"t"), replace(event.headers[1], length=-1),
         before(other, "SurvivorsReceived")[1].headers[1],
-    )  # fmt: skip
-    for changed in cases:
+    ):  # fmt: skip
         headers = swapped(event.headers, 1, changed)
         assert ended(state, s.SurvivorsReceived(headers)) == by_coordinator("UPLOAD")
 
@@ -359,7 +351,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
     split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
-    cases = (
+    for changed in (
         notes[:3], (), (*notes[:3], notes[2]), swapped(notes, 1, split),
         swapped(notes, 1, replace(notes[1], signature=b"")),
         swapped(notes, 1, replace(notes[1], silo=LOST)),
@@ -367,8 +359,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
         swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
         (*notes, make_survival(state.ctx, LOST, sets, signer(LOST))),
-    )  # fmt: skip
-    for changed in cases:
+    ):  # fmt: skip
         assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
 

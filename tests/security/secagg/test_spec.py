@@ -91,11 +91,10 @@ def test_thresholds():
 
 
 def test_1_what_is_no_specification():
-    cases = (
+    for data in (
         b"", b"{", b"[]", b"\xff", b"{}",
         specify(frame(), FOUR, 0).payload().replace(b":", b": ", 1),
-    )  # fmt: skip
-    for data in cases:
+    ):  # fmt: skip
         with pytest.raises(RefusedError) as caught:
             round_spec.receive(data, bytes(64), frame(), Terms(), signers(FOUR), FOUR[0])
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
