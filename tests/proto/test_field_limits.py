@@ -25,11 +25,8 @@ from staddle.security.secagg.spec import MOST_SILOS
 def empties(body, field, number):
     """A message that is ``number`` empty entries of a field in a body."""
     content = bytes((field << 3 | 2, 0)) * number
-    return (
-        pb.SecureUpload(session=content)
-        .SerializeToString()
-        .replace(b"\x0a", bytes((body << 3 | 2,)), 1)
-    )
+    sent = pb.SecureUpload(session=content).SerializeToString()
+    return sent.replace(b"\x0a", bytes((body << 3 | 2,)), 1)
 
 
 # Honest messages.

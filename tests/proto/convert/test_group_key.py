@@ -23,14 +23,8 @@ sealed = st.builds(SealedSecret, w.ids, st.binary(min_size=SEALED_BYTES, max_siz
 contributions = st.builds(
     KeyContribution, st.builds(Sealing, w.ids, w.hashes, w.hashes, w.hashes), w.hashes, w.signatures
 )
-contributeds = st.builds(
-    m.Contributed,
-    w.sessions,
-    w.ids,
-    w.hashes,
-    contributions,
-    w.some(sealed, lambda piece: piece.recipient),
-)
+pieces = w.some(sealed, lambda piece: piece.recipient)
+contributeds = st.builds(m.Contributed, w.sessions, w.ids, w.hashes, contributions, pieces)
 relayeds = w.some(
     st.builds(Relayed, contributions, st.builds(Letter, sealed, w.proofs)),
     lambda each: each.contribution.sealing.sender,
@@ -89,16 +83,10 @@ def test_the_sizes_are_those_of_the_docstring():
     assert f"``KeyReply`` {one} (n - 1):" in told
     assert m.poll_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
     for n in NS:
-        assert (
-            m.contributed_to_wire(longest_contributed(n)).ByteSize()
-            <= base + each * n
-            <= MAX_MESSAGE_BYTES
-        )
-        assert (
-            m.secagg_delivery_to_wire(longest_told(n)).ByteSize()
-            <= one * (n - 1)
-            <= MAX_MESSAGE_BYTES
-        )
+        given = m.contributed_to_wire(longest_contributed(n)).ByteSize()
+        assert given <= base + each * n <= MAX_MESSAGE_BYTES
+        reply = m.secagg_delivery_to_wire(longest_told(n)).ByteSize()
+        assert reply <= one * (n - 1) <= MAX_MESSAGE_BYTES
 
 
 def test_printing_shows_no_session():

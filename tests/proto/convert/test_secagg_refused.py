@@ -87,6 +87,15 @@ def at(message, path):
     return message
 
 
+def longer_by(name, times):
+    """The last of a list so many times more."""
+    return lambda part: getattr(part, name).extend([getattr(part, name)[-1]] * times)
+
+
+def last_first(several):
+    several.insert(0, several.pop())
+
+
 def faults(part):
     """(field, what is wrong, how to make it so) for each field of a message."""
     for field in part.DESCRIPTOR.fields:
@@ -95,22 +104,10 @@ def faults(part):
             continue  # in the place of shares: below
         if field.is_repeated:
             most = LISTS.get(name, MOST_SILOS)
-            yield (
-                name,
-                "at most",
-                lambda p, n=name, m=most: getattr(p, n).extend([getattr(p, n)[-1]] * m),
-            )
+            yield name, "at most", longer_by(name, most)
             if name != "proof":
-                yield (
-                    name,
-                    "not ascending",
-                    lambda p, n=name: getattr(p, n).extend([getattr(p, n)[-1]]),
-                )
-                yield (
-                    name,
-                    "not ascending",
-                    lambda p, n=name: getattr(p, n).insert(0, getattr(p, n).pop()),
-                )
+                yield name, "not ascending", longer_by(name, 1)
+                yield name, "not ascending", lambda p, n=name: last_first(getattr(p, n))
             else:
                 for wrong in (b"\0" * 31, b"\0" * 33):
                     yield name, "bytes", lambda p, w=wrong: p.proof.insert(1, w)

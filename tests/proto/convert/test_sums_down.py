@@ -64,11 +64,8 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
             for each in plan.round(after).sums_down
         }
         due = {part for part, before in later if before == round_}
-        assert (
-            due
-            <= set(plan.round(round_).published)
-            <= {part.name for part in job.up(round_)} - {METRICS.name}
-        )
+        published, up = set(plan.round(round_).published), {part.name for part in job.up(round_)}
+        assert due <= published <= up - {METRICS.name}
     words = {
         each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down
     }

@@ -61,13 +61,8 @@ def test_more_than_the_limit_is_refused_and_nothing_is_written(tmp_path):
     with opened(tmp_path, limit="2") as budget:
         reserve(budget)
         size = budget.head().size
-        with pytest.raises(
-            ExhaustedError,
-            match=(
-                r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its"
-                r" \[dataset\.cxr\]"
-            ),
-        ):
+        why = r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its \["
+        with pytest.raises(ExhaustedError, match=why + r"dataset\.cxr\]"):
             reserve(budget, 1, MechanismSteps(sigma="1.1", q="0.02", steps=5000))
         with pytest.raises(ExhaustedError, match="to inf"):
             reserve(budget, 1, MechanismSteps(sigma="0", q="0.02", steps=1))
@@ -316,12 +311,8 @@ def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp
             case "reserve":
                 steps = data.draw(st.integers(1, 400))
                 try:
-                    waiting.append(
-                        (
-                            reserve(budget, 0, MechanismSteps(sigma="1.1", q="0.02", steps=steps)),
-                            steps,
-                        )
-                    )
+                    asked = MechanismSteps(sigma="1.1", q="0.02", steps=steps)
+                    waiting.append((reserve(budget, 0, asked), steps))
                     total += steps
                 except ExhaustedError:
                     assert cost(Event("1.1", "0.02", total + steps)) > 1.5

@@ -211,21 +211,15 @@ def test_a_privacy_budget_that_shrank_or_changed_has_no_head_here(path, size, ro
 
 def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
     wrong = {
-        "has a tensor that is dp, and names nothing that paid for it": [
-            replace(book.DP[0], ledger_ids=())
-        ],
-        "has no tensor that is dp, and names what paid for it": [
-            replace(book.DP[2], ledger_ids=(2,))
-        ],
-        "is paid by 7 of data set 'data', whose last head has 7 records": [
-            replace(book.DP[0], ledger_ids=(2, 7))
-        ],
+        "has a tensor that is dp, and names nothing that paid for it": (0, ()),
+        "has no tensor that is dp, and names what paid for it": (2, (2,)),
+        "is paid by 7 of data set 'data', whose last head has 7 records": (0, (2, 7)),
     }
     book.private(path)
     with book.open_ledger(path) as ledger:
-        for words, releases in wrong.items():
+        for words, (at, ids) in wrong.items():
             with pytest.raises(LocalError, match=words):
-                book.intend(ledger, releases=releases, dataset="data")
+                book.intend(ledger, releases=[replace(book.DP[at], ledger_ids=ids)], dataset="data")
         why = "is paid by 4 of data set 'scans', whose last head has 3 records"
         with pytest.raises(LocalError, match=why):
             book.intend(ledger, releases=book.DP, dataset="scans")

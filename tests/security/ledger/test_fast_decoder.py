@@ -34,20 +34,13 @@ def lines(tmp_path_factory):
     book.full(folder)
     book.summed(folder)
     with book.open_ledger(folder) as ledger:
-        book.intend_masked(
-            ledger,
-            round_number=4,
-            secagg=book.secagg(members=("silo-a", 'silo-b","type":"'), threshold=0),
-            cohort=(),
-        )
+        odd = book.secagg(members=("silo-a", 'silo-b","type":"'), threshold=0)
+        book.intend_masked(ledger, round_number=4, secagg=odd, cohort=())
         book.intend(ledger, round_number=4)
-        book.intend(
-            ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
-        )
-        book.write_ingress(
-            ledger, job="ø", round_number=1, purpose="", rpc="\n", sender=book.PEER,
-            message=book.payload(0),
-        )  # fmt: skip
+        odd = 'with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
+        book.intend(ledger, round_number=5, releases=[], job=odd)
+        odd = {"job": "ø", "purpose": "", "rpc": "\n", "message": book.payload(0)}
+        book.write_ingress(ledger, round_number=1, sender=book.PEER, **odd)
     found = book.stored(folder)
     book.keyed(folder / "keyed")
     book.private(folder / "private")

@@ -109,9 +109,7 @@ def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_proble
     ref = give(world.ledger, round_number=2, status="cut")
     write_outcome(world.ledger, ref, "unknown", 0, "00" * 64)
     first, second, third = world.check(world.old).problems
-    assert (
-        "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"
-        in first
-    )
+    said = "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"
+    assert said in first
     assert "at seq 6 is for a message to 'silo-b'" in second
     assert "at seq 8 is for a message without digest" in third

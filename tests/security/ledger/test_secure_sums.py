@@ -185,13 +185,12 @@ def _opened():
 def test_masked_tensors_count_by_part_and_the_protocol_by_itself(path):
     book.summed(path)
     totals = messages.summary(path, ("job", "method", "part", "recipient"))
+    told = sum([*range(100, 105), *range(200, 203)])
     assert totals == {
         ("j1", "fedavg", "model", "coordinator"): Totals(1, 2, 44, 176),
         ("j1", "fedavg", "metric", "coordinator"): Totals(1, 1, 1, 8),
         ("j1", "fedavg", MESSAGE, "coordinator"): Totals(1, 0, 0, book.CANARIES),
-        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(
-            8, 0, 0, 100 + 101 + 102 + 103 + 104 + 200 + 201 + 202
-        ),
+        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(8, 0, 0, told),
     }
 
 

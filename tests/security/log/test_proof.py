@@ -75,12 +75,8 @@ def test_1_the_log_and_enough_witnesses_must_have_signed_the_checkpoint():
     with pytest.raises(ProofError, match="cosigned by nobody; 1 of 1 must"):
         verify(PROOF, LEAVES[3], LOG, [WITNESS], required=1)
     cosigned = replace(PROOF, checkpoint=SIGNED.signed_by(cosign(SIGNED.text, "w", COORDINATOR, 5)))
-    assert (
-        verify(Proof.parse(bytes(cosigned)), LEAVES[3], LOG, [WITNESS], required=1)
-        .witnesses[0]
-        .time
-        == 5
-    )
+    opened = verify(Proof.parse(bytes(cosigned)), LEAVES[3], LOG, [WITNESS], required=1)
+    assert opened.witnesses[0].time == 5
 
 
 def test_2_the_record_must_be_in_the_tree():

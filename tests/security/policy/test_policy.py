@@ -347,11 +347,8 @@ def test_a_data_set_has_its_table_by_name():
     found = governed("required = true\nmin_sigma = 0.5\nrecords_per_person = 3\n").budget
     assert (found.epsilon, found.delta, found.required) == (Decimal(8), Decimal("0.00001"), True)
     assert (found.min_sigma, found.records_per_person) == (Decimal("0.5"), 3)
-    assert (
-        governed("").budget.required,
-        governed("").budget.min_sigma,
-        governed("").budget.records_per_person,
-    ) == (*(False, None), 1)
+    found = governed("").budget
+    assert (found.required, found.min_sigma, found.records_per_person) == (False, None, 1)
     two = DATASET.replace("cxr-2024", "data").replace("8.0", "2")
     assert governed(two).budget.epsilon == 8
     assert governed(two, "data").budget.epsilon == 2

@@ -6,17 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from support.secure_sums import (
-    Run,
-    attempt,
-    frame,
-    group,
-    names,
-    ones,
-    signed_dealing,
-    signer,
-    signers,
-)
+from support.secure_sums import Run, attempt, names, ones, signed_dealing, signer, signers
 
 from staddle.errors import LocalError, RefusedError
 from staddle.security.arithmetic import shamir
@@ -29,7 +19,7 @@ from staddle.security.secagg import silo as secagg_silo
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF, HeldShare, deal, make_bundle
 from staddle.security.secagg.messages import Reveal, make_abandon, make_header
-from staddle.security.secagg.spec import Terms, specify
+from staddle.security.secagg.spec import Terms
 
 FIVE = names(5)
 LIAR = FIVE[2]
@@ -316,15 +306,15 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 # Order, repetition, strangers.
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"],
-)
+# each message, and what in it names its silo
+GIVEN = {"KeysUploaded": "bundle", "SharesUploaded": "dealing", "WordsUploaded": "header"}
+GIVEN |= {"SurvivalUploaded": "survival", "RevealUploaded": "reveal"}
+
+
+@pytest.mark.parametrize("name", GIVEN)
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
-    for other_name in (
-        "KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded",
-    ):  # fmt: skip
+    for other_name in GIVEN:
         other, _ = run.before["coordinator", other_name]
         if other.stage != state.stage and not (
             name == "SurvivalUploaded" and other.stage == "reveal"
@@ -335,15 +325,8 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
     if once.stage == state.stage:
         after, (refused,) = machine.advance(once, event)
         assert (after, refused.code) == (once, "ORDER")
-    stranger = {
-        "KeysUploaded": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
-        "SharesUploaded": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
-        "WordsUploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
-        "SurvivalUploaded": lambda: replace(
-            event, survival=replace(event.survival, silo="silo-99")
-        ),
-        "RevealUploaded": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
-    }[name]()
+    by = {"dealer" if name == "SharesUploaded" else "silo": "silo-99"}
+    stranger = replace(event, **{GIVEN[name]: replace(getattr(event, GIVEN[name]), **by)})
     after, (refused,) = machine.advance(state, stranger)
     assert (after, refused.silo, refused.code) == (state, "silo-99", "ORDER")
 
@@ -527,18 +510,10 @@ def test_values_that_cannot_be_sent_end_at_the_silo():
 
 
 def test_kinds_of_shares_are_two():
-    own = frame(groups=(group(),))
-    run = Run(
-        specify(own, FIVE, 0),
-        ones(FIVE),
-        drops={FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"},
-        own=own,
-    )
-    run.finish()
+    drops = {FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"}
+    run = Run(attempt(5), ones(FIVE), drops=drops).finish()
     # five, less one upload, less one signature: three of the four that it takes
     assert run.opened is None
-    run = Run(
-        attempt(7), ones(names(7)), drops={names(7)[1]: "UploadWords", names(7)[0]: "SendSurvival"}
-    ).finish()
+    run = Run(attempt(7), ones(names(7)), drops=drops).finish()
     found = {each.dealer: each.kind for each in next(iter(run.state.reveals.values())).shares}
     assert found == {silo: PAIR if silo == names(7)[1] else SELF for silo in names(7)}

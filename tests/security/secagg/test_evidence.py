@@ -350,15 +350,16 @@ LOW_ORDER = [number.to_bytes(32, "little") for number in (0, 1, P - 1, P, P + 1,
 
 def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
     """A run whose dealer deals these holders shares of another secret, which yet fit."""
-    run = Run(spec or attempt(5), ones(FIVE), seed=seed, **fields)
+    spec = spec or attempt(5)
+    run = Run(spec, ones(spec.cohort), seed=seed, **fields)
 
     def alter(silo, effect):
         if silo != DEALER or not isinstance(effect, s.SendShares):
             return effect
         state, event = run.before[DEALER, "KeysReceived"]
-        numbers = {member: state.spec.holder(member) for member in FIVE}
+        numbers = {member: spec.holder(member) for member in spec.cohort}
         wrong = replace(state.seeds, **{"own" if kind == SELF else "mask": b"w" * 32})
-        args = (4, numbers, signer(DEALER))
+        args = (spec.threshold, numbers, signer(DEALER))
         h_u1 = effect.dealing.h_u1
         _, honest, _ = deal(state.ctx, h_u1, event.keys, DEALER, state.seeds, *args)
         _, other, _ = deal(state.ctx, h_u1, event.keys, DEALER, wrong, *args)
@@ -431,7 +432,7 @@ def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
     assert second.opened is None
     seven = names(7)
     assert attempt(7).threshold == 5
-    first = misdealt_of(seven).finish()
+    first = misdealt(attempt(7), holders=[x for x in seven if x != DEALER]).finish()
     assert first.state.evidence is not None
     for lost in (seven[0], seven[6]):
         second = Repeating(first, silos=seven, drops={lost: "UploadWords"}).finish()
@@ -440,26 +441,6 @@ def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
         assert {end.code for end in second.ends.values()} >= {"SURVIVORS"}
     others = tuple(silo for silo in seven if silo != DEALER)
     assert Repeating(first, silos=seven).finish().state.u3 == others
-
-
-def misdealt_of(silos):
-    """The same among seven: nobody's shares join."""
-    run = Run(attempt(7), ones(silos))
-
-    def alter(silo, effect):
-        if silo != DEALER or not isinstance(effect, s.SendShares):
-            return effect
-        state, event = run.before[DEALER, "KeysReceived"]
-        numbers = {member: state.spec.holder(member) for member in silos}
-        wrong = replace(state.seeds, own=b"w" * 32)
-        own = (event.keys, DEALER, wrong, 5, numbers, signer(DEALER))
-        made = deal(state.ctx, effect.dealing.h_u1, *own)
-        dealing = signed_dealing(made[0], state.ctx, seed=effect.dealing.seed)
-        run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing, held={DEALER: made[2]})
-        return s.SendShares(dealing, made[1])
-
-    run.alter = alter
-    return run
 
 
 def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():

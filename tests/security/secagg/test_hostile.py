@@ -17,6 +17,7 @@ from staddle.security.secagg.dealing import PAIR, SELF
 from staddle.security.secagg.receiving_keys import receiving_seed
 
 FIVE = names(5)
+ANY_KEY = st.binary(min_size=32, max_size=32)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
@@ -115,10 +116,7 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
     )
     holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
-    key = data.draw(
-        st.just(receiving_seed(seed, state.ctx, holder, sealer))
-        | st.binary(min_size=32, max_size=32)
-    )
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | ANY_KEY)
     evidence = e.Misdealing(
         RUN.spec.payload(),
         state.bundles[dealer],
@@ -140,9 +138,7 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     state = replace(RUN.before["coordinator", "WordsUploaded"][0], headers={})
     silo, dealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[silo, "KeysReceived"][0].seeds.receiving
-    key = data.draw(
-        st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32)
-    )
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, silo, dealer)) | ANY_KEY)
     complaint = e.make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)

@@ -177,17 +177,9 @@ def test_the_file_of_the_docstring_and_others():
 
 
 def test_another_instance_has_its_own_memory():
-    one, other = frame(), frame(purpose="count")
-    assert one.instance() == "j1/sum/update/coordinator"
-    found = len(
-        {
-            one.instance(),
-            other.instance(),
-            frame(recipient="silos").instance(),
-            frame(job="j2").instance(),
-        }
-    )
-    assert found == 4
+    others = (frame(purpose="count"), frame(recipient="silos"), frame(job="j2"))
+    assert frame().instance() == "j1/sum/update/coordinator"
+    assert len({each.instance() for each in (frame(), *others)}) == 4
 
 
 # Sums of several batches.

@@ -20,11 +20,8 @@ def compared(groups=2, width=12, clip=3):
 def vectors(own, silos, seed=0, length=None):
     """[silos, groups, width] float64, as long as the bound unless ``length`` differs."""
     drawn = np.random.default_rng(seed).standard_normal((silos, own.groups, own.width))
-    return (
-        drawn
-        / np.linalg.norm(drawn, axis=2, keepdims=True)
-        * (length or 2.0**own.clip_exponent * (1 - 2**-50))
-    )
+    length = length or 2.0**own.clip_exponent * (1 - 2**-50)
+    return drawn / np.linalg.norm(drawn, axis=2, keepdims=True) * length
 
 
 def dealt(own, values, colluders, seed=0):
@@ -285,12 +282,8 @@ def test_a_share_is_read_as_it_was_written_and_anything_else_is_none():
     found = g.loaded(own, 4, data)
     assert np.array_equal(found.vectors, share.vectors)
     assert np.array_equal(found.zeros, share.zeros)
-    assert (
-        g.loaded(own, 4, data[:-1])
-        is g.loaded(own, 4, data + b"\0")
-        is g.loaded(own, 5, data)
-        is None
-    )
+    for silos, wrong in ((4, data[:-1]), (4, data + b"\0"), (5, data)):
+        assert g.loaded(own, silos, wrong) is None
     assert g.loaded(own, 4, PRIME.to_bytes(8, "little") + data[8:]) is None
     assert "vectors [2, 12]" in repr(share)
 

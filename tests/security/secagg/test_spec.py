@@ -21,6 +21,12 @@ from staddle.security.secagg.spec import RoundSpec, Terms, context_of, specify, 
 FOUR = names(4)
 
 
+def public(*counts):
+    """A frame of public weights, with the counts of the first silos."""
+    counts = tuple(zip(FOUR, counts, strict=False))
+    return frame(groups=(group(weights="public"),), counts=counts)
+
+
 def received(
     document, own=None, terms=None, silo=FOUR[0], by="coordinator", label=SECAGG_SPEC, silos=FOUR
 ):
@@ -50,9 +56,7 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 
 def test_the_context_is_known_and_binds_every_field():
-    spec = specify(
-        frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0
-    )
+    spec = specify(public(10, 10, 10, 10), FOUR, 0)
     seen = spec.context().hex()
     assert seen == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
     others = {
@@ -167,11 +171,6 @@ def test_4_a_lower_or_higher_threshold_is_refused():
 
 
 def test_4_public_weights_that_concentrate_are_refused():
-    def public(*counts):
-        return frame(
-            groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=False))
-        )
-
     assert received(specify(public(10, 10, 12, 9), FOUR, 0), public(10, 10, 12, 9))
     own = public(100, 10, 12, 9)
     fault = refused(specify(own, FOUR, 0), own)
@@ -208,7 +207,7 @@ def test_5_a_scale_or_counts_that_do_not_follow_are_refused():
     spec = specify(frame(), FOUR, 0)
     wrong = spec.groups[0].model_copy(update={"scale_exponent": 26})
     assert "specifies groups" in refused(altered(spec, groups=[wrong.model_dump()])).why
-    own = frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR))
+    own = public(10, 10, 10, 10)
     found = "specifies counts"
     assert found in refused(altered(specify(own, FOUR, 0), counts=[10, 10, 10, 11]), own).why
     missing = replace(own, counts=own.counts[:3])
@@ -270,12 +269,7 @@ def test_sums_may_lack_silos_that_are_excused_and_no_others():
 
 
 def test_survivors_3_concentration():
-    counts = (10, 10, 10, 15)
-    spec = specify(
-        frame(groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=True))),
-        FOUR,
-        0,
-    )
+    spec = specify(public(10, 10, 10, 15), FOUR, 0)
     round_spec.check_cohort(spec, Terms())
     round_spec.check_survivors(spec, Terms(), FOUR)
     round_spec.check_survivors(spec, Terms(), FOUR[:3])
@@ -319,11 +313,7 @@ def test_concentration_of_large_counts_is_exact_unless_they_were_rounded():
 
 def test_a_missing_count_is_said():
     with pytest.raises(LocalError, match="no declared count of silo-03"):
-        specify(
-            frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR[:3])),
-            FOUR,
-            0,
-        )
+        specify(public(10, 10, 10), FOUR, 0)
 
 
 def test_signers_of_a_roster(tmp_path):
