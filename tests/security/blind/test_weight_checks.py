@@ -6,17 +6,12 @@ COUNTS = {"a": 45, "b": 30, "c": 45, "d": 45, "e": 200}
 TOO_MUCH = "silo 'e' weighs too much among"
 
 
-@pytest.mark.parametrize(
-    ("cohorts", "said"),
-    [
-        ([], ""),
-        (["abcd"], ""),
-        (["abcd", "abcd", "acd"], ""),
-        (["abcde"], f"{TOO_MUCH} a, b, c, d, e, with 200 records of 365: one silo has 200 of the"),
-        (["abcd", "abce"], f"{TOO_MUCH} a, b, c, e, with 200 records of 320: "),
-        (["ab"], "silo 'a' weighs too much among a, b, with 45 records of 75: "),
-    ],
-)
+@pytest.mark.parametrize(("cohorts", "said"), [
+    ([], ""), (["abcd"], ""), (["abcd", "abcd", "acd"], ""),
+    (["abcde"], f"{TOO_MUCH} a, b, c, d, e, with 200 records of 365: one silo has 200 of the"),
+    (["abcd", "abce"], f"{TOO_MUCH} a, b, c, e, with 200 records of 320: "),
+    (["ab"], "silo 'a' weighs too much among a, b, with 45 records of 75: "),
+])  # fmt: skip
 def test_the_first_cohort_that_breaks_rule_5_is_named_with_its_heaviest_silo(cohorts, said):
     found = weights_fault(COUNTS, cohorts, 3)
     assert found.startswith(said)

@@ -83,15 +83,12 @@ def test_replaying_the_events_gives_the_states():
 ANOTHER = make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
-        lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
-        lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
-        lambda e: replace(e, bundle=ANOTHER),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
+    lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
+    lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
+    lambda e: replace(e, bundle=ANOTHER),
+])  # fmt: skip
 def test_keys_that_do_not_hold(change):
     run = cheating(s.SendKeys, change)
     assert refusals(run) == [(LIAR, "KEYS")]
@@ -147,16 +144,13 @@ def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     assert list(honest.dealings) == [LIAR]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, header=replace(e.header, signature=bytes(64))),
-        lambda e: replace(e, header=replace(e.header, length=e.header.length + 1)),
-        lambda e: replace(e, header=replace(e.header, h_u2=bytes(32))),
-        lambda e: replace(e, header=replace(e.header, sha256=bytes(32))),
-        lambda e: replace(e, header=signed_header(e.header)),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, header=replace(e.header, signature=bytes(64))),
+    lambda e: replace(e, header=replace(e.header, length=e.header.length + 1)),
+    lambda e: replace(e, header=replace(e.header, h_u2=bytes(32))),
+    lambda e: replace(e, header=replace(e.header, sha256=bytes(32))),
+    lambda e: replace(e, header=signed_header(e.header)),
+])  # fmt: skip
 def test_uploads_that_are_not_what_was_signed(change):
     run = cheating(s.SendHeader, change)
     assert refusals(run) == [(LIAR, "UPLOAD")]
@@ -185,19 +179,13 @@ def test_a_signature_over_other_survivors():
 LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda a, *rest: (replace(a, held=HeldShare(bytes(SHARE_BYTES), a.held.salt)), *rest),
-        lambda a, *rest: (replace(a, held=HeldShare(a.held.share, bytes(32))), *rest),
-        lambda a, *rest: (replace(a, kind=PAIR), *rest),
-        lambda _, *rest: rest,
-        lambda a, b, *rest: (b, a, *rest),
-        lambda *all_: (*all_, all_[0]),
-        lambda a, *rest: (replace(a, dealer=rest[0].dealer), *rest),
-        lambda *_: (),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda a, *rest: (replace(a, held=HeldShare(bytes(SHARE_BYTES), a.held.salt)), *rest),
+    lambda a, *rest: (replace(a, held=HeldShare(a.held.share, bytes(32))), *rest),
+    lambda a, *rest: (replace(a, kind=PAIR), *rest), lambda _, *rest: rest,
+    lambda a, b, *rest: (b, a, *rest), lambda *all_: (*all_, all_[0]),
+    lambda a, *rest: (replace(a, dealer=rest[0].dealer), *rest), lambda *_: (),
+])  # fmt: skip
 def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
     """The liar signs what it reveals, so that only the commitments tell."""
     state, _ = LYING.before["coordinator", "RevealUploaded"]
