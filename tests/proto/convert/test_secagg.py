@@ -1,6 +1,7 @@
 """A secure sum's messages, and a whole sum with them, cross protobuf unchanged, in their sizes."""
 
 import re
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -196,6 +197,14 @@ def test_a_proof_among_the_most_silos_fits():
 # A whole sum.
 
 
+SENT = {  # as what a silo sent each event of the coordinator
+    c.KeysUploaded: s.SendKeys, c.ComplaintUploaded: s.SendComplaint,
+    c.SharesUploaded: s.SendShares, c.WordsUploaded: s.SendHeader,
+    c.SurvivalUploaded: s.SendSurvival, c.RevealUploaded: s.SendReveal,
+    c.AbandonUploaded: s.SendAbandon,
+}  # fmt: skip
+
+
 class Wired(Run):
     """A run whose messages cross as bytes; ``crossed`` counts them by body."""
 
@@ -218,30 +227,15 @@ class Wired(Run):
         return Attempt(spec.job, digest, spec.round, spec.attempt, spec.context())
 
     def up(self, event):
-        match event:
-            case c.KeysUploaded(bundle, keys):
-                body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
-                return c.KeysUploaded(body.bundle, body.keys)
-            case c.ComplaintUploaded(complaint):
-                body = self.given_by(complaint.silo, s.SendComplaint(complaint))
-                return c.ComplaintUploaded(body.complaint)
-            case c.SharesUploaded(dealing, portions):
-                body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
-                return c.SharesUploaded(body.dealing, body.portions)
-            case c.WordsUploaded(header, length, sha256):
-                body = self.given_by(header.silo, s.SendHeader(header))
-                return c.WordsUploaded(body.header, length, sha256)
-            case c.SurvivalUploaded(survival):
-                body = self.given_by(survival.silo, s.SendSurvival(survival))
-                return c.SurvivalUploaded(body.survival)
-            case c.RevealUploaded(reveal):
-                return c.RevealUploaded(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
-            case c.AbandonUploaded(note):
-                return c.AbandonUploaded(self.given_by(note.silo, s.SendAbandon(note)).note)
-            case c.SiloDropped(silo, code):
-                return c.SiloDropped(silo, self.given_by(silo, Over(Code(code))).code)
-            case _:
-                return event
+        if isinstance(event, c.SiloDropped):
+            body = self.given_by(event.silo, Over(Code(event.code)))
+            return c.SiloDropped(event.silo, body.code)
+        if type(event) not in SENT:
+            return event
+        sent = SENT[type(event)]
+        body = sent(*(getattr(event, each.name) for each in fields(sent)))
+        body = self.given_by(w.contributor(SecaggUpload(b"s", self.attempt(), body)), body)
+        return replace(event, **{each.name: getattr(body, each.name) for each in fields(sent)})
 
     def given_by(self, silo, body):
         return self.noted(carried_up(silo, SecaggUpload(b"s", self.attempt(), body))).body

@@ -85,10 +85,8 @@ def made(request):
 
 
 def same(found, wanted):
-    assert found.elements == wanted.elements
-    assert found.ring == wanted.ring
-    assert found.exponent == wanted.exponent
-    assert found.unit == wanted.unit
+    for name in ("elements", "ring", "exponent", "unit"):
+        assert getattr(found, name) == getattr(wanted, name), name
     assert found.weight.tolist() == wanted.weight.tolist()
     assert found.total.tolist() == wanted.total.tolist()
     assert found.mean().tolist() == wanted.mean().tolist()

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from hashlib import sha256
-from types import SimpleNamespace
 
 import pytest
 from support import ledgers as book
@@ -337,10 +336,7 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
     assert found.open_control == found.records - 1
     totals = ledger_view.summary(path)
     model, metric = totals["j1", "model"], totals["j1", "metric"]
-    assert model.messages == 4
-    assert model.tensors == 8
-    assert model.elements == 176
-    assert model.bytes == 704
+    assert (model.messages, model.tensors, model.elements, model.bytes) == (4, 8, 176, 704)
     assert model.assumed == 352
     assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
     assert totals["j1", MESSAGE].bytes == 30
@@ -436,6 +432,5 @@ def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
 def test_messages_tell_what_became_of_each(path):
     book.full(path)
     (message,) = ledger_view.messages(path)
-    assert SimpleNamespace(seq=5, status="sent", receipt="5c1f", digested=True) == SimpleNamespace(
-        seq=message.seq, status=message.status, receipt=message.receipt, digested=message.digested
-    )
+    found = (message.seq, message.status, message.receipt, message.digested)
+    assert found == (5, "sent", "5c1f", True)

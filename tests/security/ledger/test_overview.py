@@ -98,8 +98,7 @@ def test_of_one_job_keeps_what_is_of_all(path):
     found = seen(ledgers.full(path)).of("lung-3")
     assert found.jobs == ("lung-3",)
     assert [m.intent.job for m in found.messages] == ["lung-3"]
-    assert len(found.denials) == 1
-    assert len(found.decisions) == 1
+    assert (len(found.denials), len(found.decisions)) == (1, 1)
     assert (len(found.starts), len(found.sessions), found.received) == (2, 2, {})
 
 

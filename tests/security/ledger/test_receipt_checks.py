@@ -74,9 +74,7 @@ def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
     give(world.ledger, round_number=3, status="failed")
     give(world.ledger, round_number=4, status="cut")
     found = world.check(world.new, world.old)
-    assert found.good == {first, second}
-    assert found.without == 1
-    assert found.unchecked == 0
+    assert (found.good, found.without, found.unchecked) == ({first, second}, 1, 0)
     assert found.problems == []
     assert found.told == "2 receipts hold; 1 messages that were sent have none"
     found = world.check(world.new)

@@ -147,8 +147,7 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
     world.deliver(3, noted=False)
     world.deliver(4, delivered=False)
     found = world.found()
-    assert found.differences == ()
-    assert found.uploads == 1
+    assert (found.differences, found.uploads) == ((), 1)
     assert sorted(gap.split(": ", 1)[1] for gap in found.gaps) == [
         "cut short, counts as left (job 'j1', round 0)",
         "delivered, and the silo has not noted it",

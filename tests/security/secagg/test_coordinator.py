@@ -379,16 +379,14 @@ def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
 
 
 def test_each_stage_must_be_as_large_as_min_cohort():
-    run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}, terms=Terms(min_cohort=5)).finish()
-    assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    run = Run(
-        attempt(5), ones(FIVE), drops={LIAR: "SendShares"}, terms=Terms(min_cohort=5)
-    ).finish()
-    assert (len(run.state.u1), run.state.u2, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
-    run = Run(
-        attempt(5), ones(FIVE), drops={LIAR: "SendHeader"}, terms=Terms(min_cohort=5)
-    ).finish()
-    assert (len(run.state.u2), run.state.u3, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
+    for step, sizes in (
+        ("SendKeys", (0, 0, 0)),
+        ("SendShares", (5, 0, 0)),
+        ("SendHeader", (5, 5, 0)),
+    ):
+        run = Run(attempt(5), ones(FIVE), drops={LIAR: step}, terms=Terms(min_cohort=5)).finish()
+        assert (len(run.state.u1), len(run.state.u2), len(run.state.u3)) == sizes, step
+        assert run.ends["coordinator"].code == "TOO_FEW", step
 
 
 TWELVE = names(12)
