@@ -334,11 +334,8 @@ FRAMES = {
     "rest": chunk(PAYLOAD[10:]), "empty": chunk(b""), "long": chunk(PAYLOAD + b"x"),
     "end": ending(), "bad": ending(FLIPPED), "none": pb.Frame(),
 }  # fmt: skip
-GOOD = {
-    10: ["manifest", "half", "rest", "end"],
-    20: ["manifest", "all", "end"],
-    CHUNK_BYTES: ["manifest", "all", "end"],
-}
+WHOLE = ["manifest", "all", "end"]
+GOOD = {10: ["manifest", "half", "rest", "end"], 20: WHOLE, CHUNK_BYTES: WHOLE}
 
 
 @settings(deadline=None, max_examples=300)

@@ -13,17 +13,11 @@ from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert import secagg_received, secagg_sent
+from staddle.proto.convert import secagg_received as received
 from staddle.proto.convert.secagg_messages import (
     MOST_PROOF_BYTES,
     MOST_SPEC_BYTES,
     misdealing_to_wire,
-)
-from staddle.proto.convert.secagg_received import (
-    MOST_NOTES,
-    SecaggDelivery,
-    SignedSpec,
-    secagg_delivery_from_wire,
-    secagg_delivery_to_wire,
 )
 from staddle.proto.convert.secagg_sent import (
     Attempt,
@@ -51,8 +45,8 @@ def carried_up(silo, value):
 
 
 def carried_down(value):
-    return secagg_delivery_from_wire(
-        pb.SecureDelivery.FromString(secagg_delivery_to_wire(value).SerializeToString())
+    return received.secagg_delivery_from_wire(
+        pb.SecureDelivery.FromString(received.secagg_delivery_to_wire(value).SerializeToString())
     )
 
 
@@ -80,13 +74,13 @@ def test_nothing_crosses_as_nothing():
 
 def test_a_silo_may_have_given_up_two_attempts():
     notes = tuple(Abandon("a", bytes([number]) * 64) for number in (1, 2))
-    told = SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), notes))
+    told = received.SecaggDelivery(ATTEMPT_HERE, received.SignedSpec(b"{}", bytes(64), notes))
     assert carried_down(told) == told
 
 
 def test_every_code_crosses_as_itself_and_there_is_no_other():
     for code in Code:
-        assert carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code == code
+        assert carried_down(received.SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code == code
     known = {f"SECURE_CODE_{code}" for code in Code}
     assert set(pb.SecureCode.keys()) == {"SECURE_CODE_UNSPECIFIED", *known}
 
@@ -123,7 +117,7 @@ def test_the_longest_that_a_silo_gives():
 
 
 def test_the_longest_that_a_silo_is_told():
-    check_sizes(secagg_received, secagg_delivery_to_wire, w.longest_told)
+    check_sizes(secagg_received, received.secagg_delivery_to_wire, w.longest_told)
 
 
 @pytest.mark.parametrize("n", [2, 3, *NS])
@@ -134,7 +128,7 @@ def test_the_formulas_hold(n, g):
         size, most = secagg_upload_to_wire(message).ByteSize(), bound(up[body][0], n, g)
         assert most - 10 <= size <= most <= MAX_MESSAGE_BYTES
     for body, message in w.longest_told(n, g).items():
-        assert secagg_delivery_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
+        assert received.secagg_delivery_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
     if n <= 100 or g <= 496:
         assert max(bound(formula, n, g) for formula, _ in down.values()) <= MAX_MESSAGE_BYTES
 
@@ -167,9 +161,9 @@ def test_the_longest_specification_with_all_notes_fits():
     }  # fmt: skip
     spec = RoundSpec(groups=[*groups, last], **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
-    message = w.longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
-    size = secagg_delivery_to_wire(message).ByteSize()
-    limit = bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES)
+    message = w.longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=received.MOST_NOTES)["spec"]
+    size = received.secagg_delivery_to_wire(message).ByteSize()
+    limit = bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, received.MOST_NOTES)
     assert size <= limit <= MAX_MESSAGE_BYTES
     assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
@@ -179,15 +173,15 @@ def test_the_longest_specification_with_all_notes_fits():
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
     proofs = tuple(w.longest_evidence(100, dealer) for dealer in range(40))
-    told = SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs))
-    message = secagg_delivery_to_wire(told)
+    told = received.SecaggDelivery(ATTEMPT_HERE, received.SignedSpec(b"{}", bytes(64), (), proofs))
+    message = received.secagg_delivery_to_wire(told)
     kept = len(message.spec.proofs)
     size = sum(proof.ByteSize() for proof in message.spec.proofs)
     assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
-    assert secagg_delivery_from_wire(message).body.proofs == proofs[:kept]
+    assert received.secagg_delivery_from_wire(message).body.proofs == proofs[:kept]
     message.spec.proofs.append(misdealing_to_wire(proofs[kept]))
     with pytest.raises(RefusedError, match="fields that its protocol version does not know"):
-        secagg_delivery_from_wire(message)
+        received.secagg_delivery_from_wire(message)
 
 
 def test_a_proof_among_the_most_silos_fits():
@@ -216,7 +210,9 @@ class Wired(Run):
         if to == "coordinator":
             event = self.up(event)
         elif isinstance(event, c.Ask):
-            spec = self.down(to, SignedSpec(event.document, event.signature, tuple(self.notes)))
+            spec = self.down(
+                to, received.SignedSpec(event.document, event.signature, tuple(self.notes))
+            )
             event = c.Ask((to,), spec.document, spec.signature)
         elif not isinstance(event, s.Streamed):
             event = self.down(to, event)
@@ -241,7 +237,7 @@ class Wired(Run):
         return self.noted(carried_up(silo, SecaggUpload(b"s", self.attempt(), body))).body
 
     def down(self, silo, body):
-        return self.noted(carried_down(SecaggDelivery(self.attempt(), body))).body
+        return self.noted(carried_down(received.SecaggDelivery(self.attempt(), body))).body
 
     def noted(self, value):
         name = type(value.body).__name__

@@ -1,5 +1,7 @@
 """The result of a tagged sum as it comes down: it is what was opened, and nothing else passes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,17 +66,13 @@ class Sum:
         payload = self.spec.payload()
         signature = signer("coordinator")(SECAGG_SPEC, payload)
         tag = tag_of(self.tags, index, len(GROUPS))
-        return Claim(**{
-            "document": payload, "signature": signature, "survivors": self.survivors, "tag": tag,
-            **changes,
-        })  # fmt: skip
+        return replace(Claim(payload, signature, self.survivors, tag), **changes)
 
 
 def contribution(own, number):
     values = np.linspace(-1, 1, own.elements, dtype=np.float32) * (number + 1) / 8
-    return m.GroupValues(
-        values, np.full(own.rows, number + 1.0) if own.weights == "private" else None
-    )
+    weights = np.full(own.rows, number + 1.0) if own.weights == "private" else None
+    return m.GroupValues(values, weights)
 
 
 @pytest.fixture(

@@ -208,16 +208,9 @@ def test_folding_adds_each_number_once(numbers):
 
 
 def test_each_use_has_a_key_of_its_own():
-    uses = {
-        (2, "j", 3, 0, "rows", 1), (1, "j", 3, 0, "rows", 1), (2, "k", 3, 0, "rows", 1),
-        (2, "j", 4, 0, "rows", 1),
-    }  # fmt: skip
-    uses |= {
-        (2, "j", 3, 1, "rows", 1),
-        (2, "j", 3, 0, "cols", 1),
-        (2, "j", 3, 0, "rows", 2),
-        (2, "jr", 3, 0, "ows", 1),
-    }
+    base, other = (2, "j", 3, 0, "rows", 1), (1, "k", 4, 1, "cols", 2)
+    uses = {base, (2, "jr", 3, 0, "ows", 1)}
+    uses |= {(*base[:at], other[at], *base[at + 1 :]) for at in range(6)}
     made = {r.Use(*use).key(group_key) for use in uses for group_key in (KEY, bytes(32))}
     assert len(made) == 2 * len(uses)
     assert all(len(key) == 32 for key in made)

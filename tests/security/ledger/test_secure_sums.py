@@ -171,15 +171,11 @@ def test_the_verifier_finds_each_of_these_too(path):
 def test_survivors_are_those_of_the_silo_whose_key_signed(path):
     """No record names the silo: the key does."""
     with book.open_log(path) as log:
-        log.append({**_opened(), "survivors": ["silo-b"]})
+        of = {"job": "j1", "job_digest": book.HASH, "round": 3, "ctx": book.CTX}
+        log.append({"type": "secagg.sum", **of, "survivors": ["silo-b"], "sha256": book.HASH})
     assert audit.verify(path).ok
     (problem,) = audit.verify(path, key=book.public()).problems
     assert "survivors silo-b, which" in problem
-
-
-def _opened():
-    of = {"job": "j1", "job_digest": book.HASH, "round": 3, "ctx": book.CTX}
-    return {"type": "secagg.sum", **of, "survivors": ["silo-a"], "sha256": book.HASH}
 
 
 def test_masked_tensors_count_by_part_and_the_protocol_by_itself(path):

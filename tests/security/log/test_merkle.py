@@ -150,25 +150,16 @@ def inclusion_vectors():
         if proof:
             yield f"{of}, cut", (leaf, index, size, root, proof[:-1]), False
         if len(proof) > 1:
-            yield (
-                f"{of}, stranger within",
-                (leaf, index, size, root, [proof[0], STRANGER, *proof[1:]]),
-                False,
-            )
+            within = [proof[0], STRANGER, *proof[1:]]
+            yield f"{of}, stranger within", (leaf, index, size, root, within), False
     for index, size in ((0, 0), (0, 1), (1, 0), (2, 1)):
         for leaf, root in ((b"", EMPTY_ROOT), (STRANGER, b""), (STRANGER, EMPTY_ROOT)):
-            yield (
-                f"{index} in {size}, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
-                (leaf, index, size, root, []),
-                False,
-            )
+            name = f"{index} in {size}, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}"
+            yield name, (leaf, index, size, root, []), False
     for leaf in (b"", DATA):
         for root in (b"", DATA):
-            yield (
-                f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
-                (leaf, 0, 1, root, []),
-                leaf == root == DATA,
-            )
+            name = f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}"
+            yield name, (leaf, 0, 1, root, []), leaf == root == DATA
 
 
 def consistency_vectors():
@@ -202,15 +193,10 @@ def consistency_vectors():
         (1, 1, EMPTY_ROOT, CARE_2, []), (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
         (1, 2, CARE_1, CARE_2, []), (2, 1, CARE_1, CARE_2, []),
     ):  # fmt: skip
-        name = (
-            f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of"
-            f" {len(proof)}"
-        )
-        yield (
-            name,
-            (old, old_root, size, root, proof),
-            (old, size, old_root) == (1, 1, root) and not proof,
-        )
+        roots = f"roots {old_root.hex()[-8:]} and {root.hex()[-8:]}"
+        name = f"{old} to {size}, {roots}, proof of {len(proof)}"
+        sound = (old, size, old_root) == (1, 1, root) and not proof
+        yield name, (old, old_root, size, root, proof), sound
 
 
 INCLUSION, CONSISTENCY = list(inclusion_vectors()), list(consistency_vectors())
@@ -331,9 +317,8 @@ def test_2_inclusion_refuses_a_bent_proof():
 
 def test_3_inclusion_refuses_every_flipped_bit():
     for index, size in SMALL:
-        for leaf, root, *proof in flips(
-            [LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]
-        ):
+        start = [LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]
+        for leaf, root, *proof in flips(start):
             with pytest.raises(ProofError, match="leads to"):
                 verify_inclusion(leaf, index, size, root, proof)
 
@@ -414,10 +399,9 @@ def test_a_changed_removed_or_moved_record_is_inconsistent():
             removed = Tree([*LEAVES[:at], *LEAVES[at + 1 : size + 1]])
             for other in (changed, removed):
                 for old in range(at + 1, size):
+                    proof = other.consistency_proof(old)
                     with pytest.raises(ProofError):
-                        verify_consistency(
-                            old, TREE.root(old), size, other.root(), other.consistency_proof(old)
-                        )
+                        verify_consistency(old, TREE.root(old), size, other.root(), proof)
 
 
 def test_wrong_lengths_are_named():

@@ -31,9 +31,8 @@ def corrupted(draw, value):
         name = draw(st.sampled_from([each.name for each in fields(value)]))
         return replace(value, **{name: corrupted(draw, getattr(value, name))})
     if isinstance(value, tuple):
-        how = (
-            draw(st.sampled_from(["drop", "again", "swap", "inside", "none"])) if value else "none"
-        )
+        hows = ["drop", "again", "swap", "inside", "none"]
+        how = draw(st.sampled_from(hows)) if value else "none"
         at = draw(st.integers(0, len(value) - 1)) if value else 0
         return {
             "drop": lambda: value[:at] + value[at + 1 :],
@@ -111,17 +110,16 @@ def shares_of(dealer, kind):
 def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
     dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
     state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
-    shares = shares_of(
-        data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR]))
-    )
+    by, of_kind = st.sampled_from([dealer, other]), st.sampled_from([SELF, PAIR])
+    shares = shares_of(data.draw(by), data.draw(of_kind))
     holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
     key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | ANY_KEY)
     evidence = e.Misdealing(
         RUN.spec.payload(),
         state.bundles[dealer],
-        state.dealings[data.draw(st.sampled_from([dealer, other]))],
-        state.portions[data.draw(st.sampled_from([dealer, other]))],
+        state.dealings[data.draw(by)],
+        state.portions[data.draw(by)],
         data.draw(st.sampled_from([e.Unjoined(kind, shares), e.Unopened(holder, key)])),
     )
     for _ in range(data.draw(st.integers(0, 2))):
