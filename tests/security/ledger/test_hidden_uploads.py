@@ -112,19 +112,15 @@ def test_the_writer_refuses_a_padded_intent_that_is_not_so(path, said):
 
 
 def test_the_writer_refuses_a_rotated_intent_that_is_not_so(path):
+    wide = [Release("heads", "classifier_rows", "rows", "uint64", (3, 5))]
+    both, size = [*book.VECTORS, *part(*book.VECTORS)], 2 * book.ROTATED_BYTES
     with book.open_ledger(path) as ledger:
         for said, changes in {
             "form 'rotated' and names no version": {"hidden": None},
             "is rotated and of 61 bytes, and its tensors are 60": {"message_bytes": 61},
             "is rotated and has number 1": {"number": 1},
-            "heads/rows has 120 bytes of 'uint64'": {
-                "releases": [Release("heads", "classifier_rows", "rows", "uint64", (3, 5))],
-                "message_bytes": 120,
-            },
-            "is rotated and of part heads, other": {
-                "releases": [*book.VECTORS, *part(*book.VECTORS)],
-                "message_bytes": 2 * book.ROTATED_BYTES,
-            },
+            "heads/rows has 120 bytes of 'uint64'": {"releases": wide, "message_bytes": size},
+            "is rotated and of part heads, other": {"releases": both, "message_bytes": size},
         }.items():
             with pytest.raises(LocalError, match=said):
                 book.intend_rotated(ledger, **changes)
