@@ -218,7 +218,7 @@ def test_who_may_have_no_row_keeps_its_own_model(shards):
 
 
 def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
-    job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7)
+    job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7, rounds=3)
     found = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=5)))
     away = [
         sum(silo not in job.cohort(round_) for round_ in range(1, job.length)) for silo in SILOS

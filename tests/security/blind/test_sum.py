@@ -183,7 +183,7 @@ def federation(tmp_path_factory):
 def test_every_sum_of_a_whole_job_is_within_its_bound(federation, method):
     files, shards = federation
     document = {
-        "version": 1, "name": f"blind-{method}", "seed": 8, "rounds": 4, "silos": list(SILOS),
+        "version": 1, "name": f"blind-{method}", "seed": 8, "rounds": 3, "silos": list(SILOS),
         "method": {"name": method, **({"options": METHODS[method]} if METHODS[method] else {})},
         "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
