@@ -10,11 +10,9 @@ from staddle.errors import LocalError
 from staddle.files import tensor_file
 
 TENSORS = {
-    "w": torch.arange(6, dtype=torch.float32).reshape(2, 3),
-    "n": torch.tensor(7),
-    "none": torch.empty(0, 4),
-    "half": torch.tensor([0.5, -2.0], dtype=torch.float64),
-}
+    "w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "n": torch.tensor(7),
+    "none": torch.empty(0, 4), "half": torch.tensor([0.5, -2.0], dtype=torch.float64),
+}  # fmt: skip
 METADATA = {"b": 'a "quoted" text, "sha256":"no"', "a": "[1, 2]", "ü": "ß\n\t\x01"}
 
 
@@ -51,9 +49,8 @@ def test_what_was_written_is_read(path):
 
 def test_the_same_gives_the_same_bytes_in_memory_and_on_the_disk(path):
     reordered = dict(reversed(METADATA.items()))
-    assert {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8} == {
-        path.read_bytes()
-    }
+    found = {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8}
+    assert found == {path.read_bytes()}
     assert tensor_file.to_bytes(TENSORS) == tensor_file.to_bytes(TENSORS, {})
 
 

@@ -20,30 +20,23 @@ DEEP = (
 LONG = "a number has more than 4300 digits; correct it, or put it in quotes if it is a text"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("version = 1\n" + ".".join("a" * 20_000) + " = 1", f", line 2: {DEEP}"),
-        ("version = 1\n[" + ".".join("a" * 20_000) + "]", f", line 2: {DEEP}"),
-        ("[[" + " . ".join("a" * 17) + "]]", f", line 1: {DEEP}"),
-        ("x = {b = 1, " + ".".join(["'a'", '"\\"b"'] * 9) + " = 1}", f", line 1: {DEEP}"),
-        ("\n\nversion = " + "1" * 5000, f", line 3: {LONG}"),
-        ("version = -" + "1" * 5000, f", line 1: {LONG}"),
-        ("version = 0x" + "f" * 1_000_000, f", line 1: {LONG}"),
-        ("version = 0b" + "1_0" * 100_000, f", line 1: {LONG}"),
-        ("version = [1," + "1" * 500_000 + ".5]", f", line 1: {LONG}"),
-        (
-            "version = 0x" + "f" * 4000,
-            ": version is out of range; an integer of TOML has 64 bits at most",
-        ),
-        ("[[a]]\nb = [1, 9223372036854775808]", ": a.0.b.1 is out of range"),
-        (
-            "# " + "x" * MOST_BYTES,
-            f": has {MOST_BYTES + 2:,} bytes, at most {MOST_BYTES:,} are read; is this the right",
-        ),
-        ("version =", ": not valid TOML: "),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("version = 1\n" + ".".join("a" * 20_000) + " = 1", f", line 2: {DEEP}"),
+    ("version = 1\n[" + ".".join("a" * 20_000) + "]", f", line 2: {DEEP}"),
+    ("[[" + " . ".join("a" * 17) + "]]", f", line 1: {DEEP}"),
+    ("x = {b = 1, " + ".".join(["'a'", '"\\"b"'] * 9) + " = 1}", f", line 1: {DEEP}"),
+    ("\n\nversion = " + "1" * 5000, f", line 3: {LONG}"),
+    ("version = -" + "1" * 5000, f", line 1: {LONG}"),
+    ("version = 0x" + "f" * 1_000_000, f", line 1: {LONG}"),
+    ("version = 0b" + "1_0" * 100_000, f", line 1: {LONG}"),
+    ("version = [1," + "1" * 500_000 + ".5]", f", line 1: {LONG}"),
+    ("version = 0x" + "f" * 4000,
+        ": version is out of range; an integer of TOML has 64 bits at most"),
+    ("[[a]]\nb = [1, 9223372036854775808]", ": a.0.b.1 is out of range"),
+    ("# " + "x" * MOST_BYTES,
+        f": has {MOST_BYTES + 2:,} bytes, at most {MOST_BYTES:,} are read; is this the right"),
+    ("version =", ": not valid TOML: "),
+])  # fmt: skip
 def test_what_takes_too_much_is_refused_by_file_and_line(tmp_path, monkeypatch, text, said):
     path = tmp_path / "c.toml"
     path.write_text(text)

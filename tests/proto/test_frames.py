@@ -19,10 +19,8 @@ def payload(size):
 def test_a_chunk_is_what_protobuf_writes(size):
     whole = payload(size)
     for pieces in (
-        [whole],
-        [whole[: size // 3], memoryview(whole)[size // 3 :]],
-        [b"", whole, b""],
-    ):
+        [whole], [whole[: size // 3], memoryview(whole)[size // 3 :]], [b"", whole, b""],
+    ):  # fmt: skip
         assert encode(ChunkFrame.of(pieces)) == pb.Frame(chunk=whole).SerializeToString()
 
 
@@ -44,13 +42,10 @@ def test_a_chunk_does_not_change_with_what_it_was_made_of():
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        pb.Frame(),
-        pb.Frame(manifest=pb.Manifest(job="j", size=7)),
-        pb.Frame(end=pb.End(sha256=b"\x12\x01a")),
-    ],
+    [pb.Frame(), pb.Frame(manifest=pb.Manifest(job="j", size=7)),
+        pb.Frame(end=pb.End(sha256=b"\x12\x01a"))],
     ids=["empty", "manifest", "end"],
-)
+)  # fmt: skip
 def test_other_frames_are_protobufs(frame):
     assert encode(frame) == frame.SerializeToString()
     assert decode(encode(frame)) == frame

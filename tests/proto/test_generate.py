@@ -9,17 +9,10 @@ from staddle.proto import federation_pb2, operations_pb2, tensor_pb2
 
 FOLDER = Path(staddle.proto.__file__).parent  # of the checkout, or of the installed package
 NAMES = {
-    "federation_pb2.py",
-    "federation_pb2.pyi",
-    "federation_pb2_grpc.py",
-    "operations_pb2.py",
-    "operations_pb2.pyi",
-    "operations_pb2_grpc.py",
-    "secure_pb2.py",
-    "secure_pb2.pyi",
-    "tensor_pb2.py",
-    "tensor_pb2.pyi",
-}
+    "federation_pb2.py", "federation_pb2.pyi", "federation_pb2_grpc.py", "operations_pb2.py",
+    "operations_pb2.pyi", "operations_pb2_grpc.py", "secure_pb2.py", "secure_pb2.pyi",
+    "tensor_pb2.py", "tensor_pb2.pyi",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -82,35 +75,19 @@ def test_every_call_of_the_service_is_one_of_thirteen():
     streams = {m.name: (m.client_streaming, m.server_streaming) for m in service.methods}
     unary = (False, False)
     assert streams == {
-        "Hello": unary,
-        "Attest": unary,
-        "Poll": unary,
-        "Beat": unary,
-        "Answer": unary,
-        "Fetch": (False, True),
-        "Upload": (True, False),
-        "Standing": unary,
-        "Secure": unary,
-        "SecureNext": unary,
-        "Contribute": unary,
-        "GroupKey": unary,
-        "Padded": unary,
-    }
+        "Hello": unary, "Attest": unary, "Poll": unary, "Beat": unary, "Answer": unary,
+        "Fetch": (False, True), "Upload": (True, False), "Standing": unary, "Secure": unary,
+        "SecureNext": unary, "Contribute": unary, "GroupKey": unary, "Padded": unary,
+    }  # fmt: skip
 
 
 def test_operators_have_a_service_of_their_own():
     service = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
     assert [m.name for m in service.methods] == [
-        "Submit",
-        "List",
-        "Show",
-        "Watch",
-        "Stop",
-        "Resume",
-    ]
-    assert [m.name for m in service.methods if m.client_streaming or m.server_streaming] == [
-        "Watch"
-    ]
+        "Submit", "List", "Show", "Watch", "Stop", "Resume",
+    ]  # fmt: skip
+    found = [m.name for m in service.methods if m.client_streaming or m.server_streaming]
+    assert found == ["Watch"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.proto")), ids=lambda p: p.name)

@@ -303,21 +303,13 @@ def test_a_chunk_is_a_mebibyte_where_more_is_left(over):
 FLIPPED = bytes([TOTAL[0] ^ 1]) + TOTAL[1:]
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        ending(total=FLIPPED),
-        ending(total=b""),
-        ending(total=TOTAL[:31]),
-        ending(total=sha256(PAYLOAD).digest()),
-        ending(digests=()),
-        ending(digests=TENSORS[:2]),
-        ending(digests=(*TENSORS, EMPTY)),
-        ending(digests=(TENSORS[2], TENSORS[1], TENSORS[0])),
-        ending(digests=(TENSORS[0], TENSORS[2])),
-        ending(*reversed(oracle([PAYLOAD[:12], b"", PAYLOAD[13:] + b"\0"]))),
-    ],
-)
+@pytest.mark.parametrize("end", [
+    ending(total=FLIPPED), ending(total=b""), ending(total=TOTAL[:31]),
+    ending(total=sha256(PAYLOAD).digest()), ending(digests=()), ending(digests=TENSORS[:2]),
+    ending(digests=(*TENSORS, EMPTY)), ending(digests=(TENSORS[2], TENSORS[1], TENSORS[0])),
+    ending(digests=(TENSORS[0], TENSORS[2])),
+    ending(*reversed(oracle([PAYLOAD[:12], b"", PAYLOAD[13:] + b"\0"]))),
+])  # fmt: skip
 def test_wrong_digests_are_refused(end):
     receiver = Receiver().feed(opening(), chunk(PAYLOAD))
     receiver.refuses(end, "DIGEST")
@@ -338,21 +330,12 @@ def test_a_refused_manifest_lets_no_byte_in():
 
 
 FRAMES = {
-    "manifest": opening(),
-    "all": chunk(PAYLOAD),
-    "half": chunk(PAYLOAD[:10]),
-    "rest": chunk(PAYLOAD[10:]),
-    "empty": chunk(b""),
-    "long": chunk(PAYLOAD + b"x"),
-    "end": ending(),
-    "bad": ending(FLIPPED),
-    "none": pb.Frame(),
-}
-GOOD = {
-    10: ["manifest", "half", "rest", "end"],
-    20: ["manifest", "all", "end"],
-    CHUNK_BYTES: ["manifest", "all", "end"],
-}
+    "manifest": opening(), "all": chunk(PAYLOAD), "half": chunk(PAYLOAD[:10]),
+    "rest": chunk(PAYLOAD[10:]), "empty": chunk(b""), "long": chunk(PAYLOAD + b"x"),
+    "end": ending(), "bad": ending(FLIPPED), "none": pb.Frame(),
+}  # fmt: skip
+WHOLE = ["manifest", "all", "end"]
+GOOD = {10: ["manifest", "half", "rest", "end"], 20: WHOLE, CHUNK_BYTES: WHOLE}
 
 
 @settings(deadline=None, max_examples=300)

@@ -2,9 +2,16 @@
 
 import pytest
 
-from staddle.errors import LocalError
+from staddle.errors import LocalError, RefusedError
 
 
 def refused(said):
     """Within it, a ``LocalError`` is raised whose text matches."""
     return pytest.raises(LocalError, match=said)
+
+
+def blamed(call, *arguments, **fields):
+    """Who is blamed where a call is refused, the code and the text."""
+    with pytest.raises(RefusedError) as caught:
+        call(*arguments, **fields)
+    return caught.value.peer, caught.value.code, caught.value.why

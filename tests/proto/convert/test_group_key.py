@@ -6,18 +6,7 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_messages import (
-    HASH,
-    SESSION,
-    SIGNATURE,
-    hashes,
-    ids,
-    names,
-    proofs,
-    sessions,
-    signatures,
-    some,
-)
+from support import secure_messages as w
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
@@ -30,37 +19,36 @@ from staddle.security.secagg.spec import MOST_SILOS
 from staddle.silo.egress.session import MAX_CONTROL_BYTES
 
 NS = (4, 10, 100, MOST_SILOS)
-sealed = st.builds(SealedSecret, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
+sealed = st.builds(SealedSecret, w.ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
 contributions = st.builds(
-    KeyContribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures
+    KeyContribution, st.builds(Sealing, w.ids, w.hashes, w.hashes, w.hashes), w.hashes, w.signatures
 )
-contributeds = st.builds(
-    m.Contributed, sessions, ids, hashes, contributions, some(sealed, lambda piece: piece.recipient)
-)
-relayeds = some(
-    st.builds(Relayed, contributions, st.builds(Letter, sealed, proofs)),
+pieces = w.some(sealed, lambda piece: piece.recipient)
+contributeds = st.builds(m.Contributed, w.sessions, w.ids, w.hashes, contributions, pieces)
+relayeds = w.some(
+    st.builds(Relayed, contributions, st.builds(Letter, sealed, w.proofs)),
     lambda each: each.contribution.sealing.sender,
 )
 
 
 def contribution(silo):
-    return KeyContribution(Sealing(silo, HASH, HASH, HASH), HASH, SIGNATURE)
+    return KeyContribution(Sealing(silo, w.HASH, w.HASH, w.HASH), w.HASH, w.SIGNATURE)
 
 
 def longest_contributed(n):
-    me, *others = names(n)
+    me, *others = w.names(n)
     pieces = tuple(SealedSecret(other, b"\xff" * SEALED_BYTES) for other in others)
-    return m.Contributed(SESSION, "j" * 64, HASH, contribution(me), pieces)
+    return m.Contributed(w.SESSION, "j" * 64, w.HASH, contribution(me), pieces)
 
 
 def longest_told(n):
-    me, *others = names(n)
-    letter = Letter(SealedSecret(me, b"\xff" * SEALED_BYTES), (HASH,) * MOST_HASHES)
+    me, *others = w.names(n)
+    letter = Letter(SealedSecret(me, b"\xff" * SEALED_BYTES), (w.HASH,) * MOST_HASHES)
     return tuple(Relayed(contribution(other), letter) for other in others)
 
 
-ASKED = m.KeyPoll(SESSION, "j" * 64, HASH)
-ME = names(4)[0]
+ASKED = m.KeyPoll(w.SESSION, "j" * 64, w.HASH)
+ME = w.names(4)[0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -76,7 +64,7 @@ def test_what_is_told_crosses_unchanged(value):
     assert m.secagg_delivery_from_wire(again(m.secagg_delivery_to_wire(value))) == value
 
 
-@given(st.builds(m.KeyPoll, sessions, ids, hashes))
+@given(st.builds(m.KeyPoll, w.sessions, w.ids, w.hashes))
 def test_what_is_asked_crosses_unchanged(value):
     assert m.poll_from_wire("a", again(m.poll_to_wire(value))) == value
 
@@ -95,16 +83,10 @@ def test_the_sizes_are_those_of_the_docstring():
     assert f"``KeyReply`` {one} (n - 1):" in told
     assert m.poll_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
     for n in NS:
-        assert (
-            m.contributed_to_wire(longest_contributed(n)).ByteSize()
-            <= base + each * n
-            <= MAX_MESSAGE_BYTES
-        )
-        assert (
-            m.secagg_delivery_to_wire(longest_told(n)).ByteSize()
-            <= one * (n - 1)
-            <= MAX_MESSAGE_BYTES
-        )
+        given = m.contributed_to_wire(longest_contributed(n)).ByteSize()
+        assert given <= base + each * n <= MAX_MESSAGE_BYTES
+        reply = m.secagg_delivery_to_wire(longest_told(n)).ByteSize()
+        assert reply <= one * (n - 1) <= MAX_MESSAGE_BYTES
 
 
 def test_printing_shows_no_session():
@@ -145,12 +127,9 @@ def test_nobody_gives_in_the_name_of_another():
 
 LENGTHS = (b"\0" * 31, b"\0" * 33, b"\0" * 47, b"\0" * 49, b"\0" * 63, b"\0" * 65)
 CODES = {
-    "Contribution": "KEYS",
-    "Sealing": "SHARES",
-    "Sealed": "SHARES",
-    "Letter": "SHARES",
+    "Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES",
     "KeyReply": "KEYS",
-}
+}  # fmt: skip
 
 
 def fields_of(message, path=()):
@@ -172,13 +151,11 @@ def inside(message, path):
 
 
 READ = {
-    "given": (
-        m.contributed_to_wire(longest_contributed(4)),
-        lambda message: m.contributed_from_wire(ME, message),
-    ),
+    "given": (m.contributed_to_wire(longest_contributed(4)),
+        lambda message: m.contributed_from_wire(ME, message)),
     "asked": (m.poll_to_wire(ASKED), lambda message: m.poll_from_wire(ME, message)),
     "told": (m.secagg_delivery_to_wire(longest_told(4)), m.secagg_delivery_from_wire),
-}
+}  # fmt: skip
 EVERY = [
     pytest.param(kind, path, id=f"{kind} {path}")
     for kind, (whole, _) in READ.items()
@@ -192,7 +169,7 @@ def test_each_field_is_refused_with_the_code_of_its_step(kind, path):
     part, name = inside(whole, path[:-1]), path[-1]
     value = getattr(part, name)
     if name == "proof":
-        wrong = [[b"\0" * 31], [b"\0" * 33], [HASH] * (MOST_HASHES + 1)]
+        wrong = [[b"\0" * 31], [b"\0" * 33], [w.HASH] * (MOST_HASHES + 1)]
     elif isinstance(value, str):
         wrong = ["", "A", "a\n", "a" * 65, "é"]
     elif name == "generation":

@@ -26,10 +26,8 @@ def read(messages):
 
 def test_words_come_back():
     messages = words_to_wire(WORDS)
-    assert (
-        read([pb.DeliveredPrekey.FromString(each.SerializeToString()) for each in messages])
-        == WORDS
-    )
+    found = read([pb.DeliveredPrekey.FromString(each.SerializeToString()) for each in messages])
+    assert found == WORDS
     assert read([]) == ()
 
 

@@ -7,17 +7,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import secure_messages as s
 from support.any_message import messages
-from support.secure_messages import (
-    ASKED,
-    SESSION,
-    askeds,
-    givens,
-    longest_given,
-    longest_told,
-    names,
-    tolds,
-)
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
@@ -38,34 +29,25 @@ from staddle.proto.convert.shape import MOST_GROUPS
 from staddle.security.secagg.evidence import Unopened
 from staddle.security.secagg.spec import MOST_SILOS
 
-ME = names(4)[0]
+ME = s.names(4)[0]
 UNKNOWN = b"\xf8\x07\x01"  # field 127, the number 1
-CODES = {
-    "KeyBundle": "KEYS",
-    "ReceivingKey": "KEYS",
-    "UploadedKeys": "KEYS",
-    "KeyDelivery": "KEYS",
-    "DeliveredKeys": "KEYS",
-    "Dealing": "SHARES",
-    "Portion": "SHARES",
-    "Dealt": "SHARES",
-    "Delivery": "SHARES",
-    "DeliveredShares": "SHARES",
-    "Complaint": "COMPLAINT",
-    "Misdealing": "MISDEALT",
-    "HolderShare": "MISDEALT",
-    "Header": "UPLOAD",
-    "DeliveredSurvivors": "SURVIVORS",
-    "Survival": "NOTES",
-    "DeliveredNotes": "NOTES",
-    "SealedShare": "SHARES",
-    "Revealed": "REVEAL",
-    "Reveal": "REVEAL",
-    "Abandon": "ABANDON",
-    "SignedSpec": "SPEC",
-    "SurvivorsShown": "ABANDON",
-    "DeliveredResult": "SUM",
-}  # anything else: MANIFEST
+CODES = {  # anything else: MANIFEST
+    part: code
+    for code, parts in {
+        "KEYS": "KeyBundle ReceivingKey UploadedKeys KeyDelivery DeliveredKeys",
+        "SHARES": "Dealing Portion Dealt Delivery DeliveredShares SealedShare",
+        "COMPLAINT": "Complaint",
+        "MISDEALT": "Misdealing HolderShare",
+        "UPLOAD": "Header",
+        "SURVIVORS": "DeliveredSurvivors",
+        "NOTES": "Survival DeliveredNotes",
+        "REVEAL": "Revealed Reveal",
+        "ABANDON": "Abandon SurvivorsShown",
+        "SPEC": "SignedSpec",
+        "SUM": "DeliveredResult",
+    }.items()
+    for part in parts.split()
+}
 FREE = {"round", "attempt", "had", "length"}  # any number may stand there
 LISTS = {"proof": 10, "notes": MOST_NOTES, "shown": MOST_SHOWN}  # the rest: MOST_SILOS
 READ = {
@@ -78,16 +60,13 @@ READ = {
 def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
     for kind, longest, to_wire in (
-        ("given", lambda *args: longest_given(*args, products=80), secagg_upload_to_wire),
-        (
-            "told",
-            lambda *args: longest_told(*args, document=b"{}", share=24, against=2, rounds=2),
-            secagg_delivery_to_wire,
-        ),
-    ):
+        ("given", lambda *args: s.longest_given(*args, products=80), secagg_upload_to_wire),
+        ("told", lambda *args: s.longest_told(*args, document=b"{}", share=24, against=2, rounds=2),
+            secagg_delivery_to_wire),
+    ):  # fmt: skip
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
-    yield "asked", poll_to_wire(ASKED)
+    yield "asked", poll_to_wire(s.ASKED)
 
 
 def parts(message, path=()):
@@ -108,6 +87,15 @@ def at(message, path):
     return message
 
 
+def longer_by(name, times):
+    """The last of a list so many times more."""
+    return lambda part: getattr(part, name).extend([getattr(part, name)[-1]] * times)
+
+
+def last_first(several):
+    several.insert(0, several.pop())
+
+
 def faults(part):
     """(field, what is wrong, how to make it so) for each field of a message."""
     for field in part.DESCRIPTOR.fields:
@@ -116,22 +104,10 @@ def faults(part):
             continue  # in the place of shares: below
         if field.is_repeated:
             most = LISTS.get(name, MOST_SILOS)
-            yield (
-                name,
-                "at most",
-                lambda p, n=name, m=most: getattr(p, n).extend([getattr(p, n)[-1]] * m),
-            )
+            yield name, "at most", longer_by(name, most)
             if name != "proof":
-                yield (
-                    name,
-                    "not ascending",
-                    lambda p, n=name: getattr(p, n).extend([getattr(p, n)[-1]]),
-                )
-                yield (
-                    name,
-                    "not ascending",
-                    lambda p, n=name: getattr(p, n).insert(0, getattr(p, n).pop()),
-                )
+                yield name, "not ascending", longer_by(name, 1)
+                yield name, "not ascending", lambda p, n=name: last_first(getattr(p, n))
             else:
                 for wrong in (b"\0" * 31, b"\0" * 33):
                     yield name, "bytes", lambda p, w=wrong: p.proof.insert(1, w)
@@ -193,26 +169,19 @@ def test_each_field_is_refused_with_the_code_of_its_step(message, path):
         assert why in error.why
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"key": b"k" * 31}, "31 bytes"),
-        ({"key": b""}, "0 bytes"),
-        ({"holder": ""}, "not an id"),
-        ({"holder": "A"}, "not an id"),
-        ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
-        ({"shares": [pb.HolderShare()]}, "and with shares"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    ({"key": b"k" * 31}, "31 bytes"), ({"key": b""}, "0 bytes"), ({"holder": ""}, "not an id"),
+    ({"holder": "A"}, "not an id"), ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
+    ({"shares": [pb.HolderShare()]}, "and with shares"),
+])  # fmt: skip
 def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
-    message = secagg_delivery_to_wire(longest_told(4, document=b"{}")["spec"])
+    message = secagg_delivery_to_wire(s.longest_told(4, document=b"{}")["spec"])
     (proof,) = message.spec.proofs
     for field in ("kind", "shares"):
         proof.ClearField(field)
-    proof.holder, proof.key = names(4)[1], b"k" * 32
-    assert secagg_delivery_from_wire(message).body.proofs[0].fault == Unopened(
-        names(4)[1], b"k" * 32
-    )
+    proof.holder, proof.key = s.names(4)[1], b"k" * 32
+    found = secagg_delivery_from_wire(message).body.proofs[0].fault
+    assert found == Unopened(s.names(4)[1], b"k" * 32)
     fields = {each.name: getattr(proof, each.name) for each in proof.DESCRIPTOR.fields}
     proof.CopyFrom(pb.Misdealing(**{**fields, **change}))
     with pytest.raises(RefusedError, match=why) as caught:
@@ -229,16 +198,16 @@ def test_every_message_is_taken_as_it_stands():
     "body", ["keys", "shares", "complaint", "header", "survival", "reveal", "abandon"]
 )
 def test_a_silo_speaks_for_itself_alone(body):
-    message = secagg_upload_to_wire(longest_given(4)[body])
+    message = secagg_upload_to_wire(s.longest_given(4)[body])
     with pytest.raises(RefusedError, match=f"in the name of '{ME}'") as caught:
-        secagg_upload_from_wire(names(4)[1], message)
+        secagg_upload_from_wire(s.names(4)[1], message)
     part = getattr(message, body).DESCRIPTOR.name
-    assert (caught.value.peer, caught.value.code) == (names(4)[1], CODES[part])
+    assert (caught.value.peer, caught.value.code) == (s.names(4)[1], CODES[part])
 
 
 def test_nothing_comes_without_an_attempt():
     nothing = secagg_delivery_to_wire(None)
-    nothing.attempt.CopyFrom(secagg_delivery_to_wire(longest_told(4)["end"]).attempt)
+    nothing.attempt.CopyFrom(secagg_delivery_to_wire(s.longest_told(4)["end"]).attempt)
     with pytest.raises(RefusedError, match="fields") as caught:
         secagg_delivery_from_wire(nothing)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MANIFEST")
@@ -247,24 +216,26 @@ def test_nothing_comes_without_an_attempt():
 def test_more_tags_than_there_may_be_groups_are_refused():
     for body, code in (("survivors", "UPLOAD"), ("result", "SUM")):
         assert secagg_delivery_from_wire(
-            secagg_delivery_to_wire(longest_told(2, MOST_GROUPS)[body])
+            secagg_delivery_to_wire(s.longest_told(2, MOST_GROUPS)[body])
         )
         with pytest.raises(RefusedError, match="tags of 32776 bytes") as caught:
             secagg_delivery_from_wire(
-                secagg_delivery_to_wire(longest_told(2, MOST_GROUPS + 1)[body])
+                secagg_delivery_to_wire(s.longest_told(2, MOST_GROUPS + 1)[body])
             )
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
 
 
 def test_a_thousand_silos_are_taken_and_one_more_is_not():
     for body in ("keys", "shares", "survivors", "notes"):
-        assert secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(MOST_SILOS)[body]))
+        assert secagg_delivery_from_wire(secagg_delivery_to_wire(s.longest_told(MOST_SILOS)[body]))
         with pytest.raises(RefusedError, match=r"1001 .*, at most 1000"):
-            secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(MOST_SILOS + 1)[body]))
+            secagg_delivery_from_wire(secagg_delivery_to_wire(s.longest_told(MOST_SILOS + 1)[body]))
     for body in ("shares", "reveal"):
-        assert secagg_upload_from_wire(ME, secagg_upload_to_wire(longest_given(MOST_SILOS)[body]))
+        assert secagg_upload_from_wire(ME, secagg_upload_to_wire(s.longest_given(MOST_SILOS)[body]))
         with pytest.raises(RefusedError, match=r"1001 .*, at most 1000"):
-            secagg_upload_from_wire(ME, secagg_upload_to_wire(longest_given(MOST_SILOS + 1)[body]))
+            secagg_upload_from_wire(
+                ME, secagg_upload_to_wire(s.longest_given(MOST_SILOS + 1)[body])
+            )
 
 
 # Any bytes, any message.
@@ -309,7 +280,7 @@ def test_any_message(message):
 @settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_a_message_with_some_bytes_changed(data):
-    value = data.draw(givens | tolds | askeds)
+    value = data.draw(s.givens | s.tolds | s.askeds)
     kind = {
         "SecaggUpload": pb.SecureUpload,
         "SecaggDelivery": pb.SecureDelivery,
@@ -326,8 +297,8 @@ def test_a_message_with_some_bytes_changed(data):
 
 
 def test_no_session_or_share_is_shown():
-    value = replace(longest_given(4, products=80)["reveal"], session=b"the session of this silo")
-    asked = replace(ASKED, session=b"the session of this silo")
+    value = replace(s.longest_given(4, products=80)["reveal"], session=b"the session of this silo")
+    asked = replace(s.ASKED, session=b"the session of this silo")
     shown = repr(secagg_upload_from_wire(ME, secagg_upload_to_wire(value))) + repr(
         poll_from_wire(ME, poll_to_wire(asked))
     )
@@ -338,8 +309,8 @@ def test_no_session_or_share_is_shown():
 
 
 def test_no_refusal_of_a_reveal_shows_a_share():
-    message = secagg_upload_to_wire(longest_given(4, products=80)["reveal"])
-    secrets = [SESSION, b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
+    message = secagg_upload_to_wire(s.longest_given(4, products=80)["reveal"])
+    secrets = [s.SESSION, b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     for path in parts(message):
         texts = [str(error) for _, _, error in refusals_of(message, path)]
         assert not [

@@ -1,9 +1,9 @@
 """Which sums come down in words, and of which round, as both sides know from the job alone."""
 
 import pytest
+from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import Sum
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError
 from staddle.security.blind.plan import JobPlan
@@ -25,20 +25,10 @@ JOBS = {
 
 
 def made(method, options, security, participation=1.0):
-    document = {
-        "version": 1,
-        "name": "job",
-        "seed": 11,
-        "rounds": 6,
-        "silos": SILOS,
-        "participation": participation,
-        "min_cohort": 3,
-        "method": {"name": method, "options": options},
-        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
-        "training": {"batch_size": 32, "lr": 0.05},
-        "security": security,
-    }
-    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10}
+    training = {"batch_size": 32, "lr": 0.05}
+    fields = {"seed": 11, "rounds": 6, "silos": SILOS, "min_cohort": 3, "security": security}
+    job = make_job(method, options, model, training, participation=participation, **fields)
     job.document()
     return job
 
@@ -63,9 +53,8 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
     plan = JobPlan(job)
     for round_ in range(job.length + 1):
         now = plan.round(round_)
-        assert [(each.part, each.round, each.group) for each in now.sums_down] == slowly(
-            job, round_
-        )
+        found = [(each.part, each.round, each.group) for each in now.sums_down]
+        assert found == slowly(job, round_)
         assert {each.part.name for each in now.sums_down} <= set(now.in_words)
     for round_ in range(job.length):
         assert plan.round(round_).frame("lung", NOTHING, NOTHING).tagged
@@ -75,22 +64,16 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
             for each in plan.round(after).sums_down
         }
         due = {part for part, before in later if before == round_}
-        assert (
-            due
-            <= set(plan.round(round_).published)
-            <= {part.name for part in job.up(round_)} - {METRICS.name}
-        )
+        published, up = set(plan.round(round_).published), {part.name for part in job.up(round_)}
+        assert due <= published <= up - {METRICS.name}
     words = {
         each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down
     }
     wanted = {
-        "fedavg": {"model"},
-        "fedper": {"extractor"},
-        "ppfl": {"holders", "model", "coupling"},
-        "pfedsim": {"model"},
-        "fedssa": {"holders"},
+        "fedavg": {"model"}, "fedper": {"extractor"}, "ppfl": {"holders", "model", "coupling"},
+        "pfedsim": {"model"}, "fedssa": {"holders"},
         "fedaims": {"holders", "backbone", "prototypes"},
-    }
+    }  # fmt: skip
     assert words == wanted.get(name, set())
 
 
@@ -131,9 +114,8 @@ def test_what_is_counted_once_comes_down_in_every_later_round():
         for n in range(job.length + 1)
     ]
     assert found == [[]] + [[("holders", 0)]] * job.length
-    assert [plan.round(n).published for n in range(job.length)] == [("holders",)] + [()] * (
-        job.length - 1
-    )
+    seen = [plan.round(n).published for n in range(job.length)]
+    assert seen == [("holders",)] + [()] * (job.length - 1)
 
 
 def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():

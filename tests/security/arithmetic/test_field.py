@@ -66,9 +66,8 @@ def test_a_product_over_more_numbers_than_stay_exact_is_refused():
 def test_sums_wrap_at_the_prime():
     ends = np.array(ENDS, "<u8")
     for other in ENDS:
-        assert field.add(ends, np.full(len(ENDS), other, "<u8")).tolist() == [
-            (end + other) % PRIME for end in ENDS
-        ]
+        found = field.add(ends, np.full(len(ENDS), other, "<u8")).tolist()
+        assert found == [(end + other) % PRIME for end in ENDS]
 
 
 def test_signed_numbers_come_back():

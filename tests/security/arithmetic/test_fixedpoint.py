@@ -153,12 +153,8 @@ def test_a_piece_is_not_copied_and_what_is_no_vector_is_refused():
     g = group(4, 4)
     assert fixedpoint.check_values(g, (three, one)) == 0
     for wrong in (
-        (three, three),
-        (three,),
-        (),
-        (three, np.ones(1)),
-        (three, np.ones((1, 1), np.float32)),
-    ):
+        (three, three), (three,), (), (three, np.ones(1)), (three, np.ones((1, 1), np.float32)),
+    ):  # fmt: skip
         with pytest.raises(LocalError, match=r"give float32 or float64 \[4\]"):
             fixedpoint.check_values(g, wrong)
     for last in (np.nan, np.inf):
@@ -199,36 +195,23 @@ def test_private_weights_add_up(weights):
     ) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        (
-            {"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1},
-            "not 2 equal rows",
-        ),
-        ({"weights": "private"}, "need 1 <= weight_least"),
-        ({"weights": "private", "weight_most": 1, "weight_least": 2}, "need 1 <= weight_least"),
-        ({"weights": "private", "weight_most": 17, "weight_least": 1}, "need ring 64"),
-        ({"rows": 2, "elements": 4}, "for private weights only"),
-        ({"weight_most": 3}, "for private weights only"),
-        ({"ring": 16}, "ring"),
-        ({"elements": "3"}, "elements"),
-        ({"elements": 0}, "elements"),
-        ({"clip_exponent": 63}, "clip_exponent"),
-        ({"scale_exponent": -1}, "scale_exponent"),
-        ({"name": "a b"}, "name"),
-        ({"weights": "none"}, "weights"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "why"), [
+    ({"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1},
+        "not 2 equal rows"),
+    ({"weights": "private"}, "need 1 <= weight_least"),
+    ({"weights": "private", "weight_most": 1, "weight_least": 2}, "need 1 <= weight_least"),
+    ({"weights": "private", "weight_most": 17, "weight_least": 1}, "need ring 64"),
+    ({"rows": 2, "elements": 4}, "for private weights only"),
+    ({"weight_most": 3}, "for private weights only"), ({"ring": 16}, "ring"),
+    ({"elements": "3"}, "elements"), ({"elements": 0}, "elements"),
+    ({"clip_exponent": 63}, "clip_exponent"), ({"scale_exponent": -1}, "scale_exponent"),
+    ({"name": "a b"}, "name"), ({"weights": "none"}, "weights"),
+])  # fmt: skip
 def test_a_group_that_is_none(fields, why):
     document = {
-        "name": "g",
-        "elements": 3,
-        "ring": 32,
-        "clip_exponent": 3,
-        "scale_exponent": 20,
+        "name": "g", "elements": 3, "ring": 32, "clip_exponent": 3, "scale_exponent": 20,
         "weights": "equal",
-    }
+    }  # fmt: skip
     assert validate(document, Group, "x").rows == 1
     with pytest.raises(LocalError, match=why):
         validate({**document, **fields}, Group, "x")
@@ -240,9 +223,8 @@ def test_numbers_are_those_of_the_words_rounded_once(ring, exponent):
     bits = np.random.default_rng(exponent).integers(0, 2**64, 1000, dtype=np.uint64)
     words = np.concatenate([bits, bits & 1, -(bits & 1)]).astype(WORD[ring])
     exact = [Fraction(word) / 2**exponent for word in words.view(f"<i{ring // 8}").tolist()]
-    assert fixedpoint.dequantise(words, ring, exponent).tolist() == [
-        float(number) for number in exact
-    ]
+    found = fixedpoint.dequantise(words, ring, exponent).tolist()
+    assert found == [float(number) for number in exact]
 
 
 def test_numbers_may_take_the_place_of_their_words():

@@ -71,9 +71,8 @@ def test_agrees_with_the_slow_oracle(data):
     shares = shamir.split(secret, t, holders, Drawn(data.draw(st.integers())))
     chosen = {x: shares[x] for x in data.draw(st.permutations(holders))[:t]}
     assert joined(chosen) == secret
-    assert slow_join(
-        {x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME
-    ) == int.from_bytes(secret)
+    found = slow_join({x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME)
+    assert found == int.from_bytes(secret)
 
 
 @pytest.mark.parametrize(("prime", "t"), [(5, 2), (5, 3), (7, 3)])
@@ -112,9 +111,8 @@ def test_uniform_draws_again_rather_than_fold():
 def test_bytes_of_one_sharing_are_known():
     shares = shamir.split(SECRET, 2, [1, 2, 3], Drawn("golden"))
     slope = (int.from_bytes(shares[1]) - int.from_bytes(SECRET)) % shamir.PRIME
-    assert [int.from_bytes(shares[x]) for x in (2, 3)] == [
-        (int.from_bytes(SECRET) + x * slope) % shamir.PRIME for x in (2, 3)
-    ]
+    found = [int.from_bytes(shares[x]) for x in (2, 3)]
+    assert found == [(int.from_bytes(SECRET) + x * slope) % shamir.PRIME for x in (2, 3)]
     assert shares[1].hex() == "0049c1cdce49ac6ea836c2a086a530fabd692a17bcfcadcc4d00ae0776747c825e"
 
 
@@ -123,16 +121,11 @@ def test_a_number_that_is_no_secret_joins_to_none():
     assert joined({x: s.to_bytes(33) for x, s in shares.items() if x < 3}) is None
 
 
-@pytest.mark.parametrize(
-    ("secret", "t", "holders", "why"),
-    [
-        (SECRET[:31], 1, [1], "31 bytes"),
-        (SECRET, 0, [1, 2], "threshold 0"),
-        (SECRET, 3, [1, 2], "threshold 3"),
-        (SECRET, 1, [0, 1], "distinct numbers from 1"),
-        (SECRET, 1, [2, 2], "distinct numbers from 1"),
-    ],
-)
+@pytest.mark.parametrize(("secret", "t", "holders", "why"), [
+    (SECRET[:31], 1, [1], "31 bytes"), (SECRET, 0, [1, 2], "threshold 0"),
+    (SECRET, 3, [1, 2], "threshold 3"), (SECRET, 1, [0, 1], "distinct numbers from 1"),
+    (SECRET, 1, [2, 2], "distinct numbers from 1"),
+])  # fmt: skip
 def test_what_cannot_be_shared(secret, t, holders, why):
     with pytest.raises(LocalError, match=why):
         shamir.split(secret, t, holders, Drawn(0))

@@ -4,12 +4,12 @@ import hashlib
 
 import pytest
 import torch
+from support.jobs import make_job
 
 from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Gram
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.security.blind.mix_and_gram import FLOAT32, gram_deviation, row_deviation
@@ -25,8 +25,8 @@ KEYS = (bytes(32), b"another".ljust(32))
 
 @pytest.fixture(scope="module")
 def shards():
-    records = digits().take(torch.arange(900))
-    parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)
+    records = digits().take(torch.arange(360))
+    parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=30)
     return {
         silo: split(records.take(p), bytes(range(32)), 0.25)
         for silo, p in zip(SILOS, parts, strict=True)
@@ -36,6 +36,13 @@ def shards():
 PRIVATE = {"secure_aggregation": "required", "clip_exponent": 6, "weight_most": 2000}
 
 
+def job_of(method, options, security, model="cnn-digits", share=1.0, **changes):
+    fields = {"rounds": 5, "silos": SILOS, "participation": share, "min_cohort": 3, **changes}
+    training = {"batch_size": 32, "lr": 0.05}
+    named = {"name": model, "classes": 10}
+    return make_job(method, options, named, training, security=security, **fields)
+
+
 def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, **changes):
     """A blind job and the same one in the clear."""
     by_class = {
@@ -43,30 +50,11 @@ def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, *
     }
     counts = {silo: sum(own) for silo, own in by_class.items()}
     public = {
-        "secure_aggregation": "required",
-        "clip_exponent": 6,
-        "weights": "public",
-        "dropouts": "any",
-        "counts": counts,
-    }
+        "secure_aggregation": "required", "clip_exponent": 6, "weights": "public",
+        "dropouts": "any", "counts": counts,
+    }  # fmt: skip
     blind = {**public, **({"class_counts": by_class} if labels else {})} if share < 1 else PRIVATE
-    document = {
-        "version": 1,
-        "name": f"blind-{method}",
-        "seed": 7,
-        "rounds": 5,
-        "silos": SILOS,
-        "participation": share,
-        "min_cohort": 3,
-        "method": {"name": method, "options": options},
-        "model": {"name": model, "classes": 10},
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        **changes,
-    }
-    made = [
-        Job.from_file(JobFile.model_validate({**document, "security": s}), "job.toml")
-        for s in (blind, {})
-    ]
+    made = [job_of(method, options, security, model, share, **changes) for security in (blind, {})]
     assert [job.keyed for job in made] == [True, False]
     return made
 
@@ -87,12 +75,8 @@ class Watched(Quantised):
         own = mix_group(part.name, sum(spec.elements for spec in part.tensors), 6)
         for name, value in plain.items():
             off = float((found[name].double() - value.double()).abs().max())
-            bound = (
-                row_deviation(own)
-                + float(value.abs().max()) * FLOAT32
-                + len(weights) * 2.0 ** (6 - 52)
-            )
-            assert off <= bound, (part.name, name)
+            rounding = float(value.abs().max()) * FLOAT32 + len(weights) * 2.0 ** (6 - 52)
+            assert off <= row_deviation(own) + rounding, (part.name, name)
         self.rows.append((part.name, recipient))
         return found
 
@@ -119,6 +103,12 @@ class Compared(Quantised):
         return found if isinstance(part.exchange, Gram) else PLAIN.collect(part, members, read)
 
 
+def compared_of(blind, run):
+    """The exchanges of the job in the clear that FedAims is measured against."""
+    own = (JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest)
+    return Compared(*own) if run == "fedaims" else None
+
+
 def furthest(one, other):
     """The largest difference between two simulations' models."""
     for before, after in zip(one.metrics, other.metrics, strict=True):
@@ -141,37 +131,24 @@ RUNS = {
     "pfedsim mean": (("pfedsim", {"rho": 0.4}), {}, 18, 3, 1e-5),
     "pfedsim per class": (("pfedsim", {"rho": 0.4, "similarity": "per_class"}), {}, 18, 3, 1e-5),
     "pfedsim some silos": (("pfedsim", {"rho": 0}), {"share": 0.7, "seed": 2}, 20, 5, 1e-5),
-    "fedsimsup samples": (
-        ("fedsimsup", {**SUPERVISED, "similarity": "samples"}),
-        {"share": 0.7},
-        10,
-        0,
-        1e-4,
-    ),
+    "fedsimsup samples": (("fedsimsup", {**SUPERVISED, "similarity": "samples"}), {"share": 0.7},
+        10, 0, 1e-4),
     "fedsimsup labels": (("fedsimsup", SUPERVISED), {"share": 0.7, "labels": True}, 10, 0, 1e-4),
     "fedssa": (("fedssa", {"t_stable": 2}), {}, 0, 0, 1e-4),
     "fedaims": (("fedaims", {"sampling": "algorithm2"}), {"model": "convnet-digits"}, 0, 5, 1e-5),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_whole_job_is_within_its_bound_of_the_one_in_the_clear(shards, run):
     method, more, rows, grams, bound = RUNS[run]
     blind, clear = jobs(shards, *method, **more)
-    if (
-        blind.counted
-        # where some classes are at few silos; tests/algorithms/job/test_class_census.py has it
-        # where none is
-    ):
-        clear = blind
+    # where some classes are at few silos; tests/algorithms/job/test_class_census.py has it where
+    # none is
+    clear = blind if blind.counted else clear
     watched = Watched(blind)
-    same = (
-        Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest)
-        if run == "fedaims"
-        else None
-    )
     found = simulate(blind, shards, exchanges=watched)
-    plain = simulate(clear, shards, exchanges=same)
+    plain = simulate(clear, shards, exchanges=compared_of(blind, run))
     assert (len(watched.rows), len(watched.grams)) == (rows, grams)
     off = furthest(plain, found)
     assert 0 < off <= bound
@@ -192,14 +169,9 @@ class Drawn:
 
 
 NOISY = {
-    "epsilon": 100.0,
-    "delta": 1e-4,
-    "sample_rate": 0.5,
-    "sigma": "0.6",
-    "histogram_sigma": 1.0,
-    "statistics_sigma": 0.5,
-    "metrics_sigma": 1.0,
-}
+    "epsilon": 100.0, "delta": 1e-4, "sample_rate": 0.5, "sigma": "0.6", "histogram_sigma": 1.0,
+    "statistics_sigma": 0.5, "metrics_sigma": 1.0,
+}  # fmt: skip
 PRIVATE_RUNS = {
     "pfedsim": (("pfedsim", {"rho": 0.5}), {}),
     "fedsimsup": (("fedsimsup", {"supervisor": "cnn"}), {"share": 0.7, "labels": True}),
@@ -215,19 +187,13 @@ def test_a_private_job_may_be_blind(shards, run):
     method, more = PRIVATE_RUNS[run]
     changes = {"rounds": 2, "privacy": NOISY}
     blind, clear = jobs(shards, *method, **more, **changes)
-    if blind.counted:
-        clear = blind
-    same = (
-        Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest)
-        if run == "fedaims"
-        else None
-    )
+    clear = blind if blind.counted else clear
 
     def ran(job, exchanges):
         private = {silo: PrivateSilo(MemoryAccount(job), Drawn(silo)) for silo in SILOS}
         return simulate(job, shards, exchanges=exchanges, private=private.__getitem__)
 
-    found, plain = ran(blind, simulated(blind, KEYS[0])), ran(clear, same)
+    found, plain = ran(blind, simulated(blind, KEYS[0])), ran(clear, compared_of(blind, run))
     assert any(after["tested"] for after in plain.metrics)  # noisy counts cross blind, too
     assert furthest(plain, found) <= 5e-3  # of other noise 0.1 and more
 
@@ -244,18 +210,15 @@ def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_near
 
 def test_who_may_have_no_row_keeps_its_own_model(shards):
     """Terms that no row of five others meets: pFedSim trains alone from the phase change on."""
-    job, clear = jobs(shards, "pfedsim", {"rho": 0}, rounds=3)
+    job, _ = jobs(shards, "pfedsim", {"rho": 0}, rounds=3)
     exchanges = Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=6))
     found = simulate(job, shards, exchanges=exchanges)
-    alone = Job.from_file(
-        JobFile.model_validate({**_file(clear), "method": {"name": "local"}}),
-        "job.toml",
-    )
+    alone = job_of("local", {}, {}, rounds=3)
     assert furthest(simulate(alone, shards), found) == 0
 
 
 def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
-    job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7)
+    job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7, rounds=3)
     found = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=5)))
     away = [
         sum(silo not in job.cohort(round_) for round_ in range(1, job.length)) for silo in SILOS
@@ -269,10 +232,3 @@ def test_a_jobs_own_exchanges_are_by_its_terms(shards):
     assert JobPlan(job).terms == Terms(min_cohort=3, colluders=1, batches=job.batches)
     found = simulate(job, shards, exchanges=simulated(job, KEYS[1]))
     assert furthest(found, simulate(job, shards, exchanges=Watched(job, KEYS[1]))) == 0
-
-
-def _file(job):
-    document = job.document()
-    for key in ("schema", "method_digest", "model_digest", "security"):
-        del document[key]
-    return document

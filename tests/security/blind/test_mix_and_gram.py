@@ -9,17 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.blind_mixes import Mixing
 
-from staddle.algorithms.exchange.parts import (
-    Contribution,
-    Each,
-    Gram,
-    Kind,
-    Mix,
-    Part,
-    Sum,
-    TensorSpec,
-    integer_weights,
-)
+from staddle.algorithms.exchange import parts as p
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Keystream
@@ -47,12 +37,12 @@ DIGEST = "ab" * 32
 
 
 def mix_part(dtype="float32", shapes=((4, 3), (5,)), name="extractor"):
-    specs = tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
-    return Part(name, Kind.BACKBONE, Mix(), specs)
+    specs = tuple(p.TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
+    return p.Part(name, p.Kind.BACKBONE, p.Mix(), specs)
 
 
-def gram_part(groups=3, width=40, kind=Kind.CLASSIFIER_ROWS, dtype="float32"):
-    return Part("rows", kind, Gram(), (TensorSpec("rows", dtype, (groups, width)),))
+def gram_part(groups=3, width=40, kind=p.Kind.CLASSIFIER_ROWS, dtype="float32"):
+    return p.Part("rows", kind, p.Gram(), (p.TensorSpec("rows", dtype, (groups, width)),))
 
 
 def values(part, silos=FIVE, seed=0, scale=1.0):
@@ -81,7 +71,7 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
     recipient, *others = made.silos
     weights = {recipient: own, **{silo: 1.0 + 0.1 * n for n, silo in enumerate(others)}}
     found = rows_of(part, read, made.silos).row(part, recipient, weights, read)["t0"].numpy()
-    integers = integer_weights(list(weights.values()))
+    integers = p.integer_weights(list(weights.values()))
     row, _ = made.row(recipient, dict(zip(weights, integers, strict=True)))
     assert (row.own_weight > 0) == (own > 0)
     assert np.array_equal(found, made.open(row))
@@ -198,12 +188,14 @@ def test_a_gram_is_that_of_vectors_which_each_silo_rotates_by_itself():
 
 
 def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map_of_the_round():
-    part = Part("rows", Kind.SKETCH, Gram(8, seed=1), (TensorSpec("rows", "float64", (2, 300)),))
+    part = p.Part(
+        "rows", p.Kind.SKETCH, p.Gram(8, seed=1), (p.TensorSpec("rows", "float64", (2, 300)),)
+    )
     read, sent = values(part), {}
     for silo in FIVE:
         keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").numpy()
-        given = Quantised(Bounds()).give(part, Contribution({"rows": read(silo, "rows")}))
+        given = Quantised(Bounds()).give(part, p.Contribution({"rows": read(silo, "rows")}))
         assert (given["rows"].numpy() == own).all()
         made = [sketched(own[r : r + 1], 8, key)[0].astype("f4") for r, key in enumerate(keys)]
         sent[silo] = torch.from_numpy(np.stack(made))
@@ -217,7 +209,9 @@ def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map
 def test_the_cosines_of_sketches_are_off_as_the_docs_say():
     """Of 25 random vectors: the root mean square is √((1 + c²) / k), and none is off six times."""
     silos, size = tuple(f"s{n}" for n in range(25)), 256
-    part = Part("rows", Kind.SKETCH, Gram(size), (TensorSpec("rows", "float64", (1, 20_000)),))
+    part = p.Part(
+        "rows", p.Kind.SKETCH, p.Gram(size), (p.TensorSpec("rows", "float64", (1, 20_000)),)
+    )
     read = values(part, silos)
     common = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     # cosines of about a half
@@ -235,14 +229,14 @@ def test_vectors_that_inner_products_tell_are_refused():
     part = gram_part(1, 4)
     with pytest.raises(LocalError, match="part 'rows': vector 0 has entries of one sign only"):
         compared(part, FIVE, lambda *_: torch.ones(1, 4), KEY, DIGEST, 0)
-    counts = gram_part(1, 4, Kind.COUNTS)
+    counts = gram_part(1, 4, p.Kind.COUNTS)
     with pytest.raises(LocalError, match="is of kind counts: its inner products disclose it"):
         compared(counts, FIVE, values(counts), KEY, DIGEST, 0)
 
 
 def test_the_metrics_of_a_round_turn_the_rotation_to_the_next():
     rows = gram_part()
-    counts = Part("m", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),))
+    counts = p.Part("m", p.Kind.METRIC, p.Sum("total"), (p.TensorSpec("n", "int64", ()),))
     read = values(rows)
     exchanges = Quantised(Bounds(), group_key=KEY, job=DIGEST)
     for round_ in range(3):
@@ -260,12 +254,12 @@ def test_quantised_mixes_what_it_collected():
     assert all(torch.equal(found[name], value) for name, value in slow.items())
     assert exchanges.mix(part, "d", UNEVEN, read) is None  # by terms of four
     assert rows_of(part, read).row(part, "d", UNEVEN, read) is not None
-    each = Part("e", Kind.MEMBERSHIP, Each(), part.tensors)
+    each = p.Part("e", p.Kind.MEMBERSHIP, p.Each(), part.tensors)
     assert exchanges.collect(each, FIVE, read)["t1"].shape == (5, 5)
 
 
 def directed_part():
-    return replace(mix_part(), exchange=Mix(directed=True))
+    return replace(mix_part(), exchange=p.Mix(directed=True))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +294,7 @@ def test_a_directed_row_that_shows_too_much_is_none_and_rounds_are_for_themselve
 
 def shared_part(groups=3, width=40, **how):
     part = gram_part(groups, width, **how)
-    return replace(part, exchange=Gram(shared=True))
+    return replace(part, exchange=p.Gram(shared=True))
 
 
 def unit(part, silos=FIVE):
@@ -340,6 +334,6 @@ def test_what_a_comparison_discloses_is_not_compared_by_shares_either():
     part = shared_part()
     with pytest.raises(LocalError, match="has entries of one sign only"):
         Quantised(Bounds()).collect(part, FIVE, lambda silo, name: unit(part)(silo, name).abs())
-    counts = shared_part(kind=Kind.COUNTS)
+    counts = shared_part(kind=p.Kind.COUNTS)
     with pytest.raises(LocalError, match="its inner products disclose it"):
         Quantised(Bounds()).collect(counts, FIVE, unit(counts))

@@ -73,11 +73,8 @@ def test_a_good_row_is_admitted_and_remembered():
 def test_1_a_row_has_one_spelling():
     document = row(THIRD)[0].payload()
     for wrong in (
-        document + b" ",
-        document[:-1],
-        b"{}",
-        document.replace(b'"weight":', b'"weight": '),
-    ):
+        document + b" ", document[:-1], b"{}", document.replace(b'"weight":', b'"weight": '),
+    ):  # fmt: skip
         assert fault(signed(wrong))[0] == "SPEC"
     huge = document.replace(b'"weight":1431655766', b'"weight":9007199254740993')
     assert huge != document
@@ -102,11 +99,8 @@ def test_4_it_names_other_silos_once_each():
     own = m.Share(version=version(FOUR[0]), weight=5)
     stranger = m.Share(version=version("stranger"), weight=shares[2].weight)
     for wrong in (
-        (own, *shares),
-        (shares[0], shares[0], *shares[1:]),
-        (*shares[:2], stranger),
-        shares[::-1],
-    ):
+        (own, *shares), (shares[0], shares[0], *shares[1:]), (*shares[:2], stranger), shares[::-1],
+    ):  # fmt: skip
         document = made.model_copy(update={"shares": wrong}).payload()
         assert "not distinct other silos" in fault(signed(document))[1]
 
@@ -119,10 +113,8 @@ def test_5_weights_add_up_to_2_to_the_32(by):
 
 
 def test_6_enough_are_honest():
-    assert (
-        "3 are sure to be honest, the policy asks for 4"
-        in fault(row(THIRD), terms=Terms(min_honest=4))[1]
-    )
+    found = "3 are sure to be honest, the policy asks for 4"
+    assert found in fault(row(THIRD), terms=Terms(min_honest=4))[1]
     admit(row(THIRD), terms=Terms(min_honest=4, colluders=0))
 
 
@@ -178,17 +170,13 @@ def test_7_one_row_for_each_vector_of_versions():
 
 def test_7_a_new_row_needs_new_uploads_of_min_cohort_silos():
     _, memory = admit(row(THIRD))
-    assert (
-        "new uploads of 2 silos"
-        in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
-    )
+    found = "new uploads of 2 silos"
+    assert found in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
     made = row(THIRD, numbers=dict.fromkeys(FOUR[1:], 4))
     _, later = admit(made, memory=memory)
     assert later.newest == dict.fromkeys(FOUR[1:], 4)
-    assert (
-        "older uploads of silo-03"
-        in fault(row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3}), memory=later)[1]
-    )
+    seen = "older uploads of silo-03"
+    assert seen in fault(row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3}), memory=later)[1]
     # not even the same row as once before
     assert "older uploads" in fault(row(THIRD), memory=later)[1]
     admit(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory, terms=Terms(min_cohort=2))
@@ -198,17 +186,12 @@ SEVEN = names(7)
 OLD, NEW = SEVEN[1:4], SEVEN[4:]  # of six others: who is mixed again, and who gave anew
 
 
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        ([2, 2, 0, 1e-6, 1e-6, 1e-6], "less than half"),
-        ([1.01, 1.01, 1.01, 1, 1, 1], "less than half"),
-        ([0, 1, 1, 3, 0.9, 0.9], "of its new uploads alone: weights of the row: one silo has"),
-        ([1, 1, 1, 1, 1, 1], ""),
-        ([1, 1, 0, 1, 1, 1], ""),
-        ([1, 1, 1, 2, 1, 1], ""),
-    ],
-)
+@pytest.mark.parametrize(("weights", "said"), [
+    ([2, 2, 0, 1e-6, 1e-6, 1e-6], "less than half"),
+    ([1.01, 1.01, 1.01, 1, 1, 1], "less than half"),
+    ([0, 1, 1, 3, 0.9, 0.9], "of its new uploads alone: weights of the row: one silo has"),
+    ([1, 1, 1, 1, 1, 1], ""), ([1, 1, 0, 1, 1, 1], ""), ([1, 1, 1, 2, 1, 1], ""),
+])  # fmt: skip
 @pytest.mark.parametrize("own", [0, 50])
 def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, own):
     """Old and new ones each. The recipient's own weight is no cover, nor counted against a row."""
@@ -220,20 +203,16 @@ def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, ow
         code, why = fault(made, memory=memory, silos=SEVEN)
         assert (code, said in why) == ("POLICY", True)
     else:
-        assert admit(made, memory=memory, silos=SEVEN)[1].newest == {
-            **dict.fromkeys(OLD, 0),
-            **dict.fromkeys(NEW, 1),
-        }
+        found = admit(made, memory=memory, silos=SEVEN)[1].newest
+        assert found == {**dict.fromkeys(OLD, 0), **dict.fromkeys(NEW, 1)}
 
 
 def test_7_enough_of_those_who_gave_anew_are_honest():
     _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
     made = row([0, *[1] * 6], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
     admit(made, memory=memory, terms=Terms(min_honest=3), silos=SEVEN)
-    assert (
-        "of its new uploads alone: of 4 silos in the row 3 are sure"
-        in fault(made, memory=memory, terms=Terms(min_honest=4), silos=SEVEN)[1]
-    )
+    found = "of its new uploads alone: of 4 silos in the row 3 are sure"
+    assert found in fault(made, memory=memory, terms=Terms(min_honest=4), silos=SEVEN)[1]
 
 
 def test_7_rows_never_have_two_equations_in_few_new_unknowns():

@@ -1,5 +1,7 @@
 """The result of a tagged sum as it comes down: it is what was opened, and nothing else passes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,12 +15,7 @@ from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.secagg import linear_tags
-from staddle.security.secagg.masked_sum import (
-    Accumulator,
-    GroupValues,
-    check_group_values,
-    masked_chunks,
-)
+from staddle.security.secagg import masked_sum as m
 from staddle.security.secagg.spec import Terms, specify
 
 SILOS = names(4)
@@ -43,19 +40,19 @@ class Sum:
         self.survivors, self.own = survivors, own
         self.spec, plain = specify(own, SILOS, 0), specify(FRAME, SILOS, 0)
         ctx = self.spec.context()
-        accumulator = Accumulator(self.spec)
-        clear = Accumulator(plain)
+        accumulator = m.Accumulator(self.spec)
+        clear = m.Accumulator(plain)
         sent = {}
         for number, silo in enumerate(survivors):
             contributions = [contribution(each, number) for each in own.groups]
-            check_group_values(self.spec, contributions)
+            m.check_group_values(self.spec, contributions)
             tagger = linear_tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
             pads = silo_pads(self.spec, silo, GROUP_KEY)
             accumulator.add(
                 words.tobytes()
-                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+                for words in m.masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
-            clear.add(words.tobytes() for words in masked_chunks(plain, silo, contributions, ()))
+            clear.add(words.tobytes() for words in m.masked_chunks(plain, silo, contributions, ()))
             sent[silo] = tagger.padded(GROUP_KEY, ctx, silo)
         accumulator.open((), survivors)
         self.opened = clear.open((), survivors)
@@ -69,22 +66,13 @@ class Sum:
         payload = self.spec.payload()
         signature = signer("coordinator")(SECAGG_SPEC, payload)
         tag = tag_of(self.tags, index, len(GROUPS))
-        return Claim(
-            **{
-                "document": payload,
-                "signature": signature,
-                "survivors": self.survivors,
-                "tag": tag,
-                **changes,
-            }
-        )
+        return replace(Claim(payload, signature, self.survivors, tag), **changes)
 
 
 def contribution(own, number):
     values = np.linspace(-1, 1, own.elements, dtype=np.float32) * (number + 1) / 8
-    return GroupValues(
-        values, np.full(own.rows, number + 1.0) if own.weights == "private" else None
-    )
+    weights = np.full(own.rows, number + 1.0) if own.weights == "private" else None
+    return m.GroupValues(values, weights)
 
 
 @pytest.fixture(
@@ -95,10 +83,8 @@ def made(request):
 
 
 def same(found, wanted):
-    assert found.elements == wanted.elements
-    assert found.ring == wanted.ring
-    assert found.exponent == wanted.exponent
-    assert found.unit == wanted.unit
+    for name in ("elements", "ring", "exponent", "unit"):
+        assert getattr(found, name) == getattr(wanted, name), name
     assert found.weight.tolist() == wanted.weight.tolist()
     assert found.total.tolist() == wanted.total.tolist()
     assert found.mean().tolist() == wanted.mean().tolist()
@@ -162,23 +148,20 @@ def test_one_that_was_not_among_the_survivors_is_noticed(own):
         open_group(found.spec, 0, found.claim(survivors=SILOS), GROUP_KEY, found.words[0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "own", "terms", "code", "said"),
-    [
-        ({"signature": bytes(64)}, {}, TERMS, "SPEC", "its signature does not fit"),
-        ({}, {"round": 4}, TERMS, "SPEC", "specifies round 3, this silo expects 4"),
-        ({}, {"job_digest": "ab" * 32}, TERMS, "SPEC", "specifies job_digest"),
-        ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
-        ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
-        ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
-        ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
-        ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
-        ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
-        ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
-        ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
-        ({"survivors": SILOS[:3]}, {}, Terms(batches=(SILOS,)), "SURVIVORS", "the sum lacks"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "own", "terms", "code", "said"), [
+    ({"signature": bytes(64)}, {}, TERMS, "SPEC", "its signature does not fit"),
+    ({}, {"round": 4}, TERMS, "SPEC", "specifies round 3, this silo expects 4"),
+    ({}, {"job_digest": "ab" * 32}, TERMS, "SPEC", "specifies job_digest"),
+    ({}, {"roster": "ab" * 32}, TERMS, "SPEC", "specifies roster"),
+    ({}, {"tagged": False}, TERMS, "SPEC", "specifies tagged True, this silo expects False"),
+    ({}, {"groups": GROUPS[:2]}, TERMS, "SPEC", "specifies groups"),
+    ({}, {"groups": "the other readers"}, TERMS, "SPEC", "specifies groups"),
+    ({}, {}, Terms(min_cohort=5), "POLICY", "smaller than min_cohort 5"),
+    ({}, {}, Terms(colluders=2), "POLICY", "has colluders = 1"),
+    ({"survivors": SILOS[:2]}, {}, TERMS, "SURVIVORS", "2 survivors are fewer than 3"),
+    ({"survivors": SILOS[::-1]}, {}, TERMS, "SURVIVORS", "not members of the cohort in order"),
+    ({"survivors": SILOS[:3]}, {}, Terms(batches=(SILOS,)), "SURVIVORS", "the sum lacks"),
+])  # fmt: skip
 def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, said):
     if own.get("groups") == "the other readers":
         own = {"groups": (FRAME if made.own is HIDDEN else HIDDEN).groups}
@@ -192,10 +175,8 @@ def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, 
 def test_a_claim_may_lack_a_silo_that_is_excused(made):
     terms = Terms(batches=(SILOS,), excused=frozenset(SILOS[3:]))
     for survivors in (SILOS[:3], SILOS):
-        assert (
-            check_claim(made.claim(survivors=survivors), made.own, terms, signers(SILOS))
-            == made.spec
-        )
+        found = check_claim(made.claim(survivors=survivors), made.own, terms, signers(SILOS))
+        assert found == made.spec
     with pytest.raises(RefusedError, match="the sum lacks"):
         check_claim(made.claim(survivors=SILOS[1:]), made.own, terms, signers(SILOS))
 

@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.blind_mixes import KEY, Mixing, line, seed_of
+from support.refusals import blamed
 from support.secure_sums import names, signer
 
 from staddle.algorithms.exchange.parts import MIX_BITS, Kind, Mix, Part, TensorSpec, integer_weights
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.errors import LocalError, RefusedError
+from staddle.errors import LocalError
 from staddle.security.arithmetic.fixedpoint import check_values
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind import sealing
@@ -39,12 +40,6 @@ def mixing(n=4, elements=20, clip_exponent=3, seed=0):
 
 def integers(silos, weights):
     return dict(zip(silos, integer_weights(weights), strict=True))
-
-
-def refused(call, *arguments):
-    with pytest.raises(RefusedError) as caught:
-        call(*arguments)
-    return caught.value.peer, caught.value.code, caught.value.why
 
 
 @settings(deadline=None, max_examples=40)
@@ -160,7 +155,7 @@ def altered(change):
     made = mixing()
     row, _ = made.row(FOUR[0], integers(FOUR, [1, 1, 1, 1]))
     hidden, tag = made.mixed(row)
-    return refused(lambda: change(made, row, bytearray(hidden), tag))
+    return blamed(lambda: change(made, row, bytearray(hidden), tag))
 
 
 def test_a_row_that_was_altered_is_the_coordinators():
@@ -209,7 +204,7 @@ def test_wrong_seeds_give_noise_and_no_row():
     noise = o.Opening(made.line, KEY, summands, row.own_weight, made.stored[FOUR[0]].values)
     hidden, tag = made.mixed(row)
     noise.add(hidden)
-    assert refused(noise.finish, tag)[1] == "SUM"
+    assert blamed(noise.finish, tag)[1] == "SUM"
 
 
 def test_each_stream_is_of_one_upload():
@@ -250,10 +245,10 @@ def test_an_upload_is_signed_and_its_pieces_are_all():
         (upload, stored.pieces, bytes(32)),
     ):
         call = (made.line, wrong, pieces, digest, made.signers)
-        assert refused(o.check_upload, *call)[0] == FOUR[1]
+        assert blamed(o.check_upload, *call)[0] == FOUR[1]
     other = line(job="j2")
     call = (other, upload, stored.pieces, sha256, made.signers)
-    assert refused(o.check_upload, *call)[0] == FOUR[1]
+    assert blamed(o.check_upload, *call)[0] == FOUR[1]
 
 
 def test_a_seed_is_for_each_other_silo_alone():
@@ -267,17 +262,17 @@ def test_a_seed_is_for_each_other_silo_alone():
 
     for silo, letter in letters.items():
         assert opened(silo, letter, seed_of(silo)) == stored.seed
-        found = refused(opened, silo, letter, seed_of("coordinator"))
+        found = blamed(opened, silo, letter, seed_of("coordinator"))
         assert found[:2] == (FOUR[1], "SHARES")
-    found = refused(opened, FOUR[0], letters[FOUR[2]], seed_of(FOUR[0]))
+    found = blamed(opened, FOUR[0], letters[FOUR[2]], seed_of(FOUR[0]))
     assert found[:2] == ("coordinator", "SHARES")
     odd = replace(stored.upload, sealing=replace(stored.upload.sealing, root=b""))
     odd = replace(odd, signature=signer(FOUR[1])(o.MIX_UPLOAD, odd.payload(made.line)))
     own = (FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]))
     said = "passed on from 'silo-01': what it signed over its sealed secret has the wrong size"
-    assert said in refused(opened, *own, odd)[2]
+    assert said in blamed(opened, *own, odd)[2]
     unsigned = replace(stored.upload, tag=bytes(8))
-    peer, _, why = refused(opened, *own, unsigned)
+    peer, _, why = blamed(opened, *own, unsigned)
     assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
 
 

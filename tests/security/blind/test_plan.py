@@ -1,41 +1,23 @@
 """What silo and coordinator both make of a blind round before its cohort."""
 
 import pytest
+from support.jobs import make_job
 
 from staddle.algorithms.exchange.parts import delivered_items
-from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.job.job import Job
 from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]
 GIVEN = {
-    "fedssa": {"t_stable": 3},
-    "fedaims": {"sampling": "algorithm2"},
-    "pfedsim": {"rho": 0.5},
+    "fedssa": {"t_stable": 3}, "fedaims": {"sampling": "algorithm2"}, "pfedsim": {"rho": 0.5},
     "fedavg": {},
-}
+}  # fmt: skip
 
 
 def job_of(method):
-    return Job.from_file(
-        JobFile.model_validate(
-            {
-                "version": 1,
-                "name": "j",
-                "seed": 1,
-                "rounds": 4,
-                "silos": SILOS,
-                "min_cohort": 3,
-                "method": {"name": method, "options": GIVEN[method]},
-                "model": {
-                    "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
-                    "classes": 3,
-                },
-                "training": {"lr": 0.1},
-                "security": {"secure_aggregation": "required"},
-            }
-        ),
-        "job.toml",
-    )
+    model = {"name": "convnet-digits"} if method == "fedaims" else {}
+    blind = {"min_cohort": 3, "security": {"secure_aggregation": "required"}}
+    return make_job(method, GIVEN[method], model, silos=SILOS, **blind)
 
 
 def digest(method, round_, changed=""):

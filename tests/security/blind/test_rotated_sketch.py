@@ -68,10 +68,8 @@ def test_what_is_sent_shows_no_magnitudes():
 
 def test_wrong_calls_are_told():
     for vectors, size in (
-        (np.zeros((1, 3)), 0),
-        (np.zeros((1, 3)), rotated_sketch.LARGEST + 1),
-        (np.zeros(3), 2),
+        (np.zeros((1, 3)), 0), (np.zeros((1, 3)), rotated_sketch.LARGEST + 1), (np.zeros(3), 2),
         (np.zeros((1, 3), np.int64), 2),
-    ):
+    ):  # fmt: skip
         with pytest.raises(LocalError, match=r"a sketch of|give float32 or float64 \[n, d\]"):
             rotated_sketch.sketched(vectors, size, KEY)

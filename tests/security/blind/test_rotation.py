@@ -19,12 +19,9 @@ from staddle.security.identity.pairwise_keys import derive
 
 KEY = bytes(range(32))
 VECTOR = [
-    "0x1.51de2ac1114dap+0",
-    "0x1.e8819ef510f70p-4",
-    "-0x1.49fc3febd3a2bp+1",
-    "-0x1.aada07f206967p-1",
-    "-0x1.e6762c5e701c6p-1",
-]
+    "0x1.51de2ac1114dap+0", "0x1.e8819ef510f70p-4", "-0x1.49fc3febd3a2bp+1",
+    "-0x1.aada07f206967p-1", "-0x1.e6762c5e701c6p-1",
+]  # fmt: skip
 LARGE = [
     "-0x1.f646138af9170p-4",
     "0x1.8837c9d625e6ap-1",
@@ -180,10 +177,8 @@ def test_q_is_haar():
     once = found[:, 0, 0] * found[:, 1, 1] - found[:, 0, 1] * found[:, 1, 0]
     assert largest_gap(once, lambda x: (x + 1) / 2) < 1.95
     two = np.array([r.rotate(np.eye(2), key)[0] for key in keys(3000)])
-    assert (
-        largest_gap(np.arctan2(two[:, 1], two[:, 0]), lambda a: (a + math.pi) / (2 * math.pi))
-        < 1.95
-    )
+    seen = largest_gap(np.arctan2(two[:, 1], two[:, 0]), lambda a: (a + math.pi) / (2 * math.pi))
+    assert seen < 1.95
 
 
 def test_gaussians_are_gaussian():
@@ -198,12 +193,9 @@ def test_gaussians_are_gaussian():
 
 
 def test_the_logarithm_is_one():
-    values = np.concatenate(
-        [
-            np.random.default_rng(0).random(10_000),
-            [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476],
-        ]
-    )
+    values = np.concatenate([
+        np.random.default_rng(0).random(10_000), [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476],
+    ])  # fmt: skip
     exact = np.array([math.log(v) for v in values])
     assert (np.abs(r._logarithm(values) - exact) <= 4e-16 * np.maximum(1, np.abs(exact))).all()
 
@@ -216,18 +208,9 @@ def test_folding_adds_each_number_once(numbers):
 
 
 def test_each_use_has_a_key_of_its_own():
-    uses = {
-        (2, "j", 3, 0, "rows", 1),
-        (1, "j", 3, 0, "rows", 1),
-        (2, "k", 3, 0, "rows", 1),
-        (2, "j", 4, 0, "rows", 1),
-    }
-    uses |= {
-        (2, "j", 3, 1, "rows", 1),
-        (2, "j", 3, 0, "cols", 1),
-        (2, "j", 3, 0, "rows", 2),
-        (2, "jr", 3, 0, "ows", 1),
-    }
+    base, other = (2, "j", 3, 0, "rows", 1), (1, "k", 4, 1, "cols", 2)
+    uses = {base, (2, "jr", 3, 0, "ows", 1)}
+    uses |= {(*base[:at], other[at], *base[at + 1 :]) for at in range(6)}
     made = {r.Use(*use).key(group_key) for use in uses for group_key in (KEY, bytes(32))}
     assert len(made) == 2 * len(uses)
     assert all(len(key) == 32 for key in made)
@@ -264,9 +247,8 @@ def test_a_rotation_is_used_for_one_attempt():
             with pytest.raises(RefusedError) as caught:
                 memory.used(round_number, attempt, vectors)
             assert (caught.value.peer, caught.value.code) == ("coordinator", "ATTEMPT")
-    assert memory.used(3, 2, other).used(4, 0, one) == r.RotationMemory(
-        round=4, attempt=0, vectors=one
-    )
+    found = memory.used(3, 2, other).used(4, 0, one)
+    assert found == r.RotationMemory(round=4, attempt=0, vectors=one)
 
 
 def test_the_same_vectors_are_rotated_again_for_their_attempt_and_no_others():
@@ -292,11 +274,9 @@ def test_what_an_upload_of_rotated_vectors_is_bound_to():
 
 def test_wrong_calls_are_told():
     for vectors, key in (
-        (np.zeros(3), KEY),
-        (np.zeros((2, 3), np.float32), KEY),
-        (np.zeros((2, 0)), KEY),
+        (np.zeros(3), KEY), (np.zeros((2, 3), np.float32), KEY), (np.zeros((2, 0)), KEY),
         (np.zeros((2, 3)), KEY[:31]),
-    ):
+    ):  # fmt: skip
         with pytest.raises(LocalError):
             r.rotate(vectors, key)
 

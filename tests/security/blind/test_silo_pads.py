@@ -9,13 +9,7 @@ from support.secure_sums import GROUP_KEY, frame, group, names
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.silo_pads import silo_pad, silo_pads
-from staddle.security.secagg.masked_sum import (
-    Accumulator,
-    GroupValues,
-    check_group_values,
-    masked_chunks,
-    unpad,
-)
+from staddle.security.secagg import masked_sum as m
 from staddle.security.secagg.spec import specify
 
 SILOS = names(4)
@@ -26,19 +20,19 @@ GROUPS = (
 )
 SPEC = specify(frame(groups=GROUPS, tagged=True), SILOS, 0)
 VALUES = {
-    silo: [GroupValues(np.random.default_rng(n).uniform(-1, 1, own.elements)) for own in GROUPS]
+    silo: [m.GroupValues(np.random.default_rng(n).uniform(-1, 1, own.elements)) for own in GROUPS]
     for n, silo in enumerate(SILOS)
 }
 
 
 def opened(survivors=SILOS, pads=silo_pads, spec=SPEC):
     """The integers of each group as the coordinator has them, once all masks are off."""
-    accumulator = Accumulator(spec)
+    accumulator = m.Accumulator(spec)
     for silo in survivors:
-        check_group_values(spec, VALUES[silo])
+        m.check_group_values(spec, VALUES[silo])
         own = pads(spec, silo, GROUP_KEY)
         accumulator.add(
-            words.tobytes() for words in masked_chunks(spec, silo, VALUES[silo], (), None, own)
+            words.tobytes() for words in m.masked_chunks(spec, silo, VALUES[silo], (), None, own)
         )
     accumulator.open((), survivors)  # canaries have no pads
     return [
@@ -65,7 +59,7 @@ def test_what_is_padded_is_noise_and_comes_back_with_the_pads_of_the_survivors(s
     for index in (0, 1):
         assert related(found[index], wanted[index]) < 5
         words = found[index].copy()
-        unpad(
+        m.unpad(
             index,
             words,
             [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in survivors],
@@ -76,7 +70,7 @@ def test_what_is_padded_is_noise_and_comes_back_with_the_pads_of_the_survivors(s
 @pytest.mark.parametrize("wrong", [SILOS[:3], (*SILOS, "silo-99"), SILOS[1:] + SILOS[1:2]])
 def test_the_pads_of_others_than_the_survivors_leave_noise(wrong):
     (words, *_), (wanted, *_) = opened(), plain()
-    unpad(0, words, [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in wrong])
+    m.unpad(0, words, [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in wrong])
     assert related(words, wanted) < 5
 
 
@@ -90,7 +84,7 @@ def test_a_pad_is_of_one_silo_key_and_attempt_and_each_group_has_its_own_stream(
     assert silo_pads(SPEC, SILOS[0], GROUP_KEY) == {0: pads[0], 1: pads[0]}
     streams = [np.zeros(200, "<u8") for _ in range(2)]
     for index, words in enumerate(streams):
-        unpad(index, words, pads[:1])
+        m.unpad(index, words, pads[:1])
     assert not set(streams[0].tolist()) & set(streams[1].tolist())
 
 
@@ -101,9 +95,8 @@ def test_the_key_of_a_pad_is_known():
     info = b"".join(
         len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"\x01", b"silo-00")
     )
-    assert silo_pad(GROUP_KEY, ctx, "silo-00", 1) == Term(
-        hmac.digest(extracted, info + b"\x01", "sha256")
-    )
+    found = silo_pad(GROUP_KEY, ctx, "silo-00", 1)
+    assert found == Term(hmac.digest(extracted, info + b"\x01", "sha256"))
 
 
 def test_words_that_silos_alone_read_never_leave_without_their_pads():

@@ -61,13 +61,8 @@ def test_more_than_the_limit_is_refused_and_nothing_is_written(tmp_path):
     with opened(tmp_path, limit="2") as budget:
         reserve(budget)
         size = budget.head().size
-        with pytest.raises(
-            ExhaustedError,
-            match=(
-                r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its"
-                r" \[dataset\.cxr\]"
-            ),
-        ):
+        why = r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its \["
+        with pytest.raises(ExhaustedError, match=why + r"dataset\.cxr\]"):
             reserve(budget, 1, MechanismSteps(sigma="1.1", q="0.02", steps=5000))
         with pytest.raises(ExhaustedError, match="to inf"):
             reserve(budget, 1, MechanismSteps(sigma="0", q="0.02", steps=1))
@@ -236,7 +231,7 @@ def test_an_altered_record_is_refused(tmp_path):
 
 # Crashes. What was promised is a reservation that came back.
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def scenario(folder, promise):
@@ -263,13 +258,14 @@ def calls_of(folder, monkeypatch):
     with monkeypatch.context() as patch:
         calls = Calls(patch)
         scenario(folder, lambda _: None)
-    return len(calls.made)
+    return calls.made
 
 
 @pytest.mark.parametrize("how", ["before", "after", "torn"])
 def test_killed_at_any_call_nothing_spent_is_forgotten(tmp_path, monkeypatch, how):
-    total = calls_of(tmp_path / "whole", monkeypatch)
-    for nth in range(1, total + 1):
+    for nth, name in enumerate(calls_of(tmp_path / "whole", monkeypatch), 1):
+        if how == "torn" and name != "write":
+            continue  # it dies before the call, as above
         place = tmp_path / f"{nth}"
         promised = killed(place, nth, how, scenario)
         assert promised is not None
@@ -279,8 +275,7 @@ def test_killed_at_any_call_nothing_spent_is_forgotten(tmp_path, monkeypatch, ho
 
 @pytest.mark.parametrize("fault", [failing(28), short], ids=["ENOSPC", "short"])
 def test_a_full_disk_ends_spending(tmp_path, monkeypatch, fault):
-    total = calls_of(tmp_path / "whole", monkeypatch)
-    for nth in range(1, total + 1):
+    for nth in range(1, len(calls_of(tmp_path / "whole", monkeypatch)) + 1):
         place, promised = tmp_path / f"{nth}", [0]
         with monkeypatch.context() as patch:
             Calls(patch, nth, fault)
@@ -316,12 +311,8 @@ def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp
             case "reserve":
                 steps = data.draw(st.integers(1, 400))
                 try:
-                    waiting.append(
-                        (
-                            reserve(budget, 0, MechanismSteps(sigma="1.1", q="0.02", steps=steps)),
-                            steps,
-                        )
-                    )
+                    asked = MechanismSteps(sigma="1.1", q="0.02", steps=steps)
+                    waiting.append((reserve(budget, 0, asked), steps))
                     total += steps
                 except ExhaustedError:
                     assert cost(Event("1.1", "0.02", total + steps)) > 1.5

@@ -97,7 +97,4 @@ def test_noise_that_costs_too_much_is_told_with_what_would_do():
 def test_groups_come_in_their_order():
     assert {
         key: len(group) for key, group in by_purpose([STATISTICS, HISTOGRAM, STATISTICS]).items()
-    } == {
-        "statistics": 2,
-        "histogram": 1,
-    }
+    } == {"statistics": 2, "histogram": 1}

@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -14,52 +13,46 @@ from staddle.security.dp.prv import PrvLimits, Question
 from staddle.security.dp.rdp import Event, cost
 
 DELTA = 1e-5
-PATIENT = PrvLimits(seconds=150)  # where a machine has other things to do
-JOB = (Event("1", "0.05", 1000), Event("10.0", "1", 1), Event("20", "1.0", 20))
+# where a machine has other things to do, and with less memory than many steps take
+LIMITS = PrvLimits(seconds=150, memory=150 << 20)
+JOB = (Event("1", "0.05", 200), Event("10.0", "1", 1), Event("20", "1.0", 20))
 
 
 def oracle(events, delta):
     """Of a record that is added and of one that is taken away, the worse."""
-    accountant = PLDAccountant()
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
     for one in events:
         event = PoissonSampledDpEvent(float(one.q), GaussianDpEvent(float(one.sigma)))
         accountant.compose(SelfComposedDpEvent(event, one.steps))
     return accountant.get_epsilon(delta)
 
 
-def test_it_lies_between_the_oracle_and_what_is_enforced():
-    """All that has an answer at once: one process answers all questions."""
-    given = [
-        Question(JOB, DELTA),
-        Question((Event("0.8", "0.01", 30),), 1e-8),
-        Question((Event("100", "1", 1),), DELTA),
-    ]
-    extreme = [
-        Question((), DELTA),
-        Question((Event("1", "1", 0),), DELTA),
-        Question((Event("0", "1", 1),), DELTA),
-    ]
-    many = Question(tuple(Event(f"1.{n}", "0.05", 1) for n in range(9)), DELTA)
-    *found, nothing, no_steps, no_noise, too_many, tiny = so.opinions(
-        [*given, *extreme, many, Question(JOB, 1e-12)], PATIENT
-    )
-    for question, answer in zip(given, found, strict=True):
-        enforced = cost(question.events, question.delta)
-        assert oracle(question.events, question.delta) <= answer <= enforced, question
+GIVEN = [(JOB, DELTA), ((Event("0.8", "0.01", 30),), 1e-8), ((Event("100", "1", 1),), DELTA)]
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """One process answers all questions."""
+    extreme = [((), DELTA), ((Event("1", "1", 0),), DELTA), ((Event("0", "1", 1),), DELTA)]
+    many = (tuple(Event(f"1.{n}", "0.05", 1) for n in range(9)), DELTA)
+    large = ((Event("1", "0.0128", 39_000),), DELTA)
+    asked = (*GIVEN, *extreme, many, (JOB, 1e-12), large)
+    return so.opinions([Question(*each) for each in asked], LIMITS)
+
+
+def test_it_lies_between_the_oracle_and_what_is_enforced(answers):
+    """All that has an answer at once."""
+    *found, nothing, no_steps, no_noise, too_many, tiny, _ = answers
+    for (events, delta), answer in zip(GIVEN, found, strict=True):
+        assert oracle(events, delta) <= answer <= cost(events, delta), events
     assert found[0] < 0.97 * cost(JOB, DELTA)
     assert (nothing, no_steps, no_noise, too_many, tiny) == (0, 0, math.inf, None, None)
-    assert [so.told(each) for each in (None, 1.00001, math.inf)] == [
-        "not within its limits",
-        "1.0001",
-        "inf",
-    ]
+    seen = [so.told(each) for each in (None, 1.00001, math.inf)]
+    assert seen == ["not within its limits", "1.0001", "inf"]
 
 
-def test_no_answer_takes_more_memory_than_its_limit():
-    assert (
-        so.opinion([Event("1", "0.0128", 39_000)], DELTA, replace(PATIENT, memory=150 << 20))
-        is None
-    )
+def test_no_answer_takes_more_memory_than_its_limit(answers):
+    assert answers[-1] is None
 
 
 @pytest.fixture
@@ -77,20 +70,17 @@ def answering(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("print('3.000000000000'); print('4.000000000000')", [3.0, 4.0]),
-        ("print('3.000000000000')", [3.0, None]),
-        ("print('3.000000000000\\n4.0000', end='')", [3.0, None]),
-        ("print('3.000000000000', flush=True); import time; time.sleep(60)", [3.0, None]),
-        ("print('none\\n4.000000000000')", [None, 4.0]),
-        ("print('nan\\n-1.000000000000')", [None, None]),
-        ("print('1e9\\n99999.000000000000')", [None, pytest.approx(cost(JOB, DELTA))]),
-        ("raise SystemExit(1)", [None, None]),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", [None, None]),
-    ],
-)
+@pytest.mark.parametrize(("code", "expected"), [
+    ("print('3.000000000000'); print('4.000000000000')", [3.0, 4.0]),
+    ("print('3.000000000000')", [3.0, None]),
+    ("print('3.000000000000\\n4.0000', end='')", [3.0, None]),
+    ("print('3.000000000000', flush=True); import time; time.sleep(60)", [3.0, None]),
+    ("print('none\\n4.000000000000')", [None, 4.0]),
+    ("print('nan\\n-1.000000000000')", [None, None]),
+    ("print('1e9\\n99999.000000000000')", [None, pytest.approx(cost(JOB, DELTA))]),
+    ("raise SystemExit(1)", [None, None]),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", [None, None]),
+])  # fmt: skip
 def test_what_it_says_is_read_strictly(answering, code, expected):
     assert answering(code) == expected
 

@@ -6,9 +6,8 @@ from staddle.security.identity.domains import framed
 
 
 def test_bytes_are_those_of_the_docstring():
-    assert framed(b"ab", b"x", b"").hex(" ", 8) == bytes.fromhex(
-        "000000000000000261620000000000000001780000000000000000"
-    ).hex(" ", 8)
+    wanted = bytes.fromhex("000000000000000261620000000000000001780000000000000000").hex(" ", 8)
+    assert framed(b"ab", b"x", b"").hex(" ", 8) == wanted
 
 
 @given(
@@ -25,7 +24,6 @@ def test_moving_a_border_changes_the_bytes():
 
 
 def test_labels_differ():
-    assert len(domains.SIGNED) == 17
-    assert len(domains.HASHED) == 28
+    assert (len(domains.SIGNED), len(domains.HASHED)) == (17, 28)
     assert len({*domains.SIGNED, *domains.HASHED}) == 45
     assert all(label.startswith(b"staddle/") for label in (*domains.SIGNED, *domains.HASHED))

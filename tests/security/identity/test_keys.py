@@ -12,24 +12,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, validate
 from staddle.security.identity import certificate
+from staddle.security.identity import keys as k
 from staddle.security.identity.certificate import check_certificate, self_signed, subject_key
 from staddle.security.identity.domains import ENTRY, ROSTER, framed
-from staddle.security.identity.keys import (
-    Role,
-    RosterEntry,
-    create_keys,
-    entry_payload,
-    fingerprint,
-    load_entry,
-    load_keys,
-)
 
 PRIVATE = ("tls.key", "protocol.key", "log.key", "exchange.key")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    create_keys(tmp_path / "a", "hospital-a", Role.SILO, "General Hospital")
+    k.create_keys(tmp_path / "a", "hospital-a", k.Role.SILO, "General Hospital")
     return tmp_path / "a"
 
 
@@ -37,7 +29,7 @@ def resigned(folder, **changes):
     """Changed and signed again by its own protocol key: only checks on content can refuse it."""
     document = {**json.loads((folder / "entry.json").read_bytes()), **changes}
     key = load_pem_private_key((folder / "protocol.key").read_bytes(), None)
-    document["signature"] = key.sign(framed(ENTRY, entry_payload(document))).hex()
+    document["signature"] = key.sign(framed(ENTRY, k.entry_payload(document))).hex()
     return document
 
 
@@ -45,8 +37,8 @@ def test_folder_is_private_and_loads(folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in PRIVATE:
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-    keys = load_keys(folder)
-    assert keys.entry == load_entry(folder / "entry.json")
+    keys = k.load_keys(folder)
+    assert keys.entry == k.load_entry(folder / "entry.json")
     assert keys.entry.host_operator == "General Hospital"
     signature = keys.sign(ROSTER, b"payload")
     assert keys.entry.has_signed(ROSTER, b"payload", signature)
@@ -56,7 +48,7 @@ def test_folder_is_private_and_loads(folder):
 
 
 def test_printing_keys_shows_no_secret(folder):
-    shown = repr(load_keys(folder))
+    shown = repr(k.load_keys(folder))
     assert "PRIVATE" not in shown
     assert "object at" not in shown
 
@@ -75,18 +67,18 @@ def test_certificate_is_what_the_design_says(folder):
 def test_readable_private_key_is_refused(folder, name):
     (folder / name).chmod(0o640)
     with pytest.raises(LocalError, match=rf"{name}: mode 0640 .*run: chmod 600 "):
-        load_keys(folder)
+        k.load_keys(folder)
 
 
 def test_keys_of_another_folder_are_refused(folder, tmp_path):
-    create_keys(tmp_path / "b", "hospital-b", Role.SILO, "B")
+    k.create_keys(tmp_path / "b", "hospital-b", k.Role.SILO, "B")
     for name in (*PRIVATE, "tls.crt"):
         mine = (folder / name).read_bytes()
         (folder / name).write_bytes((tmp_path / "b" / name).read_bytes())
         with pytest.raises(LocalError, match=f"{name}: is not the one in entry.json"):
-            load_keys(folder)
+            k.load_keys(folder)
         (folder / name).write_bytes(mine)
-    load_keys(folder)
+    k.load_keys(folder)
 
 
 def test_broken_and_swapped_key_files_are_refused(folder):
@@ -98,16 +90,16 @@ def test_broken_and_swapped_key_files_are_refused(folder):
     ]:
         (folder / "log.key").write_bytes(bad)
         with pytest.raises(LocalError, match=f"log.key: .*{said}"):
-            load_keys(folder)
+            k.load_keys(folder)
     (folder / "log.key").unlink()
     with pytest.raises(LocalError, match=r"log.key: cannot read it"):
-        load_keys(folder)
+        k.load_keys(folder)
 
 
 def test_folder_with_files_is_never_written_into(folder):
     before = (folder / "tls.key").read_bytes()
     with pytest.raises(LocalError, match="holds files already"):
-        create_keys(folder, "hospital-a", Role.SILO, "General Hospital")
+        k.create_keys(folder, "hospital-a", k.Role.SILO, "General Hospital")
     assert (folder / "tls.key").read_bytes() == before
 
 
@@ -123,7 +115,7 @@ BAD_IDS = ["", "A", "a/b", "../x", "a" * 65, "a\n", "ä"]
 )
 def test_bad_ids_and_names_are_refused_before_anything_is_made(tmp_path, member, organisation, why):
     with pytest.raises(LocalError, match=why):
-        create_keys(tmp_path / "x", member, Role.SILO, organisation)
+        k.create_keys(tmp_path / "x", member, k.Role.SILO, organisation)
     assert not (tmp_path / "x").exists()
 
 
@@ -132,45 +124,45 @@ def test_every_changed_field_breaks_the_signature(folder, tmp_path):
     other = {"id": "hospital-b", "role": "coordinator", "organisation": "x", "log_key": "0" * 64}
     for name, value in other.items():
         with pytest.raises(LocalError, match=r"signature|certificate"):
-            validate({**good, name: value}, RosterEntry, "e")
+            validate({**good, name: value}, k.RosterEntry, "e")
     flipped = ("0" if good["signature"][0] != "0" else "1") + good["signature"][1:]
     with pytest.raises(LocalError, match="signature of entry 'hospital-a' does not fit"):
-        validate({**good, "signature": flipped}, RosterEntry, "e")
+        validate({**good, "signature": flipped}, k.RosterEntry, "e")
 
 
 def test_step_1_certificate_must_be_the_members_own(folder):
     other = self_signed("hospital-b", ec.generate_private_key(ec.SECP256R1()))
     document = resigned(folder, certificate=other, spki_sha256="0" * 64)
     with pytest.raises(LocalError, match=r"not for the one name 'hospital-a\.staddle'"):
-        validate(document, RosterEntry, "e")
+        validate(document, k.RosterEntry, "e")
 
 
 def test_step_2_fingerprint_must_be_the_certificates(folder):
     with pytest.raises(LocalError, match=r"spki_sha256 0000.* is not that of the certificate"):
-        validate(resigned(folder, spki_sha256="0" * 64), RosterEntry, "e")
+        validate(resigned(folder, spki_sha256="0" * 64), k.RosterEntry, "e")
 
 
 def test_step_3_keys_must_be_usable_and_separate(folder):
     with pytest.raises(LocalError, match="low order"):
-        validate(resigned(folder, exchange_key="01" + "00" * 31), RosterEntry, "e")
+        validate(resigned(folder, exchange_key="01" + "00" * 31), k.RosterEntry, "e")
     good = json.loads((folder / "entry.json").read_bytes())
     with pytest.raises(LocalError, match="are the same key"):
-        validate(resigned(folder, log_key=good["protocol_key"]), RosterEntry, "e")
+        validate(resigned(folder, log_key=good["protocol_key"]), k.RosterEntry, "e")
 
 
 def test_step_4_another_key_cannot_sign_the_entry(folder):
     document = resigned(folder)
-    signature = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, entry_payload(document)))
+    signature = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, k.entry_payload(document)))
     document["signature"] = signature.hex()
     with pytest.raises(LocalError, match="signature of entry"):
-        validate(document, RosterEntry, "e")
+        validate(document, k.RosterEntry, "e")
 
 
 def test_hand_edited_entry_file_is_refused(folder):
     path = folder / "entry.json"
     path.write_bytes(json.dumps(json.loads(path.read_bytes()), indent=1).encode())
     with pytest.raises(LocalError, match="not canonical"):
-        load_entry(path)
+        k.load_entry(path)
 
 
 def made(key, *, extensions=(), signer=None, digest=None):
@@ -196,21 +188,17 @@ def test_certificate_steps():
         "(1) not readable": ("nonsense", "not readable"),
         "(1) two in one": (good + made(other, extensions=[end, san]), "more than one"),
         "(1) text around": ("x\n" + good, "more than one"),
-        "(2) curve": (
-            made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]),
-            "not P-256",
-        ),
+        "(2) curve": (made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]),
+            "not P-256"),
         "(3) signer": (made(key, extensions=[end, san], signer=other), "not signed by its own"),
-        "(4) authority": (
-            made(key, extensions=[(x509.BasicConstraints(True, None), True), san]),
-            "CA:FALSE",
-        ),
+        "(4) authority": (made(key, extensions=[(x509.BasicConstraints(True, None), True), san]),
+            "CA:FALSE"),
         "(4) absent": (made(key, extensions=[san]), "CA:FALSE"),
         "(4) not critical": (made(key, extensions=[(end[0], False), san]), "CA:FALSE"),
         "(5) absent": (made(key, extensions=[end]), "one name"),
         "(5) two names": (made(key, extensions=[end, (two, False)]), "one name"),
         "(6) more": (made(key, extensions=[end, san, usage]), "beyond"),
-    }
+    }  # fmt: skip
     for pem, said in bad.values():
         with pytest.raises(ValueError, match=said):
             check_certificate("a", pem)
@@ -242,10 +230,10 @@ def test_certificate_has_one_spelling_of_its_signature():
 
 
 def test_fingerprints(folder):
-    assert fingerprint(b"") == "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
-    entry = load_entry(folder / "entry.json")
-    assert entry.tls_fingerprint == fingerprint(subject_key(entry.certificate))
-    assert entry.protocol_fingerprint == fingerprint(bytes.fromhex(entry.protocol_key))
+    assert k.fingerprint(b"") == "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
+    entry = k.load_entry(folder / "entry.json")
+    assert entry.tls_fingerprint == k.fingerprint(subject_key(entry.certificate))
+    assert entry.protocol_fingerprint == k.fingerprint(bytes.fromhex(entry.protocol_key))
 
 
 def test_entry_file_is_one_canonical_line(folder):

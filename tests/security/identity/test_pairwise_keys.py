@@ -12,23 +12,19 @@ CTX = b"c" * 32
 A, B = bytes(range(32)), bytes(range(32, 64))
 # the points of curve25519 with which every key gives zero; non-canonical spellings of them too
 LOW_ORDER = [
-    "00" * 32,
-    "01" + "00" * 31,
-    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
     "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
     "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-]
+]  # fmt: skip
 
 
 def test_x25519_as_in_rfc_7748_section_6_1():
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-    assert (
-        pairwise_keys.public_key(alice).hex()
-        == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
-    )
+    found = pairwise_keys.public_key(alice).hex()
+    assert found == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
     assert pairwise_keys.agree(alice, pairwise_keys.public_key(bob), "bob").hex() == shared
 
@@ -57,35 +53,19 @@ def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
     for turn in range(1000):
         scalar, point = pairwise_keys.agree(scalar, point, "bob"), scalar
         if not turn:
-            assert (
-                scalar.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
-            )
+            found = scalar.hex()
+            assert found == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
     assert scalar.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
 
-@pytest.mark.parametrize(
-    ("secret", "salt", "info", "found"),
-    [
-        (
-            bytes([0x0B] * 22),
-            bytes(range(13)),
-            bytes(range(0xF0, 0xFA)),
-            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf",
-        ),
-        (
-            bytes(range(80)),
-            bytes(range(0x60, 0xB0)),
-            bytes(range(0xB0, 0x100)),
-            "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c",
-        ),
-        (
-            bytes([0x0B] * 22),
-            b"",
-            b"",
-            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("secret", "salt", "info", "found"), [
+    (bytes([0x0B] * 22), bytes(range(13)), bytes(range(0xF0, 0xFA)),
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"),
+    (bytes(range(80)), bytes(range(0x60, 0xB0)), bytes(range(0xB0, 0x100)),
+        "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c"),
+    (bytes([0x0B] * 22), b"", b"",
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"),
+])  # fmt: skip
 def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
     """The first 32 bytes: those that follow change none of them."""
     assert pairwise_keys.derive(secret, salt, info).hex() == found
@@ -110,9 +90,8 @@ def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
 
 def test_a_seal_is_that_of_the_docstring():
     more = framed(b"staddle/secagg/seal/1", CTX, b"a", b"b")
-    assert pairwise_keys.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(
-        bytes(12), b"share", more
-    )
+    found = pairwise_keys.seal(A, CTX, "a", "b", b"share")
+    assert found == ChaCha20Poly1305(A).encrypt(bytes(12), b"share", more)
 
 
 def test_both_sides_agree_and_nobody_else():
@@ -131,43 +110,32 @@ def test_a_key_that_gives_zero_or_is_none_is_refused(point):
 def test_each_use_and_each_field_gives_another_key():
     h = b"h" * 32
     keys = [
-        pairwise_keys.seal_key(A, CTX, "a", "b"),
-        pairwise_keys.seal_key(A, CTX, "b", "a"),
-        pairwise_keys.seal_key(A, b"d" * 32, "a", "b"),
-        pairwise_keys.seal_key(B, CTX, "a", "b"),
+        pairwise_keys.seal_key(A, CTX, "a", "b"), pairwise_keys.seal_key(A, CTX, "b", "a"),
+        pairwise_keys.seal_key(A, b"d" * 32, "a", "b"), pairwise_keys.seal_key(B, CTX, "a", "b"),
         pairwise_keys.pair_key(A, CTX, "a", "b", 1, h),
         pairwise_keys.pair_key(B, CTX, "a", "b", 1, h),
         pairwise_keys.pair_key(A, b"d" * 32, "a", "b", 1, h),
         pairwise_keys.pair_key(A, CTX, "a", "c", 1, h),
         pairwise_keys.pair_key(A, CTX, "a", "b", 2, h),
         pairwise_keys.pair_key(A, CTX, "a", "b", 1, b"i" * 32),
-        pairwise_keys.self_key(A, CTX, "a", 1, h),
-        pairwise_keys.self_key(B, CTX, "a", 1, h),
-        pairwise_keys.self_key(A, b"d" * 32, "a", 1, h),
-        pairwise_keys.self_key(A, CTX, "b", 1, h),
+        pairwise_keys.self_key(A, CTX, "a", 1, h), pairwise_keys.self_key(B, CTX, "a", 1, h),
+        pairwise_keys.self_key(A, b"d" * 32, "a", 1, h), pairwise_keys.self_key(A, CTX, "b", 1, h),
         pairwise_keys.self_key(A, CTX, "a", 2, h),
         pairwise_keys.self_key(A, CTX, "a", 1, b"i" * 32),
-    ]
+    ]  # fmt: skip
     assert len(set(keys)) == len(keys)
-    assert pairwise_keys.pair_key(A, CTX, "b", "a", 1, h) == pairwise_keys.pair_key(
-        A, CTX, "a", "b", 1, h
-    )
+    found = pairwise_keys.pair_key(A, CTX, "b", "a", 1, h)
+    assert found == pairwise_keys.pair_key(A, CTX, "a", "b", 1, h)
 
 
 def test_keys_are_those_of_the_docstring():
     h = b"h" * 32
-    assert (
-        pairwise_keys.seal_key(A, CTX, "a", "b").hex()
-        == "07d1944e22e4f8f80e4c09bdb1dc00695fae13e0235abcd0892eac87f0ff9a56"
-    )
-    assert (
-        pairwise_keys.pair_key(A, CTX, "a", "b", 1, h).hex()
-        == "4aca540ce3f13a1311bc0aae493da603577d5fbdb7efa3abda16dc050f3a4a49"
-    )
-    assert (
-        pairwise_keys.self_key(A, CTX, "a", 1, h).hex()
-        == "e5e0cf9c772a905c0ec58d6b4d8611fc1362ef61d0de7cd9ceb316a8dca08c63"
-    )
+    found = pairwise_keys.seal_key(A, CTX, "a", "b").hex()
+    assert found == "07d1944e22e4f8f80e4c09bdb1dc00695fae13e0235abcd0892eac87f0ff9a56"
+    seen = pairwise_keys.pair_key(A, CTX, "a", "b", 1, h).hex()
+    assert seen == "4aca540ce3f13a1311bc0aae493da603577d5fbdb7efa3abda16dc050f3a4a49"
+    shown = pairwise_keys.self_key(A, CTX, "a", 1, h).hex()
+    assert shown == "e5e0cf9c772a905c0ec58d6b4d8611fc1362ef61d0de7cd9ceb316a8dca08c63"
 
 
 @settings(deadline=None)
@@ -178,16 +146,10 @@ def test_what_is_sealed_opens(plain):
     assert pairwise_keys.unseal(A, CTX, "a", "b", sealed) == plain
 
 
-@pytest.mark.parametrize(
-    ("key", "ctx", "sender", "receiver"),
-    [
-        (B, CTX, "a", "b"),
-        (A, b"d" * 32, "a", "b"),
-        (A, CTX, "c", "b"),
-        (A, CTX, "a", "c"),
-        (A, CTX, "b", "a"),
-    ],
-)
+@pytest.mark.parametrize(("key", "ctx", "sender", "receiver"), [
+    (B, CTX, "a", "b"), (A, b"d" * 32, "a", "b"), (A, CTX, "c", "b"), (A, CTX, "a", "c"),
+    (A, CTX, "b", "a"),
+])  # fmt: skip
 def test_what_is_sealed_opens_nowhere_else(key, ctx, sender, receiver):
     sealed = pairwise_keys.seal(A, CTX, "a", "b", b"share")
     with pytest.raises(RefusedError) as caught:

@@ -13,14 +13,9 @@ from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry
 from staddle.security.identity.roster import Pins, Roster
 
 MEMBERS = {
-    "coordinator": Role.COORDINATOR,
-    "f1": Role.FOUNDER,
-    "f2": Role.FOUNDER,
-    "f3": Role.FOUNDER,
-    "operator-1": Role.OPERATOR,
-    "silo-a": Role.SILO,
-    "silo-b": Role.SILO,
-}
+    "coordinator": Role.COORDINATOR, "f1": Role.FOUNDER, "f2": Role.FOUNDER, "f3": Role.FOUNDER,
+    "operator-1": Role.OPERATOR, "silo-a": Role.SILO, "silo-b": Role.SILO,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -223,15 +218,12 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
         rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
     for named, least, said in (
-        (
-            ("f1", "f2", "f3"),
-            0,
-            "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold",
-        ),
+        (("f1", "f2", "f3"), 0,
+            "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold"),
         (("f1",), 0, "asks for the signatures of 2 founders; name as many with --founder, not 1"),
         (("f1", "f1"), 1, "name as many with --founder, not 1"),
         (("f1", "f3"), 1, "needs signatures by 2 pinned founders; signed: f1; missing: f3"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(LocalError, match=said):
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):

@@ -17,11 +17,8 @@ def fed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     keys = {}
     for member, role in [
-        ("f", Role.FOUNDER),
-        ("c", Role.COORDINATOR),
-        ("op", Role.OPERATOR),
-        ("s", Role.SILO),
-    ]:
+        ("f", Role.FOUNDER), ("c", Role.COORDINATOR), ("op", Role.OPERATOR), ("s", Role.SILO),
+    ]:  # fmt: skip
         create_keys(folder / member, member, role, "o")
         keys[member] = load_keys(folder / member)
     roster = rosters.new("lung", [keys["f"].entry], 1)
@@ -42,13 +39,9 @@ def test_signed_document_comes_back_through_bytes(fed):
 def test_step_1_what_is_no_envelope(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     for bad in [
-        None,
-        [],
-        {},
-        {**signed, "extra": 1},
-        {**signed, "signature": "00"},
+        None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"},
         {**signed, "document": []},
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(LocalError, match=r"^signed document: "):
             check(fed, bad)
 

@@ -1,19 +1,7 @@
 """The coordinator's ledger: durable, one chain over restarts, heads that silos hold."""
 
 import pytest
-from support.ledgers import (
-    FEDERATION,
-    HASH,
-    KEY,
-    OTHER_KEY,
-    payload,
-    signer,
-    stored,
-    write_delivered,
-    write_refused,
-    write_serving,
-    write_stop,
-)
+from support import ledgers as book
 
 from staddle.errors import LocalError, ProofError
 from staddle.security.ledger import audit
@@ -26,33 +14,27 @@ from staddle.security.log.merkle import EMPTY_ROOT
 from staddle.security.log.tree_head import TreeHead
 
 RECEIVED = Received(
-    silo="silo-a",
-    job="j1",
-    job_digest=HASH,
-    round=3,
-    message=payload(),
-    ledger_seq=4,
-    ledger_leaf=HASH,
-    checkpoint=bytes(signer().sign(0, EMPTY_ROOT)).decode(),
+    silo="silo-a", job="j1", job_digest=book.HASH, round=3, message=book.payload(), ledger_seq=4,
+    ledger_leaf=book.HASH, checkpoint=bytes(book.signer().sign(0, EMPTY_ROOT)).decode(),
     receipt="5c" * 64,
-)
-PUBLIC = Signer.of(FEDERATION, "coordinator", OTHER_KEY).public
+)  # fmt: skip
+PUBLIC = Signer.of(book.FEDERATION, "coordinator", book.OTHER_KEY).public
 
 
-def opened(folder, key=OTHER_KEY):
-    return ReceivingLedger.open(folder, "coordinator", FEDERATION, key)
+def opened(folder, key=book.OTHER_KEY):
+    return ReceivingLedger.open(folder, "coordinator", book.FEDERATION, key)
 
 
 def test_records_of_two_lives_are_one_verified_ledger(tmp_path):
     for _ in range(2):
         with opened(tmp_path) as ledger:
-            write_serving(ledger, "coordinator", "staddle", HASH)
+            book.write_serving(ledger, "coordinator", "staddle", book.HASH)
             ledger.seal(RECEIVED)
-            write_delivered(ledger, "silo-a", "j1", HASH, 3, payload())
-            write_refused(ledger, "silo-a", signer().sign(0, EMPTY_ROOT), "w" * 5000)
-            write_stop(ledger, "asked to stop")
+            book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.payload())
+            book.write_refused(ledger, "silo-a", book.signer().sign(0, EMPTY_ROOT), "w" * 5000)
+            book.write_stop(ledger, "asked to stop")
     kinds = ["serving", "received", "delivered", "head.refused", "stop"]
-    assert [record["type"] for record in stored(tmp_path)] == kinds * 2
+    assert [record["type"] for record in book.stored(tmp_path)] == kinds * 2
     found = audit.verify(tmp_path, key=PUBLIC)
     assert found.ok, found.problems
     assert found.signed
@@ -77,7 +59,7 @@ def test_a_ledger_of_another_key_or_a_broken_one_is_refused(tmp_path):
     with opened(tmp_path) as ledger:
         ledger.seal(RECEIVED)
     with pytest.raises(LocalError, match="signed by none"):
-        opened(tmp_path, KEY)
+        opened(tmp_path, book.KEY)
     path = next(tmp_path.glob("seg-*.jsonl"))
     path.write_bytes(path.read_bytes().replace(b'"round":3', b'"round":4'))
     with pytest.raises(LocalError):

@@ -1,23 +1,7 @@
 """The one fold of a ledger: what its records say of messages and sessions, put together."""
 
 import pytest
-from support.ledgers import (
-    DIGESTS,
-    HASH,
-    PEER,
-    end_sum,
-    intend,
-    open_ledger,
-    payload,
-    protocol,
-    send,
-    spend,
-    write_control_close,
-    write_control_open,
-    write_digest,
-    write_outcome,
-    write_start,
-)
+from support import ledgers as book
 
 from staddle.security.ledger import messages
 from staddle.security.ledger.records import PrivacyHead, ProtocolMessage, SumEnd
@@ -29,18 +13,18 @@ NEWER = "cd" * 32
 @pytest.fixture
 def folded(tmp_path):
     """Two rosters, a message of each fate, and sessions and protocol messages among them."""
-    with open_ledger(tmp_path) as ledger:
-        write_start(ledger, "staddle", HASH, HASH)
-        first = write_control_open(ledger, "s1", PEER, 100, 1000).seq
-        sent, failed, silent = send(ledger), intend(ledger), intend(ledger)
-        write_digest(ledger, silent, DIGESTS, payload())
-        protocol(ledger, "keys")
-        write_control_close(ledger, first, 8, 512)
-        write_start(ledger, "staddle", NEWER, HASH)
-        running = write_control_open(ledger, "s2", PEER, 10, 100).seq
-        protocol(ledger, "shares")
-        later = send(ledger)
-        write_outcome(ledger, failed, "failed", 3)
+    with book.open_ledger(tmp_path) as ledger:
+        book.write_start(ledger, "staddle", book.HASH, book.HASH)
+        first = book.write_control_open(ledger, "s1", book.PEER, 100, 1000).seq
+        sent, failed, silent = book.send(ledger), book.intend(ledger), book.intend(ledger)
+        book.write_digest(ledger, silent, book.DIGESTS, book.payload())
+        book.protocol(ledger, "keys")
+        book.write_control_close(ledger, first, 8, 512)
+        book.write_start(ledger, "staddle", NEWER, book.HASH)
+        running = book.write_control_open(ledger, "s2", book.PEER, 10, 100).seq
+        book.protocol(ledger, "shares")
+        later = book.send(ledger)
+        book.write_outcome(ledger, failed, "failed", 3)
     seqs = {"sent": sent, "failed": failed, "silent": silent, "later": later}
     return messages.fold(tmp_path), seqs, (first, running)
 
@@ -54,40 +38,36 @@ def test_a_message_is_what_its_three_records_say(folded, tmp_path):
         for message in (found.messages[seq],)
     }
     assert said == {
-        "sent": (True, "sent", "5c1f"),
-        "failed": (False, "failed", None),
-        "silent": (True, "no outcome", None),
-        "later": (True, "sent", "5c1f"),
-    }
+        "sent": (True, "sent", "5c1f"), "failed": (False, "failed", None),
+        "silent": (True, "no outcome", None), "later": (True, "sent", "5c1f"),
+    }  # fmt: skip
     assert list(found.messages) == sorted(seqs.values())
     digest = found.messages[seqs["silent"]].digest
-    assert (digest.leaf, digest.message) == (lines[digest.seq].leaf, payload())
+    assert (digest.leaf, digest.message) == (lines[digest.seq].leaf, book.payload())
     assert lines[digest.seq].record["ref"] == seqs["silent"]
 
 
 def test_a_digest_is_under_the_roster_of_the_start_before_it(folded):
     found, seqs, _ = folded
-    assert found.messages[seqs["sent"]].digest.roster == HASH
+    assert found.messages[seqs["sent"]].digest.roster == book.HASH
     assert found.messages[seqs["later"]].digest.roster == found.roster == NEWER
 
 
 def test_what_is_small_comes_in_the_order_in_which_it_was_over(folded):
     found, _, (first, running) = folded
-    assert [(s.seq, s.totals.bytes, s.totals.assumed) for s in found.sessions.values()] == [
-        (first, 512, 0),
-        (running, 100, 100),
-    ]
+    seen = [(s.seq, s.totals.bytes, s.totals.assumed) for s in found.sessions.values()]
+    assert seen == [(first, 512, 0), (running, 100, 100)]
     keys, shares = found.protocol
     assert [keys.record.kind, shares.record.kind] == ["keys", "shares"]
     assert found.ended == [keys, found.sessions[first], shares]
 
 
 def test_records_of_a_type_with_their_lines(tmp_path):
-    with open_ledger(tmp_path) as ledger:
-        spend(ledger, 3, "0.5")
-        protocol(ledger, "keys")
-        end_sum(ledger)
-        spend(ledger, 5, "1.5")
+    with book.open_ledger(tmp_path) as ledger:
+        book.spend(ledger, 3, "0.5")
+        book.protocol(ledger, "keys")
+        book.end_sum(ledger)
+        book.spend(ledger, 5, "1.5")
     heads = messages.of_type(tmp_path, PrivacyHead)
     assert [(line.seq, head.epsilon) for line, head in heads] == [(0, "0.5"), (3, "1.5")]
     sums = messages.of_type(tmp_path, ProtocolMessage, SumEnd)

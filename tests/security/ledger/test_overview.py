@@ -44,9 +44,8 @@ def test_flows_tell_outcomes_and_readers_apart(path):
     assert totals("lung-1", "model", "whole_model", one, "no outcome") == Totals(1, 2, 44, 176, 176)
     assert totals("lung-1", "model", "whole_model", one, "failed") == Totals(1, 2, 44, 176)
     assert totals("lung-1", MESSAGE, "", one, "unknown") == Totals(1, 0, 0, 30)
-    assert totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome") == Totals(
-        1, 1, 1, 8
-    )
+    shown = totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome")
+    assert shown == Totals(1, 1, 1, 8)
     assert totals(CONTROL, CONTROL, "", one, "sent") == Totals(8, 0, 0, 512)
     assert totals(CONTROL, CONTROL, "", one, "no outcome") == Totals(50, 0, 0, 400, 400)
 
@@ -84,16 +83,11 @@ def test_the_view_has_what_every_record_says(path):
     assert (found.silo, found.jobs) == ("silo-a", ("lung-1", "lung-2", "lung-3"))
     assert [start.record.software for start in found.starts] == ["staddle 0.1.0", "staddle 0.2.0"]
     assert [event.record.type for event in found.events] == ["start", "stop", "start"]
-    assert [(at.record.job, at.record.type) for at in found.decisions] == [
-        ("lung-1", "job.accept"),
-        ("lung-2", "job.decline"),
-        ("lung-3", "job.accept"),
-    ]
+    shown = [(at.record.job, at.record.type) for at in found.decisions]
+    assert shown == [("lung-1", "job.accept"), ("lung-2", "job.decline"), ("lung-3", "job.accept")]
     assert [at.record.reasons for at in found.denials] == [("too large", "NaN")]
-    assert [(session.opened.session, session.closed is None) for session in found.sessions] == [
-        ("s1", False),
-        ("s2", True),
-    ]
+    got = [(session.opened.session, session.closed is None) for session in found.sessions]
+    assert got == [("s1", False), ("s2", True)]
     assert found.received == {"lung-1": {0: 700, 1: 700, 2: 700, 3: 700}}
     assert found.first <= found.last
     assert parts(found.messages[6]) == Counter({"model": 176, "metrics": 8, MESSAGE: 30})
@@ -104,8 +98,7 @@ def test_of_one_job_keeps_what_is_of_all(path):
     found = seen(ledgers.full(path)).of("lung-3")
     assert found.jobs == ("lung-3",)
     assert [m.intent.job for m in found.messages] == ["lung-3"]
-    assert len(found.denials) == 1
-    assert len(found.decisions) == 1
+    assert (len(found.denials), len(found.decisions)) == (1, 1)
     assert (len(found.starts), len(found.sessions), found.received) == (2, 2, {})
 
 
@@ -150,9 +143,7 @@ def test_heads_of_privacy_budgets_are_of_all_jobs(path):
     private(path)
     found = seen(path)
     assert [(at.seq, at.record.dataset, at.record.epsilon) for at in found.budgets] == [
-        (1, "data", "0.2500"),
-        (2, "data", "1.2500"),
-        (6, "data", "1.7500"),
+        (1, "data", "0.2500"), (2, "data", "1.2500"), (6, "data", "1.7500"),
         (10, "scans", "0.5000"),
-    ]
+    ]  # fmt: skip
     assert found.of("j2").budgets == found.budgets

@@ -11,11 +11,8 @@ from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
 
 MEMBERS = {
-    "f": Role.FOUNDER,
-    "coordinator": Role.COORDINATOR,
-    "silo-a": Role.SILO,
-    "silo-b": Role.SILO,
-}
+    "f": Role.FOUNDER, "coordinator": Role.COORDINATOR, "silo-a": Role.SILO, "silo-b": Role.SILO,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +46,12 @@ def world(keys, tmp_path):
             ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
-                "federation": FEDERATION,
-                "roster": rosters.digest(self.roster),
-                "silo": "silo-a",
-                "job": HASH,
-                "round": number,
-                "size": message.digest.message.bytes,
-                "sha256": message.digest.message.sha256,
-                "ledger_seq": message.place.seq,
+                "federation": FEDERATION, "roster": rosters.digest(self.roster), "silo": "silo-a",
+                "job": HASH, "round": number, "size": message.digest.message.bytes,
+                "sha256": message.digest.message.sha256, "ledger_seq": message.place.seq,
                 "ledger_leaf": message.place.leaf,
-                "ledger_root": self.ledger.root(message.place.seq + 1).hex(),
-                **changes,
-            }
+                "ledger_root": self.ledger.root(message.place.seq + 1).hex(), **changes,
+            }  # fmt: skip
             receipt = Receipt(**fields).sign(keys[signer]).hex()
             write_outcome(self.ledger, ref, status, message.intent.message.bytes, receipt)
             return ref
@@ -83,9 +74,7 @@ def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
     give(world.ledger, round_number=3, status="failed")
     give(world.ledger, round_number=4, status="cut")
     found = world.check(world.new, world.old)
-    assert found.good == {first, second}
-    assert found.without == 1
-    assert found.unchecked == 0
+    assert (found.good, found.without, found.unchecked) == ({first, second}, 1, 0)
     assert found.problems == []
     assert found.told == "2 receipts hold; 1 messages that were sent have none"
     found = world.check(world.new)
@@ -118,9 +107,7 @@ def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_proble
     ref = give(world.ledger, round_number=2, status="cut")
     write_outcome(world.ledger, ref, "unknown", 0, "00" * 64)
     first, second, third = world.check(world.old).problems
-    assert (
-        "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"
-        in first
-    )
+    said = "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"
+    assert said in first
     assert "at seq 6 is for a message to 'silo-b'" in second
     assert "at seq 8 is for a message without digest" in third

@@ -3,33 +3,7 @@
 import re
 
 import pytest
-from support.ledgers import (
-    DIGESTS,
-    FEDERATION,
-    HASH,
-    KEY,
-    MASKED_BYTES,
-    OTHER_KEY,
-    PADDED_BYTES,
-    PEER,
-    ROTATED_BYTES,
-    copied,
-    intend_masked,
-    intend_padded,
-    intend_rotated,
-    open_ledger,
-    open_sum,
-    payload,
-    protocol,
-    put_back,
-    write_delivered,
-    write_digest,
-    write_ingress,
-    write_outcome,
-    write_refused,
-    write_serving,
-    write_start,
-)
+from support import ledgers as book
 from support.ledgers import intend as intend_in
 
 from staddle.errors import LocalError
@@ -40,7 +14,7 @@ from staddle.security.ledger.records import Payload, Received
 from staddle.security.log.head import Signer, stored
 from staddle.security.log.tree_head import TreeHead
 
-SIZE = payload().bytes
+SIZE = book.payload().bytes
 
 
 class World:
@@ -48,29 +22,26 @@ class World:
 
     def __init__(self, folder):
         self.ours, self.theirs = folder / "silo", folder / "coordinator"
-        self.silo = open_ledger(self.ours)
-        write_start(self.silo, "staddle", HASH, HASH)
-        self.coordinator = ReceivingLedger.open(self.theirs, "coordinator", FEDERATION, OTHER_KEY)
-        write_serving(self.coordinator, "coordinator", "staddle", HASH)
+        self.silo = book.open_ledger(self.ours)
+        book.write_start(self.silo, "staddle", book.HASH, book.HASH)
+        self.coordinator = ReceivingLedger.open(
+            self.theirs, "coordinator", book.FEDERATION, book.OTHER_KEY
+        )
+        book.write_serving(self.coordinator, "coordinator", "staddle", book.HASH)
 
     def intend(self, round_):
         return intend_in(self.silo, round_number=round_)
 
     def digest(self, ref):
-        return write_digest(self.silo, ref, DIGESTS, payload())
+        return book.write_digest(self.silo, ref, book.DIGESTS, book.payload())
 
     def receive(self, round_, sealed, receipt="5c" * 64, **changes):
         fields = {
-            "silo": "silo-a",
-            "job": "j1",
-            "job_digest": HASH,
-            "round": round_,
-            "message": payload(),
-            "ledger_seq": sealed.place.seq,
-            "ledger_leaf": sealed.place.leaf,
-            "checkpoint": bytes(sealed.checkpoint).decode(),
+            "silo": "silo-a", "job": "j1", "job_digest": book.HASH, "round": round_,
+            "message": book.payload(), "ledger_seq": sealed.place.seq,
+            "ledger_leaf": sealed.place.leaf, "checkpoint": bytes(sealed.checkpoint).decode(),
             "receipt": receipt,
-        }
+        }  # fmt: skip
         self.coordinator.seal(Received(**{**fields, **changes}))
         return receipt
 
@@ -78,16 +49,16 @@ class World:
         ref = self.intend(round_)
         sealed = self.digest(ref)
         receipt = self.receive(round_, sealed, **changes)
-        write_outcome(self.silo, ref, "sent", SIZE, receipt)
+        book.write_outcome(self.silo, ref, "sent", SIZE, receipt)
         return sealed
 
     def deliver(self, round_, delivered=True, noted=True):
-        message = Payload(bytes=round_ + 1, sha256=HASH)
+        message = Payload(bytes=round_ + 1, sha256=book.HASH)
         if delivered:
-            write_delivered(self.coordinator, "silo-a", "j1", HASH, round_, message)
+            book.write_delivered(self.coordinator, "silo-a", "j1", book.HASH, round_, message)
         if noted:
             about = {"job": "j1", "round_number": round_, "purpose": "delivery", "rpc": "/x"}
-            write_ingress(self.silo, **about, sender=PEER, message=message)
+            book.write_ingress(self.silo, **about, sender=book.PEER, message=message)
 
     def found(self, roster=None, held=()):
         self.silo.checkpoint()
@@ -113,53 +84,56 @@ def test_ledgers_that_agree(world):
 
 
 def test_masked_uploads_are_compared_like_any(world):
-    ref = intend_masked(world.silo)
-    sealed = write_digest(world.silo, ref, (), payload(MASKED_BYTES))
-    protocol(world.silo, "header")
-    receipt = world.receive(3, sealed, message=payload(MASKED_BYTES))
-    write_outcome(world.silo, ref, "sent", MASKED_BYTES, receipt)
-    open_sum(world.silo)
+    ref = book.intend_masked(world.silo)
+    sealed = book.write_digest(world.silo, ref, (), book.payload(book.MASKED_BYTES))
+    book.protocol(world.silo, "header")
+    receipt = world.receive(3, sealed, message=book.payload(book.MASKED_BYTES))
+    book.write_outcome(world.silo, ref, "sent", book.MASKED_BYTES, receipt)
+    book.open_sum(world.silo)
     found = world.found()
-    assert (found.uploads, found.bytes, found.gaps, found.differences) == (1, MASKED_BYTES, (), ())
-    ref = intend_masked(world.silo, round_number=4)
-    world.receive(4, write_digest(world.silo, ref, (), payload(MASKED_BYTES)))
+    assert (found.uploads, found.bytes, found.gaps, found.differences) == (
+        1, book.MASKED_BYTES, (), (),
+    )  # fmt: skip
+    ref = book.intend_masked(world.silo, round_number=4)
+    world.receive(4, book.write_digest(world.silo, ref, (), book.payload(book.MASKED_BYTES)))
     (problem,) = world.found().differences
     assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
-    assert f"has there {MASKED_BYTES} bytes" in problem
+    assert f"has there {book.MASKED_BYTES} bytes" in problem
 
 
 def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     """Three of one round and job; what tells them apart is the place of their records."""
     sizes = {
-        intend_padded: PADDED_BYTES,
-        intend_rotated: ROTATED_BYTES,
-        intend_masked: MASKED_BYTES,
+        book.intend_padded: book.PADDED_BYTES,
+        book.intend_rotated: book.ROTATED_BYTES,
+        book.intend_masked: book.MASKED_BYTES,
     }
     refs = {intent: intent(world.silo) for intent in sizes}
     places = {
-        intent: write_digest(world.silo, ref, (), payload(sizes[intent]))
+        intent: book.write_digest(world.silo, ref, (), book.payload(sizes[intent]))
         for intent, ref in refs.items()
     }
-    protocol(world.silo, "padded")
-    for intent in (intend_rotated, intend_padded):
-        receipt = world.receive(3, places[intent], message=payload(sizes[intent]))
-        write_outcome(world.silo, refs[intent], "sent", sizes[intent], receipt)
-    write_outcome(world.silo, refs[intend_masked], "unknown", 0)
-    intend_padded(world.silo, "f7" * 32, 1, round_number=4)
+    book.protocol(world.silo, "padded")
+    for intent in (book.intend_rotated, book.intend_padded):
+        receipt = world.receive(3, places[intent], message=book.payload(sizes[intent]))
+        book.write_outcome(world.silo, refs[intent], "sent", sizes[intent], receipt)
+    book.write_outcome(world.silo, refs[book.intend_masked], "unknown", 0)
+    book.intend_padded(world.silo, "f7" * 32, 1, round_number=4)
     found = world.found()
-    assert (found.uploads, found.bytes, found.differences) == (2, PADDED_BYTES + ROTATED_BYTES, ())
+    seen = (found.uploads, found.bytes, found.differences)
+    assert seen == (2, book.PADDED_BYTES + book.ROTATED_BYTES, ())
     assert [gap.split(": ", 1)[1] for gap in found.gaps] == [
-        f"not received ({MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
+        f"not received ({book.MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
         "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",
     ]
     # another message of this very round
-    world.receive(3, places[intend_masked], message=payload(PADDED_BYTES))
+    world.receive(3, places[book.intend_masked], message=book.payload(book.PADDED_BYTES))
     (problem,) = world.found().differences
-    assert f"has there {MASKED_BYTES} bytes of job 'j1', round 3" in problem
-    again = intend_rotated(world.silo, "f8" * 32, round_number=5)
-    write_digest(world.silo, again, (), payload(ROTATED_BYTES))
+    assert f"has there {book.MASKED_BYTES} bytes of job 'j1', round 3" in problem
+    again = book.intend_rotated(world.silo, "f8" * 32, round_number=5)
+    book.write_digest(world.silo, again, (), book.payload(book.ROTATED_BYTES))
     gaps = [gap.split(": ", 1)[1] for gap in world.found().gaps]
-    about = f"{ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads'"
+    about = f"{book.ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads'"
     assert f"not received ({about}, without outcome)" in gaps
 
 
@@ -167,14 +141,13 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
     world.intend(0)  # cut short
     unsent = world.intend(1)
     world.digest(unsent)
-    write_outcome(world.silo, unsent, "unknown", SIZE)  # refused, or cut before END
+    book.write_outcome(world.silo, unsent, "unknown", SIZE)  # refused, or cut before END
     lost = world.intend(2)
     world.receive(2, world.digest(lost))  # the receipt was lost
     world.deliver(3, noted=False)
     world.deliver(4, delivered=False)
     found = world.found()
-    assert found.differences == ()
-    assert found.uploads == 1
+    assert (found.differences, found.uploads) == ((), 1)
     assert sorted(gap.split(": ", 1)[1] for gap in found.gaps) == [
         "cut short, counts as left (job 'j1', round 0)",
         "delivered, and the silo has not noted it",
@@ -184,17 +157,11 @@ def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"round": 7},
-        {"job_digest": "cd" * 32},
-        {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
-        {"message": Payload(bytes=SIZE - 1, sha256=HASH)},
-        {"ledger_leaf": "cd" * 32},
-        {"ledger_seq": 1},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"round": 7}, {"job_digest": "cd" * 32}, {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
+    {"message": Payload(bytes=SIZE - 1, sha256=book.HASH)}, {"ledger_leaf": "cd" * 32},
+    {"ledger_seq": 1},
+])  # fmt: skip
 def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, changes):
     world.upload(0, **changes)
     differences = "\n".join(world.found().differences)
@@ -204,11 +171,11 @@ def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, ch
 
 def test_a_ledger_that_was_written_anew_after_it_gave_is_a_difference(world):
     world.upload(0)
-    before = copied(world.ours)
+    before = book.copied(world.ours)
     second = world.upload(1)
     world.silo.close()
-    put_back(world.ours, before)
-    world.silo = open_ledger(world.ours)
+    book.put_back(world.ours, before)
+    world.silo = book.open_ledger(world.ours)
     world.deliver(5)
     (said,) = [each for each in world.found().differences if "round 1" in each]
     assert f"from record {second.place.seq} of the silo's ledger" in said
@@ -216,7 +183,7 @@ def test_a_ledger_that_was_written_anew_after_it_gave_is_a_difference(world):
 
 
 def test_another_head_than_the_silos_is_a_difference(world):
-    signer = Signer.of(FEDERATION, "silo-a", KEY)
+    signer = Signer.of(book.FEDERATION, "silo-a", book.KEY)
     sealed = world.upload(0)
     ref = world.intend(1)
     other = world.digest(ref)
@@ -233,7 +200,7 @@ def test_a_receipt_that_the_coordinator_did_not_record_is_a_difference(world, re
     sealed = world.digest(ref)
     if received:
         world.receive(0, sealed)
-    write_outcome(world.silo, ref, "sent", SIZE, "77" * 64)
+    book.write_outcome(world.silo, ref, "sent", SIZE, "77" * 64)
     recorded = "is not the one that the coordinator recorded"
     why = recorded if received else "the coordinator received no such upload"
     assert why in world.found().differences[0]
@@ -241,12 +208,14 @@ def test_a_receipt_that_the_coordinator_did_not_record_is_a_difference(world, re
 
 def test_a_refused_head_is_a_difference_unless_it_is_of_this_ledger(world):
     sealed = world.upload(0)
-    write_refused(world.coordinator, "silo-a", sealed.checkpoint, "its proof was from another head")
+    book.write_refused(
+        world.coordinator, "silo-a", sealed.checkpoint, "its proof was from another head"
+    )
     found = world.found()
     assert found.differences == ()
     assert found.gaps == ("a head of this ledger was refused: its proof was from another head",)
-    other = Signer.of(FEDERATION, "silo-a", KEY).sign(sealed.place.seq + 1, bytes(32))
-    write_refused(world.coordinator, "silo-a", other, "it was rolled back")
+    other = Signer.of(book.FEDERATION, "silo-a", book.KEY).sign(sealed.place.seq + 1, bytes(32))
+    book.write_refused(world.coordinator, "silo-a", other, "it was rolled back")
     (said,) = world.found().differences
     assert "the silo signed a head that the coordinator refused" in said
     assert "it was rolled back" in said
@@ -264,10 +233,10 @@ def test_what_was_received_twice_from_one_record_is_a_difference(world):
 
 def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_difference(world):
     world.upload(0)
-    signer = Signer.of(FEDERATION, "coordinator", OTHER_KEY)
+    signer = Signer.of(book.FEDERATION, "coordinator", book.OTHER_KEY)
     other = world.theirs.with_name("other")
-    log = ReceivingLedger.open(other, "coordinator", FEDERATION, OTHER_KEY)
-    write_serving(log, "coordinator", "staddle", HASH)
+    log = ReceivingLedger.open(other, "coordinator", book.FEDERATION, book.OTHER_KEY)
+    book.write_serving(log, "coordinator", "staddle", book.HASH)
     log.close()
     for note, why in (
         (stored(other), "records were rewritten: silo-a holds"),
@@ -301,7 +270,7 @@ def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
     world.upload(0)
     sealed = world.upload(1)
     world.receive(9, sealed, silo="silo-b")
-    write_delivered(world.coordinator, "silo-b", "j1", HASH, 3, payload())
+    book.write_delivered(world.coordinator, "silo-b", "j1", book.HASH, 3, book.payload())
     assert (world.found().differences, world.found().gaps) == ((), ())
 
 

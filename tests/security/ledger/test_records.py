@@ -4,37 +4,12 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from support.ledgers import (
-    HASH,
-    KEY,
-    RELEASES,
-    copied,
-    intend,
-    open_ledger,
-    payload,
-    signer,
-    stored,
-    write_delivered,
-    write_outcome,
-    write_serving,
-    write_start,
-    write_witness,
-)
+from support import ledgers as book
 
 from staddle.errors import LocalError
+from staddle.security.ledger import records as r
 from staddle.security.ledger.fast_decoder import Record
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
-from staddle.security.ledger.records import (
-    DeliveredRecord,
-    HeadRefused,
-    OutcomeRecord,
-    Paid,
-    PrivacyHead,
-    Start,
-    Tensor,
-    WitnessRecord,
-    is_durable,
-)
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.tree_head import TreeHead
 
@@ -42,8 +17,8 @@ HEAD = TreeHead("staddle.example/lung/silo-a/egress", 3, bytes(range(32)))
 
 
 def test_three_types_of_record_wait_for_the_next_one_and_no_other():
-    waiting = {model for model in get_args(Record) if not is_durable(model.model_construct())}
-    assert waiting == {OutcomeRecord, WitnessRecord, DeliveredRecord}
+    waiting = {model for model in get_args(Record) if not r.is_durable(model.model_construct())}
+    assert waiting == {r.OutcomeRecord, r.WitnessRecord, r.DeliveredRecord}
 
 
 @pytest.fixture
@@ -60,30 +35,28 @@ def synced(monkeypatch):
 
 
 def test_both_ledgers_write_by_that_table(tmp_path, synced):
-    with open_ledger(tmp_path / "silo") as ledger:
-        write_start(ledger, "staddle", HASH, HASH)
-        write_outcome(ledger, intend(ledger), "failed", 0)
-        write_witness(ledger, "silo-b", TreeHead(HEAD.origin, 1, HEAD.root))
-    with ReceivingLedger.open(tmp_path / "ours", "c", "lung", KEY) as ledger:
-        write_serving(ledger, "c", "staddle", HASH)
-        write_delivered(ledger, "silo-a", "j1", HASH, 3, payload())
+    with book.open_ledger(tmp_path / "silo") as ledger:
+        book.write_start(ledger, "staddle", book.HASH, book.HASH)
+        book.write_outcome(ledger, book.intend(ledger), "failed", 0)
+        book.write_witness(ledger, "silo-b", TreeHead(HEAD.origin, 1, HEAD.root))
+    with ReceivingLedger.open(tmp_path / "ours", "c", "lung", book.KEY) as ledger:
+        book.write_serving(ledger, "c", "staddle", book.HASH)
+        book.write_delivered(ledger, "silo-a", "j1", book.HASH, 3, book.payload())
     assert synced == [
-        ("start", True),
-        ("egress.intent", True),
-        ("egress.outcome", False),
-        ("witness", False),
-        ("serving", True),
-        ("delivered", False),
-    ]
+        ("start", True), ("egress.intent", True), ("egress.outcome", False), ("witness", False),
+        ("serving", True), ("delivered", False),
+    ]  # fmt: skip
 
 
 def test_a_record_of_another_silo_is_refused_and_nothing_is_written(tmp_path):
-    with open_ledger(tmp_path) as ledger:
-        before = copied(tmp_path)
+    with book.open_ledger(tmp_path) as ledger:
+        before = book.copied(tmp_path)
         with pytest.raises(LocalError, match="the record is of silo 'silo-b', this is 'silo-a'"):
-            ledger.append(Start(silo="silo-b", software="staddle", roster=HASH, policy=HASH))
-        assert copied(tmp_path) == before
-    assert stored(tmp_path) == []
+            ledger.append(
+                r.Start(silo="silo-b", software="staddle", roster=book.HASH, policy=book.HASH)
+            )
+        assert book.copied(tmp_path) == before
+    assert book.stored(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -92,25 +65,28 @@ def test_a_record_of_another_silo_is_refused_and_nothing_is_written(tmp_path):
     ids=["none", "those of the message", "fewer", "others"],
 )
 def test_a_tensor_names_readers_where_they_are_not_those_of_its_message(own, kept):
-    release = replace(RELEASES[0], readers=own, taint="dp")
-    found = Tensor.of(release, ["a", "b"])
+    release = replace(book.RELEASES[0], readers=own, taint="dp")
+    found = r.Tensor.of(release, ["a", "b"])
     assert (found.readers, found.bytes, found.shape, found.taint) == (kept, 160, (10, 4), "dp")
 
 
 def test_what_paid_for_a_message_is_named_once_and_in_order():
-    releases = [replace(RELEASES[0], ledger_ids=(9, 2)), replace(RELEASES[1], ledger_ids=(9, 5))]
-    assert Paid.of("cxr", releases) == Paid(dataset="cxr", ids=(2, 5, 9))
-    assert Paid.of("cxr", RELEASES) is None
+    releases = [
+        replace(book.RELEASES[0], ledger_ids=(9, 2)),
+        replace(book.RELEASES[1], ledger_ids=(9, 5)),
+    ]
+    assert r.Paid.of("cxr", releases) == r.Paid(dataset="cxr", ids=(2, 5, 9))
+    assert r.Paid.of("cxr", book.RELEASES) is None
 
 
 def test_heads_of_a_log_are_recorded_by_size_and_root():
-    spent = PrivacyHead.of("cxr", HEAD, epsilon="1", delta="0.1", limit="8")
-    held = WitnessRecord.of("silo-b", HEAD)
+    spent = r.PrivacyHead.of("cxr", HEAD, epsilon="1", delta="0.1", limit="8")
+    held = r.WitnessRecord.of("silo-b", HEAD)
     assert (spent.dataset, spent.size, spent.root) == ("cxr", 3, HEAD.root.hex())
     assert (held.by, held.size, held.root) == ("silo-b", 3, HEAD.root.hex())
 
 
 def test_evidence_keeps_the_checkpoint_whole_and_as_much_of_the_reason_as_fits():
-    note = signer().sign(3, HEAD.root)
-    refused = HeadRefused.of("silo-a", note, "w" * 5000)
+    note = book.signer().sign(3, HEAD.root)
+    refused = r.HeadRefused.of("silo-a", note, "w" * 5000)
     assert (refused.checkpoint.encode(), refused.why) == (bytes(note), "w" * 1000)

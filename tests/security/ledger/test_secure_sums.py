@@ -1,34 +1,7 @@
 """Secure sums in the ledger: masked messages, the protocol's own messages, ends and results."""
 
 import pytest
-from support.ledgers import (
-    BYTES,
-    CANARIES,
-    CTX,
-    DIGESTS,
-    HASH,
-    MASKED_BYTES,
-    MEMBERS,
-    RELEASES,
-    WORDS,
-    body,
-    end_sum,
-    found_with,
-    give_blindly,
-    intend,
-    intend_masked,
-    open_ledger,
-    open_log,
-    open_sum,
-    payload,
-    protocol,
-    public,
-    secagg,
-    stored,
-    summed,
-    write_digest,
-    write_start,
-)
+from support import ledgers as book
 
 from staddle.errors import LocalError
 from staddle.security.faults import Code
@@ -44,70 +17,43 @@ def path(tmp_path):
 
 
 def test_a_secure_sum_is_recorded_as_it_is_told(path):
-    summed(path)
-    records = [body(record) for record in stored(path)]
+    book.summed(path)
+    records = [book.body(record) for record in book.stored(path)]
     assert [(record["type"], record.get("kind")) for record in records] == [
-        ("start", None),
-        ("egress.protocol", "keys"),
-        ("egress.protocol", "shares"),
-        ("egress.intent", None),
-        ("egress.digest", None),
-        ("egress.protocol", "header"),
-        ("egress.outcome", None),
-        ("egress.protocol", "survival"),
-        ("egress.protocol", "reveal"),
-        ("secagg.sum", None),
-        ("egress.protocol", "keys"),
-        ("secagg.end", None),
-        ("egress.protocol", "abandon"),
-        ("egress.protocol", "end"),
-        ("stop", None),
-    ]
-    of = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX}
-    peer = {"id": "coordinator", "spki": HASH}
+        ("start", None), ("egress.protocol", "keys"), ("egress.protocol", "shares"),
+        ("egress.intent", None), ("egress.digest", None), ("egress.protocol", "header"),
+        ("egress.outcome", None), ("egress.protocol", "survival"), ("egress.protocol", "reveal"),
+        ("secagg.sum", None), ("egress.protocol", "keys"), ("secagg.end", None),
+        ("egress.protocol", "abandon"), ("egress.protocol", "end"), ("stop", None),
+    ]  # fmt: skip
+    of = {"job": "j1", "job_digest": book.HASH, "round": 3, "ctx": book.CTX}
+    peer = {"id": "coordinator", "spki": book.HASH}
     assert records[1] == {
-        "type": "egress.protocol",
-        **of,
-        "kind": "keys",
-        "rpc": "/staddle.v1.Federation/Secure",
-        "recipient": peer,
-        "message": {"bytes": 100, "sha256": HASH},
-    }
+        "type": "egress.protocol", **of, "kind": "keys", "rpc": "/staddle.v1.Federation/Secure",
+        "recipient": peer, "message": {"bytes": 100, "sha256": book.HASH},
+    }  # fmt: skip
     masked = {
-        "ctx": CTX,
-        "attempt": 0,
-        "members": list(MEMBERS),
-        "threshold": 3,
-        "colluders": 1,
-        "clipped": 2,
-    }
+        "ctx": book.CTX, "attempt": 0, "members": list(book.MEMBERS), "threshold": 3,
+        "colluders": 1, "clipped": 2,
+    }  # fmt: skip
     intent = records[3]
     assert (intent["form"], intent["secagg"], intent["readers"]) == ("masked", masked, ["sum"])
-    assert intent["message"] == {"bytes": MASKED_BYTES}
+    assert intent["message"] == {"bytes": book.MASKED_BYTES}
     assert [tensor["bytes"] for tensor in intent["tensors"]] == [160, 16, 8]
     assert records[4] == {
-        "type": "egress.digest",
-        "ref": 3,
-        "tensors": [],
-        "message": {"bytes": MASKED_BYTES, "sha256": HASH},
-    }
+        "type": "egress.digest", "ref": 3, "tensors": [],
+        "message": {"bytes": book.MASKED_BYTES, "sha256": book.HASH},
+    }  # fmt: skip
     assert records[9] == {
-        "type": "secagg.sum",
-        **of,
-        "survivors": ["silo-a", "silo-b", "silo-d"],
-        "sha256": HASH,
-    }
+        "type": "secagg.sum", **of, "survivors": ["silo-a", "silo-b", "silo-d"],
+        "sha256": book.HASH,
+    }  # fmt: skip
     assert records[11] == {
-        "type": "secagg.end",
-        **of,
-        "round": 4,
-        "ctx": "d8" * 32,
-        "code": "SURVIVORS",
-        "blame": "coordinator",
-        "why": "U3 has 2 members",
-    }
-    assert audit.verify(path, key=public()).ok
-    with open_ledger(path) as ledger:
+        "type": "secagg.end", **of, "round": 4, "ctx": "d8" * 32, "code": "SURVIVORS",
+        "blame": "coordinator", "why": "U3 has 2 members",
+    }  # fmt: skip
+    assert audit.verify(path, key=book.public()).ok
+    with book.open_ledger(path) as ledger:
         assert ledger.open_intents == ()
         told = sum(
             record["message"]["bytes"]
@@ -115,102 +61,103 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
             if (record["type"], record.get("round")) == ("egress.protocol", 3)
         )
         assert told > 0
-        assert ledger.sent(HASH, 3) == MASKED_BYTES + told
+        assert ledger.sent(book.HASH, 3) == book.MASKED_BYTES + told
 
 
 def test_each_record_of_the_protocol_is_durable_before_it_returns(path, monkeypatch):
     synced = []
-    with open_ledger(path) as ledger:
-        write_start(ledger, "staddle 0.1.0", HASH, HASH)
+    with book.open_ledger(path) as ledger:
+        book.write_start(ledger, "staddle 0.1.0", book.HASH, book.HASH)
         monkeypatch.setattr("os.fdatasync", synced.append)
         for number, append in enumerate(
-            (lambda: protocol(ledger, "keys"), lambda: end_sum(ledger)), 1
+            (lambda: book.protocol(ledger, "keys"), lambda: book.end_sum(ledger)), 1
         ):
             append()
             assert len(synced) == number
-        open_sum(ledger)
+        book.open_sum(ledger)
         assert len(synced) == 3
 
 
 def test_a_long_reason_is_cut_and_fits(path):
-    with open_ledger(path) as ledger:
-        end_sum(ledger, "ø" * 10_000)
-        end_sum(ledger, "", code=Code.STOPPED, blame="")
-    assert [record["why"] for record in stored(path)] == ["ø" * MOST_WHY, ""]
+    with book.open_ledger(path) as ledger:
+        book.end_sum(ledger, "ø" * 10_000)
+        book.end_sum(ledger, "", code=Code.STOPPED, blame="")
+    assert [record["why"] for record in book.stored(path)] == ["ø" * MOST_WHY, ""]
     assert audit.verify(path).ok
 
 
 BROKEN_SECAGG = {
     "form 'plain' and names an attempt": {"form": "plain"},
     "form 'masked' and names no attempt": {"secagg": None},
-    "members silo-b, silo-a, which is not sorted": {
-        "secagg": secagg(members=("silo-b", "silo-a"), threshold=1)
+    **{
+        f"members {', '.join(two)}, which is not sorted": {
+            "secagg": book.secagg(members=two, threshold=1)
+        }
+        for two in (("silo-b", "silo-a"), ("silo-a", "silo-a"))
     },
-    "members silo-a, silo-a, which": {"secagg": secagg(members=("silo-a", "silo-a"), threshold=1)},
-    "members silo-b, silo-c, silo-d, which": {"secagg": secagg(members=MEMBERS[1:])},
-    "and its cohort is silo-a, silo-b, silo-c$": {"cohort": MEMBERS[:3]},
-    "4 members, fewer than its threshold of 5": {"secagg": secagg(threshold=5)},
-    "tensor metric/correct has 8 bytes of 'int64'": {"releases": [*WORDS[:2], RELEASES[2]]},
-    "do not fit into": {"message_bytes": BYTES - 1},
-    "at byte 8, of which .* 0": {"message_bytes": MASKED_BYTES - 8, "offset": 8},
+    "members silo-b, silo-c, silo-d, which": {"secagg": book.secagg(members=book.MEMBERS[1:])},
+    "and its cohort is silo-a, silo-b, silo-c$": {"cohort": book.MEMBERS[:3]},
+    "4 members, fewer than its threshold of 5": {"secagg": book.secagg(threshold=5)},
+    "tensor metric/correct has 8 bytes of 'int64'": {
+        "releases": [*book.WORDS[:2], book.RELEASES[2]]
+    },
+    "do not fit into": {"message_bytes": book.BYTES - 1},
+    "at byte 8, of which .* 0": {"message_bytes": book.MASKED_BYTES - 8, "offset": 8},
 }
 
 
 @pytest.mark.parametrize("said", BROKEN_SECAGG)
 def test_the_writer_refuses_a_masked_intent_that_is_not_so(path, said):
-    with open_ledger(path) as ledger:
+    with book.open_ledger(path) as ledger:
         with pytest.raises(LocalError, match=said):
-            intend_masked(ledger, **BROKEN_SECAGG[said])
-        intend_masked(ledger)
+            book.intend_masked(ledger, **BROKEN_SECAGG[said])
+        book.intend_masked(ledger)
     assert audit.verify(path).records == 1
 
 
 def test_bytes_before_an_offset_are_of_the_same_attempt(path):
-    with open_ledger(path) as ledger:
-        intend(ledger)
-        intend_masked(ledger)
-        again = {"message_bytes": MASKED_BYTES - 8, "offset": 8}
-        intend_masked(ledger, **again)
+    with book.open_ledger(path) as ledger:
+        book.intend(ledger)
+        book.intend_masked(ledger)
+        again = {"message_bytes": book.MASKED_BYTES - 8, "offset": 8}
+        book.intend_masked(ledger, **again)
         with pytest.raises(LocalError, match=r"at byte 8, of which .* 0"):
-            intend_masked(ledger, secagg=secagg(ctx="d8" * 32, attempt=1), **again)
+            book.intend_masked(ledger, secagg=book.secagg(ctx="d8" * 32, attempt=1), **again)
 
 
 def test_the_writer_refuses_digests_and_survivors_that_are_not_so(path):
-    with open_ledger(path) as ledger:
-        ref = intend_masked(ledger)
+    with book.open_ledger(path) as ledger:
+        ref = book.intend_masked(ledger)
         why = "has tensors model/w, model/b, metric/correct, the intent none"
         with pytest.raises(LocalError, match=why):
-            write_digest(ledger, ref, DIGESTS, payload(MASKED_BYTES))
-        with pytest.raises(LocalError, match=f"has {BYTES} bytes, the intent {MASKED_BYTES}"):
-            write_digest(ledger, ref, (), payload(BYTES))
-        write_digest(ledger, ref, (), payload(MASKED_BYTES))
+            book.write_digest(ledger, ref, book.DIGESTS, book.payload(book.MASKED_BYTES))
+        with pytest.raises(
+            LocalError, match=f"has {book.BYTES} bytes, the intent {book.MASKED_BYTES}"
+        ):
+            book.write_digest(ledger, ref, (), book.payload(book.BYTES))
+        book.write_digest(ledger, ref, (), book.payload(book.MASKED_BYTES))
         for survivors in (("silo-b", "silo-a"), ("silo-a", "silo-a"), ("silo-b", "silo-c"), ()):
             why = r"sum has survivors .*, which is not sorted, has a silo twice, or lacks"
             with pytest.raises(LocalError, match=why):
-                open_sum(ledger, survivors)
-        open_sum(ledger, ("silo-a",))
+                book.open_sum(ledger, survivors)
+        book.open_sum(ledger, ("silo-a",))
 
 
 def test_the_verifier_finds_each_of_these_too(path):
-    summed(path)
-    good = [body(record) for record in stored(path)]
+    book.summed(path)
+    good = [book.body(record) for record in book.stored(path)]
     intent, digest, opened, sent = good[3], good[4], good[9], good[1]
-    masked, later = intent["secagg"], {"ref": len(good)}
+    masked, later, first = intent["secagg"], {"ref": len(good)}, intent["tensors"][0]
+    backwards = {**masked, "members": list(book.MEMBERS[::-1])}
+    hashed = [{"part": "model", "name": "w", "sha256": book.HASH}]
     wrong = {
         "form 'plain'": [{**intent, "form": "plain"}],
         "names no attempt": [{key: value for key, value in intent.items() if key != "secagg"}],
-        "which is not sorted": [{**intent, "secagg": {**masked, "members": list(MEMBERS[::-1])}}],
+        "which is not sorted": [{**intent, "secagg": backwards}],
         "fewer than its threshold": [{**intent, "secagg": {**masked, "threshold": 9}}],
-        "has 161 bytes of 'uint32'": [
-            {**intent, "tensors": [{**intent["tensors"][0], "bytes": 161}]}
-        ],
-        "has 160 bytes of 'float32'": [
-            {**intent, "tensors": [{**intent["tensors"][0], "dtype": "float32"}]}
-        ],
-        "has tensors model/w": [
-            intent,
-            {**digest, **later, "tensors": [{"part": "model", "name": "w", "sha256": HASH}]},
-        ],
+        "has 161 bytes of 'uint32'": [{**intent, "tensors": [{**first, "bytes": 161}]}],
+        "has 160 bytes of 'float32'": [{**intent, "tensors": [{**first, "dtype": "float32"}]}],
+        "has tensors model/w": [intent, {**digest, **later, "tensors": hashed}],
         "lacks this one": [{**opened, "survivors": ["silo-b"]}],
         "secagg": [{**intent, "secagg": {**masked, "ctx": "C7" * 32}}],
         "code": [{**good[11], "code": "OTHER"}],
@@ -218,66 +165,56 @@ def test_the_verifier_finds_each_of_these_too(path):
         "sha256": [{**sent, "message": {"bytes": 3, "sha256": None}}],
         "why": [{**good[11], "why": "x" * (MOST_WHY + 1)}],
     }
-    assert list(found_with(path, wrong)) == list(wrong)
+    assert list(book.found_with(path, wrong)) == list(wrong)
 
 
 def test_survivors_are_those_of_the_silo_whose_key_signed(path):
     """No record names the silo: the key does."""
-    with open_log(path) as log:
-        log.append({**_opened(), "survivors": ["silo-b"]})
+    with book.open_log(path) as log:
+        of = {"job": "j1", "job_digest": book.HASH, "round": 3, "ctx": book.CTX}
+        log.append({"type": "secagg.sum", **of, "survivors": ["silo-b"], "sha256": book.HASH})
     assert audit.verify(path).ok
-    (problem,) = audit.verify(path, key=public()).problems
+    (problem,) = audit.verify(path, key=book.public()).problems
     assert "survivors silo-b, which" in problem
 
 
-def _opened():
-    of = {"job": "j1", "job_digest": HASH, "round": 3, "ctx": CTX}
-    return {"type": "secagg.sum", **of, "survivors": ["silo-a"], "sha256": HASH}
-
-
 def test_masked_tensors_count_by_part_and_the_protocol_by_itself(path):
-    summed(path)
+    book.summed(path)
     totals = messages.summary(path, ("job", "method", "part", "recipient"))
+    told = sum([*range(100, 105), *range(200, 203)])
     assert totals == {
         ("j1", "fedavg", "model", "coordinator"): Totals(1, 2, 44, 176),
         ("j1", "fedavg", "metric", "coordinator"): Totals(1, 1, 1, 8),
-        ("j1", "fedavg", MESSAGE, "coordinator"): Totals(1, 0, 0, CANARIES),
-        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(
-            8, 0, 0, 100 + 101 + 102 + 103 + 104 + 200 + 201 + 202
-        ),
+        ("j1", "fedavg", MESSAGE, "coordinator"): Totals(1, 0, 0, book.CANARIES),
+        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(8, 0, 0, told),
     }
 
 
 def test_behind_an_offset_tensors_count_in_full_where_canaries_may_lie(path):
     """60 of 224 bytes had come: at most 164 of those that go are of tensors, in any words."""
-    with open_ledger(path) as ledger:
-        intend_masked(ledger)
-        intend_masked(ledger, message_bytes=MASKED_BYTES - 60, offset=60)
-        intend_masked(ledger, message_bytes=20, offset=MASKED_BYTES - 20)
+    with book.open_ledger(path) as ledger:
+        book.intend_masked(ledger)
+        book.intend_masked(ledger, message_bytes=book.MASKED_BYTES - 60, offset=60)
+        book.intend_masked(ledger, message_bytes=20, offset=book.MASKED_BYTES - 20)
     _, then, last = (message.intent for message in messages.messages(path))
-    assert [(tensor.name, size) for tensor, size in then.leaving] == [
-        ("w", 140),
-        ("b", 16),
-        ("correct", 8),
-    ]
+    found = [(tensor.name, size) for tensor, size in then.leaving]
+    assert found == [("w", 140), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in last.leaving] == [("b", 12), ("correct", 8)]
     totals = messages.summary(path)
-    assert totals["j1", MESSAGE].bytes == CANARIES
-    assert sum(total.bytes for total in totals.values()) == MASKED_BYTES + MASKED_BYTES - 60 + 20
+    assert totals["j1", MESSAGE].bytes == book.CANARIES
+    seen = sum(total.bytes for total in totals.values())
+    assert seen == book.MASKED_BYTES + book.MASKED_BYTES - 60 + 20
 
 
 def test_the_view_has_sums_and_its_flows_add_up(path):
-    summed(path)
-    with open_ledger(path) as ledger:
-        give_blindly(ledger, job="j2")
-        protocol(ledger, "keys", 7, job="j3")
+    book.summed(path)
+    with book.open_ledger(path) as ledger:
+        book.give_blindly(ledger, job="j2")
+        book.protocol(ledger, "keys", 7, job="j3")
     found = view(audit.verify(path), messages.records(path))
     assert found.jobs == ("j1", "j2", "j3")
-    assert [(at.seq, at.record.type, at.record.round) for at in found.sums] == [
-        (9, "secagg.sum", 3),
-        (11, "secagg.end", 4),
-        (23, "secagg.sum", 3),
-    ]
+    seen = [(at.seq, at.record.type, at.record.round) for at in found.sums]
+    assert seen == [(9, "secagg.sum", 3), (11, "secagg.end", 4), (23, "secagg.sum", 3)]
     totals = flows(found)
     keys = ("j3", PROTOCOL, "keys", "coordinator", ("coordinator",), "plain", "no outcome")
     assert totals[Flow(*keys)] == Totals(1, bytes=7)
@@ -293,8 +230,8 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
 
 @pytest.mark.parametrize("redact", [False, True])
 def test_an_export_of_the_job_has_all_of_them(path, redact):
-    summed(path)
+    book.summed(path)
     data = b"".join(export.export(path, redact=redact, job="j1"))
-    found = export.verify(data, public())
+    found = export.verify(data, book.public())
     assert found.seqs == tuple(range(1, 14))
     assert (b"survivors" in data) == (not redact)

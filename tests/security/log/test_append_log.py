@@ -241,18 +241,9 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
     filled(path, 1)
     good = json.loads(first(path).read_bytes())
     for change in [
-        {"v": 2},
-        {"v": True},
-        {"seq": 1},
-        {"seq": "0"},
-        {"seq": False},
-        {"nonce": "00"},
-        {"time": "yesterday"},
-        {"mono_us": -1},
-        {"prev": "0" * 63},
-        {"type": 3},
-        {"nonce": None},
-    ]:
+        {"v": 2}, {"v": True}, {"seq": 1}, {"seq": "0"}, {"seq": False}, {"nonce": "00"},
+        {"time": "yesterday"}, {"mono_us": -1}, {"prev": "0" * 63}, {"type": 3}, {"nonce": None},
+    ]:  # fmt: skip
         line = json.dumps({**good, **change}, sort_keys=True, separators=(",", ":"))
         first(path).write_bytes(line.encode() + b"\n")
         with pytest.raises(LocalError, match="line 1"):

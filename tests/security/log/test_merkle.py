@@ -16,15 +16,9 @@ from staddle.security.log.merkle import (
 
 # Records, roots and proofs of the reference implementation of certificate transparency.
 RECORDS = [
-    "",
-    "00",
-    "10",
-    "2021",
-    "3031",
-    "40414243",
-    "5051525354555657",
+    "", "00", "10", "2021", "3031", "40414243", "5051525354555657",
     "606162636465666768696a6b6c6d6e6f",
-]
+]  # fmt: skip
 KNOWN = [leaf_hash(bytes.fromhex(record)) for record in RECORDS]
 ROOTS = [
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -156,25 +150,16 @@ def inclusion_vectors():
         if proof:
             yield f"{of}, cut", (leaf, index, size, root, proof[:-1]), False
         if len(proof) > 1:
-            yield (
-                f"{of}, stranger within",
-                (leaf, index, size, root, [proof[0], STRANGER, *proof[1:]]),
-                False,
-            )
+            within = [proof[0], STRANGER, *proof[1:]]
+            yield f"{of}, stranger within", (leaf, index, size, root, within), False
     for index, size in ((0, 0), (0, 1), (1, 0), (2, 1)):
         for leaf, root in ((b"", EMPTY_ROOT), (STRANGER, b""), (STRANGER, EMPTY_ROOT)):
-            yield (
-                f"{index} in {size}, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
-                (leaf, index, size, root, []),
-                False,
-            )
+            name = f"{index} in {size}, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}"
+            yield name, (leaf, index, size, root, []), False
     for leaf in (b"", DATA):
         for root in (b"", DATA):
-            yield (
-                f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
-                (leaf, 0, 1, root, []),
-                leaf == root == DATA,
-            )
+            name = f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}"
+            yield name, (leaf, 0, 1, root, []), leaf == root == DATA
 
 
 def consistency_vectors():
@@ -201,30 +186,17 @@ def consistency_vectors():
         for at, bent_proof in flipped(proof, 0x10):
             yield f"{of}, bit of hash {at}", (old, old_root, size, root, bent_proof), False
     for old, size, old_root, root, proof in (
-        (0, 0, CARE_1, CARE_1, []),
-        (0, 0, CARE_1, CARE_2, []),
-        (0, 0, EMPTY_ROOT, CARE_2, []),
-        (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (0, 1, CARE_1, CARE_2, []),
-        (0, 1, EMPTY_ROOT, CARE_2, []),
-        (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (1, 0, CARE_1, CARE_2, []),
-        (1, 1, CARE_1, CARE_2, []),
-        (1, 1, CARE_2, CARE_2, []),
-        (1, 1, EMPTY_ROOT, CARE_2, []),
-        (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
-        (1, 2, CARE_1, CARE_2, []),
-        (2, 1, CARE_1, CARE_2, []),
-    ):
-        name = (
-            f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of"
-            f" {len(proof)}"
-        )
-        yield (
-            name,
-            (old, old_root, size, root, proof),
-            (old, size, old_root) == (1, 1, root) and not proof,
-        )
+        (0, 0, CARE_1, CARE_1, []), (0, 0, CARE_1, CARE_2, []), (0, 0, EMPTY_ROOT, CARE_2, []),
+        (0, 0, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]), (0, 1, CARE_1, CARE_2, []),
+        (0, 1, EMPTY_ROOT, CARE_2, []), (0, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 0, CARE_1, CARE_2, []), (1, 1, CARE_1, CARE_2, []), (1, 1, CARE_2, CARE_2, []),
+        (1, 1, EMPTY_ROOT, CARE_2, []), (1, 1, EMPTY_ROOT, EMPTY_ROOT, [EMPTY_ROOT]),
+        (1, 2, CARE_1, CARE_2, []), (2, 1, CARE_1, CARE_2, []),
+    ):  # fmt: skip
+        roots = f"roots {old_root.hex()[-8:]} and {root.hex()[-8:]}"
+        name = f"{old} to {size}, {roots}, proof of {len(proof)}"
+        sound = (old, size, old_root) == (1, 1, root) and not proof
+        yield name, (old, old_root, size, root, proof), sound
 
 
 INCLUSION, CONSISTENCY = list(inclusion_vectors()), list(consistency_vectors())
@@ -280,25 +252,16 @@ def test_roots_of_rfc_6962():
     assert [tree.root(size).hex() for size in range(9)] == ROOTS
 
 
-@pytest.mark.parametrize(
-    ("index", "size", "proof"),
-    [
-        (0, 1, []),
-        (0, 8, [L1, N23, N47]),
-        (5, 8, [L4, N67, ROOTS[4]]),
-        (2, 3, [N01]),
-        (1, 5, [L0, N23, L4]),
-    ],
-)
+@pytest.mark.parametrize(("index", "size", "proof"), [
+    (0, 1, []), (0, 8, [L1, N23, N47]), (5, 8, [L4, N67, ROOTS[4]]), (2, 3, [N01]),
+    (1, 5, [L0, N23, L4]),
+])  # fmt: skip
 def test_known_inclusion_proofs(index, size, proof):
     assert [value.hex() for value in Tree(KNOWN).inclusion_proof(index, size)] == proof
     verify_inclusion(
-        KNOWN[index],
-        index,
-        size,
-        bytes.fromhex(ROOTS[size]),
+        KNOWN[index], index, size, bytes.fromhex(ROOTS[size]),
         [bytes.fromhex(value) for value in proof],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -354,18 +317,17 @@ def test_2_inclusion_refuses_a_bent_proof():
 
 def test_3_inclusion_refuses_every_flipped_bit():
     for index, size in SMALL:
-        for leaf, root, *proof in flips(
-            [LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]
-        ):
+        start = [LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]
+        for leaf, root, *proof in flips(start):
             with pytest.raises(ProofError, match="leads to"):
                 verify_inclusion(leaf, index, size, root, proof)
 
 
 def test_inclusion_refuses_every_other_index_and_size():
     accepted = set()
-    for index, size in [(i, n) for i, n in PAIRS if n <= 24]:
+    for index, size in [(i, n) for i, n in PAIRS if n <= 14]:
         proof, root = TREE.inclusion_proof(index, size), TREE.root(size)
-        for other, wrong in [(i, n) for i, n in PAIRS if n <= 32 and (i, n) != (index, size)]:
+        for other, wrong in [(i, n) for i, n in PAIRS if n <= 20 and (i, n) != (index, size)]:
             with pytest.raises(ProofError):  # under the root of the size that it claims
                 verify_inclusion(LEAVES[index], other, wrong, TREE.root(wrong), proof)
             try:
@@ -421,7 +383,7 @@ def test_5_consistency_refuses_every_flipped_bit():
 
 
 def test_consistency_refuses_every_other_pair_of_sizes():
-    pairs = [(old + 1, size) for old, size in PAIRS if old + 1 < size <= 20]
+    pairs = [(old + 1, size) for old, size in PAIRS if old + 1 < size <= 16]
     for old, size in pairs:
         proof = TREE.consistency_proof(old, size)
         for other, wrong in pairs:
@@ -437,10 +399,9 @@ def test_a_changed_removed_or_moved_record_is_inconsistent():
             removed = Tree([*LEAVES[:at], *LEAVES[at + 1 : size + 1]])
             for other in (changed, removed):
                 for old in range(at + 1, size):
+                    proof = other.consistency_proof(old)
                     with pytest.raises(ProofError):
-                        verify_consistency(
-                            old, TREE.root(old), size, other.root(), other.consistency_proof(old)
-                        )
+                        verify_consistency(old, TREE.root(old), size, other.root(), proof)
 
 
 def test_wrong_lengths_are_named():
@@ -452,18 +413,15 @@ def test_wrong_lengths_are_named():
         Tree([b"abc"])
 
 
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda: TREE.root(65), "has 64 leaves, not 65"),
-        (lambda: TREE.root(-1), "has 64 leaves, not -1"),
-        (lambda: TREE.inclusion_proof(3, 3), "no leaf 3 in a tree of 3"),
-        (lambda: TREE.inclusion_proof(-1), "no leaf -1"),
-        (lambda: TREE.inclusion_proof(0, 65), "has 64 leaves, not 65"),
-        (lambda: TREE.consistency_proof(4, 3), "never had 4"),
-        (lambda: TREE.consistency_proof(-1, 3), "never had -1"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "said"), [
+    (lambda: TREE.root(65), "has 64 leaves, not 65"),
+    (lambda: TREE.root(-1), "has 64 leaves, not -1"),
+    (lambda: TREE.inclusion_proof(3, 3), "no leaf 3 in a tree of 3"),
+    (lambda: TREE.inclusion_proof(-1), "no leaf -1"),
+    (lambda: TREE.inclusion_proof(0, 65), "has 64 leaves, not 65"),
+    (lambda: TREE.consistency_proof(4, 3), "never had 4"),
+    (lambda: TREE.consistency_proof(-1, 3), "never had -1"),
+])  # fmt: skip
 def test_a_tree_says_what_it_cannot_prove(ask, said):
     with pytest.raises(LocalError, match=said):
         ask()

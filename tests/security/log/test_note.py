@@ -45,44 +45,28 @@ SIGNED = f"{TEXT}\n{PETER_LINE}\n{ENOCH_LINE}\n".encode()
 PETER, ENOCH = f"{PETER_LINE}\n".encode(), f"{ENOCH_LINE}\n".encode()
 BOTH = {PETER_KEY: "PeterNeumann", ENOCH_KEY: "EnochRoot"}
 LONGER = {line: line[:60] + b"ABCD" + line[60:] for line in (PETER, ENOCH)}
-GO_OPENS = [
-    pytest.param(TEXT.encode() + after, keys, signed, id=name)
-    for name, after, keys, signed in [
-        ("one of two is trusted", b"\n" + PETER + ENOCH, [PETER_KEY], ["PeterNeumann"]),
-        ("both are trusted", b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
-        ("a trusted key did not sign", b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
-        (
-            "each twice, one longer",
-            b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH],
-            [PETER_KEY],
-            ["PeterNeumann"],
-        ),
-        ("101 times", b"\n" + 101 * PETER, [PETER_KEY], None),
-        ("a signature is longer", b"\n" + LONGER[PETER], [PETER_KEY], None),
-        ("no signature", b"", [PETER_KEY], None),
-        ("no signature behind the blank line", b"\n", [PETER_KEY], None),
-        ("no last newline", b"\n" + PETER[:-1], [PETER_KEY], None),
-        (
-            "a name of two words",
-            b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1],
-            [PETER_KEY],
-            None,
-        ),
-        ("a line too many", b"\n" + PETER + b"Unexpected line.\n", [PETER_KEY], None),
-        (
-            "another name",
-            b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"),
-            [PETER_KEY],
-            None,
-        ),
-        ("another key id", b"\n" + PETER.replace(b"x08g", b"xxxx"), [PETER_KEY], None),
-    ]
-] + [
-    pytest.param(
-        byte + TEXT.encode() + b"\n" + PETER, [PETER_KEY], None, id=f"begins with {byte.hex()}"
-    )
+ONE = [PETER_KEY]
+GO_OPENS = {
+    "one of two is trusted": (b"\n" + PETER + ENOCH, ONE, ["PeterNeumann"]),
+    "both are trusted": (b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
+    "a trusted key did not sign": (b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
+    "each twice, one longer": (
+        b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH], ONE, ["PeterNeumann"]
+    ),
+    "101 times": (b"\n" + 101 * PETER, ONE, None),
+    "a signature is longer": (b"\n" + LONGER[PETER], ONE, None),
+    "no signature": (b"", ONE, None),
+    "no signature behind the blank line": (b"\n", ONE, None),
+    "no last newline": (b"\n" + PETER[:-1], ONE, None),
+    "a name of two words": (b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1], ONE, None),
+    "a line too many": (b"\n" + PETER + b"Unexpected line.\n", ONE, None),
+    "another name": (b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"), ONE, None),
+    "another key id": (b"\n" + PETER.replace(b"x08g", b"xxxx"), ONE, None),
+}  # fmt: skip
+GO_OPENS = {name: (TEXT.encode() + after, *rest) for name, (after, *rest) in GO_OPENS.items()} | {
+    f"begins with {byte.hex()}": (byte + TEXT.encode() + b"\n" + PETER, ONE, None)
     for byte in (b"\x01", b"\xff")
-]
+}
 # too long a key, and an unknown kind of one, each with the key id of what it holds
 GO_REFUSES_KEYS = [
     "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",
@@ -143,7 +127,7 @@ def test_keys_and_signatures_are_those_of_go():
     assert verify(note, [enoch]) == (VerifiedKey(enoch, None),)
 
 
-@pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS)
+@pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS.values(), ids=GO_OPENS)
 def test_what_go_opens_and_what_not(data, keys, signed):
     trusted = [key_of(key) for key in keys]
     if signed is None:
@@ -174,19 +158,16 @@ def test_the_note_of_the_specification():
         "QM="
     )
     key = key_of("example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k")
-    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (
-        VerifiedKey(key, None),
-    )
+    found = verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key])
+    assert found == (VerifiedKey(key, None),)
 
 
 def test_a_public_log_and_its_witness():
     note = parse(PUBLIC)
     arche, remora = key_of(ARCHE_KEY), key_of(REMORA_KEY)
     assert bytes(note) == PUBLIC
-    assert verify(note, [remora, arche]) == (
-        VerifiedKey(arche, None),
-        VerifiedKey(remora, 0x6A122120),
-    )
+    found = verify(note, [remora, arche])
+    assert found == (VerifiedKey(arche, None), VerifiedKey(remora, 0x6A122120))
     grown = replace(note, text=note.text.replace("1432088532", "1432088533"))
     for key in (arche, remora):
         with pytest.raises(ProofError, match="does not fit the note"):
@@ -267,55 +248,42 @@ LINE = f"{PETER_LINE}\n".encode()
 BODY = TEXT.encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "is not a text, a blank line"),
-        (BODY, "is not a text, a blank line"),
-        (BODY + LINE, "is not a text, a blank line"),
-        (BODY + b"\n" + LINE[:-1], "is not a text, a blank line"),
-        (b"\n" + LINE, "is not a text, a blank line"),
-        (BODY[:-1] + b"\n" + LINE, "is not a text, a blank line"),
-        (BODY + b"\n", "has 0 signatures"),
-        (BODY + b"\n" + LINE + b"\n", "has 0 signatures"),
-        (BODY + b"\n" + LINE + b"more\n", "is not a signature line"),
-        (BODY + b"\n" + LINE.replace("—".encode(), b"-"), "is not a signature line"),
-        (BODY + b"\n" + LINE.replace("— ".encode(), "—".encode()), "is not a signature line"),
-        (BODY + b"\n " + LINE, "is not a signature line"),
-        (BODY + b"\n" + LINE.replace(b" x08", b"  x08"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b" x08", b" =x08"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAM= \n"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAM\n"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAN=\n"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b"x08go/", b"x08go_"), "is not base64"),
-        (BODY + b"\n" + LINE.replace(b"x08", "x0८".encode()), "is not base64"),
-        (BODY + b"\n" + "— PeterNeumann x08gow==\n".encode(), "is not a key id of 4 bytes"),
-        (BODY + b"\n" + "— PeterNeumann \n".encode(), "is not a key id of 4 bytes"),
-        (BODY + b"\n" + LINE.replace(b" Peter", b"  Peter"), "signature of '' is not base64"),
-        (BODY + b"\n" + LINE.replace(b"PeterNeumann", b""), "name '' of a signature"),
-        (
-            BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter+Neumann"),
-            r"name 'Peter\+Neumann' of a signature",
-        ),
-        (
-            BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u00a0Neumann".encode()),
-            "of a signature",
-        ),
-        (
-            BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u2028Neumann".encode()),
-            "of a signature",
-        ),
-        (BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter\tNeumann"), "of a signature"),
-        (BODY.replace(b"\n", b"\r\n") + b"\n" + LINE, r"control character '\\r'"),
-        (BODY.replace(b" ", b"\0", 1) + b"\n" + LINE, r"control character '\\x00'"),
-        (BODY.replace(b" ", b"\x1b", 1) + b"\n" + LINE, r"control character '\\x1b'"),
-        (b"\xff" + BODY + b"\n" + LINE, "not UTF-8: invalid start byte at byte 0"),
-        (b"\xed\xa0\x80" + BODY + b"\n" + LINE, "not UTF-8"),
-        (BODY + b"\n" + LINE * (MAX_SIGNATURES + 1), "has 65 signatures, not 1 to 64"),
-        (b"a" * MAX_NOTE + b"\n\n" + LINE, "more than 262144"),
-        (b"\xff" * (MAX_NOTE + 1), "more than 262144"),
-    ],
-)
+@pytest.mark.parametrize(("data", "said"), [
+    (b"", "is not a text, a blank line"), (BODY, "is not a text, a blank line"),
+    (BODY + LINE, "is not a text, a blank line"),
+    (BODY + b"\n" + LINE[:-1], "is not a text, a blank line"),
+    (b"\n" + LINE, "is not a text, a blank line"),
+    (BODY[:-1] + b"\n" + LINE, "is not a text, a blank line"), (BODY + b"\n", "has 0 signatures"),
+    (BODY + b"\n" + LINE + b"\n", "has 0 signatures"),
+    (BODY + b"\n" + LINE + b"more\n", "is not a signature line"),
+    (BODY + b"\n" + LINE.replace("—".encode(), b"-"), "is not a signature line"),
+    (BODY + b"\n" + LINE.replace("— ".encode(), "—".encode()), "is not a signature line"),
+    (BODY + b"\n " + LINE, "is not a signature line"),
+    (BODY + b"\n" + LINE.replace(b" x08", b"  x08"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b" x08", b" =x08"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAM= \n"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAM\n"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b"nAM=\n", b"nAN=\n"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b"x08go/", b"x08go_"), "is not base64"),
+    (BODY + b"\n" + LINE.replace(b"x08", "x0८".encode()), "is not base64"),
+    (BODY + b"\n" + "— PeterNeumann x08gow==\n".encode(), "is not a key id of 4 bytes"),
+    (BODY + b"\n" + "— PeterNeumann \n".encode(), "is not a key id of 4 bytes"),
+    (BODY + b"\n" + LINE.replace(b" Peter", b"  Peter"), "signature of '' is not base64"),
+    (BODY + b"\n" + LINE.replace(b"PeterNeumann", b""), "name '' of a signature"),
+    (BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter+Neumann"),
+        r"name 'Peter\+Neumann' of a signature"),
+    (BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u00a0Neumann".encode()), "of a signature"),
+    (BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u2028Neumann".encode()), "of a signature"),
+    (BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter\tNeumann"), "of a signature"),
+    (BODY.replace(b"\n", b"\r\n") + b"\n" + LINE, r"control character '\\r'"),
+    (BODY.replace(b" ", b"\0", 1) + b"\n" + LINE, r"control character '\\x00'"),
+    (BODY.replace(b" ", b"\x1b", 1) + b"\n" + LINE, r"control character '\\x1b'"),
+    (b"\xff" + BODY + b"\n" + LINE, "not UTF-8: invalid start byte at byte 0"),
+    (b"\xed\xa0\x80" + BODY + b"\n" + LINE, "not UTF-8"),
+    (BODY + b"\n" + LINE * (MAX_SIGNATURES + 1), "has 65 signatures, not 1 to 64"),
+    (b"a" * MAX_NOTE + b"\n\n" + LINE, "more than 262144"),
+    (b"\xff" * (MAX_NOTE + 1), "more than 262144"),
+])  # fmt: skip
 def test_what_is_not_quite_a_note_is_refused(data, said):
     with pytest.raises(ProofError, match=said):
         parse(data)
@@ -341,14 +309,10 @@ def test_parsing_undoes_writing(note):
 
 
 MUTATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["change", "insert", "delete", "double"]),
-        st.integers(0, 10**6),
-        st.integers(0, 255),
-    ),
-    min_size=1,
-    max_size=3,
-)
+    st.tuples(st.sampled_from(["change", "insert", "delete", "double"]), st.integers(0, 10**6),
+        st.integers(0, 255)),
+    min_size=1, max_size=3,
+)  # fmt: skip
 
 
 def mutated(data, mutations):
@@ -403,12 +367,8 @@ def test_a_key_with_a_wrong_character_is_refused(key):
 
 def test_keys_of_another_kind_or_length_are_refused():
     for kind, public in (
-        (0x06, bytes(32)),
-        (0x02, bytes(32)),
-        (0x01, bytes(31)),
-        (0x01, bytes(33)),
-        (0x04, b""),
-    ):
+        (0x06, bytes(32)), (0x02, bytes(32)), (0x01, bytes(31)), (0x01, bytes(33)), (0x04, b""),
+    ):  # fmt: skip
         encoded = base64.b64encode(bytes([kind]) + public).decode()
         with pytest.raises(LocalError, match=r"kind 1 or 4|an Ed25519 key has 32"):
             key_of(f"a+00000000+{encoded}")

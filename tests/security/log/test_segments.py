@@ -4,18 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.ledgers import (
-    KEY,
-    OTHER_KEY,
-    copied,
-    open_ledger,
-    open_log,
-    public,
-    put_back,
-    signer,
-    write_start,
-    write_stop,
-)
+from support import ledgers as book
 
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import verify
@@ -59,14 +48,14 @@ def folder(tmp_path, monkeypatch):
 
 def filled(folder, count=11):
     """Records that the ledger knows, in as many segments as they need."""
-    with open_ledger(folder) as ledger:
+    with book.open_ledger(folder) as ledger:
         for n in range(count):
-            write_start(ledger, f"staddle {n}", HASH, HASH)
+            book.write_start(ledger, f"staddle {n}", HASH, HASH)
     return segments(folder)
 
 
 def problem(folder, **options):
-    found = verify(folder, key=public(), **options)
+    found = verify(folder, key=book.public(), **options)
     assert not found.ok
     return found.problems[0]
 
@@ -75,7 +64,7 @@ def refused(folder, said):
     """By verifier and writer alike, in the same words."""
     assert said in problem(folder)
     with pytest.raises(LocalError) as error:
-        open_ledger(folder)
+        book.open_ledger(folder)
     assert said in str(error.value)
 
 
@@ -92,13 +81,13 @@ def test_a_full_segment_is_followed_by_another_and_chain_and_tree_run_on(folder)
     assert (stored.size, stored.root) == (11, Tree(line.hash for line in found).root())
     assert len(lines) == 11
     filled(folder, 2)
-    assert verify(folder, key=public()).records == 13
+    assert verify(folder, key=book.public()).records == 13
     assert segments(folder)[:-1] == paths[: len(segments(folder)) - 1]
 
 
 def test_the_old_segment_is_durable_before_the_new_one_is_there(folder, monkeypatch):
     """After a power cut nothing may be missing before something that is there."""
-    with open_log(folder) as log:
+    with book.open_log(folder) as log:
         while segment(folder, 1).stat().st_size < 1000:
             log.append({"type": "x"}, durable=False)
         seen = []
@@ -114,14 +103,14 @@ def test_the_old_segment_is_durable_before_the_new_one_is_there(folder, monkeypa
 
 
 def test_a_round_that_midnight_interrupts_goes_on_in_the_next_days_segment(tmp_path, clock):
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         log.append({"type": "x"})
         clock.set("2026-11-20T23:59:59.999999")
         log.append({"type": "x"})
         clock.set("2026-11-21T00:00:00")
         log.append({"type": "x"})
         log.append({"type": "x"})
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         log.append({"type": "x"})  # of the same day still
         clock.set("2026-11-22T00:00:00")
         log.append({"type": "x"})
@@ -131,11 +120,11 @@ def test_a_round_that_midnight_interrupts_goes_on_in_the_next_days_segment(tmp_p
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path, clock):
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         log.append({"type": "x"})
         clock.set("2026-11-18T10:00:00")
         log.append({"type": "x"})
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         log.append({"type": "x"})
         clock.set("2026-11-20T11:00:00")
         log.append({"type": "x"})
@@ -148,19 +137,19 @@ def test_an_empty_last_segment_is_what_a_crash_leaves(folder):
     paths = filled(folder)
     following = segment(folder, len(paths) + 1)
     following.touch()
-    assert verify(folder, key=public()).ok
+    assert verify(folder, key=book.public()).ok
     filled(folder, 1)
     assert segments(folder)[-1] == following
     assert following.read_bytes().count(b"\n") == 1
-    assert verify(folder, key=public()).records == 12
+    assert verify(folder, key=book.public()).records == 12
 
 
 def test_a_torn_tail_is_put_aside_in_the_last_segment_and_refused_in_any_other(folder):
     paths = filled(folder)
     with paths[-1].open("ab") as file:
         file.write(b'{"half')
-    assert verify(folder, key=public()).torn_bytes == 6
-    open_ledger(folder).close()
+    assert verify(folder, key=book.public()).torn_bytes == 6
+    book.open_ledger(folder).close()
     assert paths[-1].with_suffix(".torn").read_bytes() == b'{"half'
     assert list(Reading(folder))[-1].record["type"] == "recovery"
     with paths[0].open("ab") as file:
@@ -172,27 +161,27 @@ def test_a_torn_tail_is_put_aside_in_the_last_segment_and_refused_in_any_other(f
 
 def test_missing_empty_foreign_and_old_files_are_refused(folder):
     paths = filled(folder)
-    before = copied(folder)
+    before = book.copied(folder)
     for path in paths[:-1]:
         path.unlink()
         refused(folder, f"{path.name}: is missing")
         path.touch()
         refused(folder, "is empty, and another segment follows")
-        put_back(folder, before)
+        book.put_back(folder, before)
     for name in ("seg-1.jsonl", "seg-00000001.jsonl.bak", "seg-00000001", "seg-000000001.jsonl"):
         (folder / name).touch()
         refused(folder, f"{name}: is not a segment")
-        put_back(folder, before)
+        book.put_back(folder, before)
     segment(folder, 99).touch()
     refused(folder, f"seg-{len(paths) + 1:08d}.jsonl: is missing")
-    put_back(folder, before)
+    book.put_back(folder, before)
     (folder / "egress.jsonl").touch()
     refused(folder, "egress.jsonl: a ledger in one file")
 
 
 def test_any_edit_deletion_insertion_or_reordering_in_any_segment_is_found(folder):
     paths = filled(folder, 8)
-    before = copied(folder)
+    before = book.copied(folder)
     tried = 0
     for path in paths:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -208,34 +197,34 @@ def test_any_edit_deletion_insertion_or_reordering_in_any_segment_is_found(folde
                 ),
             ]
             for other in wrong:
-                put_back(folder, before)
+                book.put_back(folder, before)
                 path.write_bytes(b"".join(other))
                 problem(folder)
                 with pytest.raises(LocalError):
-                    open_ledger(folder)
+                    book.open_ledger(folder)
                 tried += 1
     assert tried >= 3 * 8
     for a, b in itertools.pairwise(paths):  # whole segments in each other's place
-        put_back(folder, {**before, a.name: before[b.name], b.name: before[a.name]})
+        book.put_back(folder, {**before, a.name: before[b.name], b.name: before[a.name]})
         problem(folder)
 
 
 def test_every_flipped_bit_is_found(folder, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT_BYTES", 100)
-    with open_ledger(folder) as ledger:
-        write_stop(ledger, "a")
-        write_stop(ledger, "")
-    before = copied(folder)
+    with book.open_ledger(folder) as ledger:
+        book.write_stop(ledger, "a")
+        book.write_stop(ledger, "")
+    before = book.copied(folder)
     assert sum(name.startswith("seg-") for name in before) == 2
     for name, data in before.items():
-        path, key = folder / name, public() if name == "checkpoint" else None
+        path, key = folder / name, book.public() if name == "checkpoint" else None
         for at in range(len(data) * 8):
             flipped = bytearray(data)
             flipped[at // 8] ^= 1 << (at % 8)
             path.write_bytes(flipped)
             assert not verify(folder, key=key).ok, (name, at)
         path.write_bytes(data)
-    assert verify(folder, key=public()).ok
+    assert verify(folder, key=book.public()).ok
 
 
 # The checkpoint.
@@ -248,7 +237,7 @@ def size_of(note):
 def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_at_the_end(
     tmp_path,
 ):
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         assert size_of(head.stored(tmp_path)) == 0
         for n in range(1, 130):
             log.append({"type": "x"}, durable=False)
@@ -258,10 +247,8 @@ def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_
         assert size_of(note) == 129
         log.append({"type": "x"})
     assert size_of(head.stored(tmp_path)) == 130
-    assert (
-        head.stored_by(tmp_path, public()).root
-        == Tree(line.hash for line in Reading(tmp_path)).root()
-    )
+    found = head.stored_by(tmp_path, book.public()).root
+    assert found == Tree(line.hash for line in Reading(tmp_path)).root()
 
 
 def test_records_are_durable_before_their_checkpoint(tmp_path, monkeypatch):
@@ -271,7 +258,7 @@ def test_records_are_durable_before_their_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(
         append_log, "write_atomic", lambda path, data: [done.append("checkpoint"), real(path, data)]
     )
-    with open_log(tmp_path) as log:
+    with book.open_log(tmp_path) as log:
         done.clear()
         log.append({"type": "x"}, durable=False)
         log.checkpoint()
@@ -284,44 +271,44 @@ def test_records_without_a_checkpoint_are_refused_and_an_empty_ledger_is_not(fol
     assert "checkpoint: is missing" in problem(folder)
     why = "it has 1 records and no checkpoint, which is signed before the first"
     with pytest.raises(LocalError, match=why):
-        open_ledger(folder)
+        book.open_ledger(folder)
     segment(folder, 1).write_bytes(b'{"torn')
     with pytest.raises(LocalError, match="it has 0 records and no checkpoint"):
-        open_ledger(folder)
+        book.open_ledger(folder)
     segment(folder, 1).write_bytes(b"")
     filled(folder, 1)
-    assert verify(folder, key=public()).ok
+    assert verify(folder, key=book.public()).ok
 
 
 def test_records_cut_off_behind_the_checkpoint_are_found_without_any_key(folder):
     paths = filled(folder)
-    before = copied(folder)
+    before = book.copied(folder)
     said = (
         "records were cut off: there are {}, and the folder itself holds a signed checkpoint of 11"
     )
     lines = paths[-1].read_bytes().splitlines(keepends=True)
     for kept in range(len(lines)):
-        put_back(folder, before)
+        book.put_back(folder, before)
         paths[-1].write_bytes(b"".join(lines[:kept]))
         left = 11 - len(lines) + kept
         assert verify(folder).problems == (said.format(left),)
         with pytest.raises(LocalError, match="was rolled back or altered: " + said.format(left)):
-            open_ledger(folder)
-    put_back(folder, before)
+            book.open_ledger(folder)
+    book.put_back(folder, before)
     paths[-1].unlink()
     assert verify(folder).problems == (said.format(11 - len(lines)),)
 
 
 def test_an_older_copy_of_the_whole_folder_is_found_by_who_holds_a_checkpoint(folder):
     filled(folder, 5)
-    older = copied(folder)
-    with open_ledger(folder) as ledger:
+    older = book.copied(folder)
+    with book.open_ledger(folder) as ledger:
         for _ in range(4):
-            write_start(ledger, "staddle", HASH, HASH)
+            book.write_start(ledger, "staddle", HASH, HASH)
         note = ledger.checkpoint()
-    assert verify(folder, key=public(), witnessed={"the coordinator": note}).ok
-    put_back(folder, older)
-    assert verify(folder, key=public()).ok  # the copy is as good as it was: rule 29
+    assert verify(folder, key=book.public(), witnessed={"the coordinator": note}).ok
+    book.put_back(folder, older)
+    assert verify(folder, key=book.public()).ok  # the copy is as good as it was: rule 29
     said = "records were cut off: there are 5, and the coordinator holds a signed checkpoint of 9"
     assert problem(folder, witnessed={"the coordinator": note}) == said
     filled(folder, 6)  # and it was written on
@@ -336,19 +323,18 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
     filled(folder, 3)
     root = Tree(line.hash for line in Reading(folder)).root()
     own = (folder / "checkpoint").read_bytes()
-    for other in (signer(key=OTHER_KEY), signer("silo-b")):
+    for other in (book.signer(key=book.OTHER_KEY), book.signer("silo-b")):
         note = other.sign(3, root)
         (folder / "checkpoint").write_bytes(bytes(note))
         refused(folder, "signed by none of the keys that are trusted here")
         (folder / "checkpoint").write_bytes(own)
-        assert "checkpoint that w holds: note is signed by none" in problem(
-            folder, witnessed={"w": note}
-        )
-    (folder / "checkpoint").write_bytes(bytes(signer().sign(3, bytes(32))))
+        found = "checkpoint that w holds: note is signed by none"
+        assert found in problem(folder, witnessed={"w": note})
+    (folder / "checkpoint").write_bytes(bytes(book.signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
-    cosigned = signer().sign(3, root)
-    cosigned = cosigned.signed_by(signer("silo-b", OTHER_KEY).sign(3, root).signatures[0])
-    extended = issue(TreeHead(signer().origin, 3, root, ("more",)), KEY)
+    cosigned = book.signer().sign(3, root)
+    cosigned = cosigned.signed_by(book.signer("silo-b", book.OTHER_KEY).sign(3, root).signatures[0])
+    extended = issue(TreeHead(book.signer().origin, 3, root, ("more",)), book.KEY)
     for more in (cosigned, extended):
         (folder / "checkpoint").write_bytes(bytes(more))
         refused(folder, "holds more than a log writes there")
@@ -361,11 +347,11 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
 def test_a_reader_beside_a_writer_sees_a_ledger_that_holds(folder, monkeypatch):
     for sync in ("fsync", "fdatasync"):
         monkeypatch.setattr(f"os.{sync}", lambda _: None)
-    with open_ledger(folder) as ledger:
+    with book.open_ledger(folder) as ledger:
 
         def work():
             for n in range(300):
-                write_start(ledger, f"staddle {n}", HASH, HASH)
+                book.write_start(ledger, f"staddle {n}", HASH, HASH)
                 if n % 5 == 0:
                     ledger.checkpoint()
 
@@ -373,9 +359,9 @@ def test_a_reader_beside_a_writer_sees_a_ledger_that_holds(folder, monkeypatch):
         writer.start()
         counts = []
         while writer.is_alive():
-            found = verify(folder, key=public())
+            found = verify(folder, key=book.public())
             assert found.ok, found.problems
             counts.append(found.records)
         writer.join()
     assert counts == sorted(counts)
-    assert verify(folder, key=public()).records == 300
+    assert verify(folder, key=book.public()).records == 300

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from pathlib import Path
+import shutil
 
 import pytest
 from faults.disk import Calls, failing, killed, short
@@ -13,14 +13,14 @@ from staddle.security.log import append_log, head
 from staddle.security.log.segments import Reading, segments
 from staddle.security.log.tree_head import TreeHead
 
-RECORDS = 9
+RECORDS = 5
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """For segments of three records and a checkpoint every three."""
-    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 700)
-    monkeypatch.setattr(append_log, "EVERY", 3)
+    """For segments of two records and a checkpoint every two."""
+    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 400)
+    monkeypatch.setattr(append_log, "EVERY", 2)
     return tmp_path / "ledger"
 
 
@@ -29,18 +29,22 @@ def scenario(folder, promise):
     with open_log(folder) as log:
         for n in range(RECORDS):
             promise(log.append({"type": "note", "n": n}).seq + 1)
-            if n == 4:
+            if n == 2:
                 promise(TreeHead.parse(log.checkpoint().text).size)
 
 
-def count(folder, monkeypatch):
-    """How many calls the scenario makes, none of them at fault."""
+def calls_of(run, folder, monkeypatch):
+    """The calls of a scenario or a recovery, none of them at fault."""
     with monkeypatch.context() as patch:
         calls = Calls(patch)
-        scenario(folder, lambda _: None)
+        run(folder, lambda _: None)
     assert {"open", "write", "fsync", "fdatasync", "replace"} <= set(calls.made)
-    assert len(segments(folder)) == 3
-    return len(calls.made)
+    return calls.made
+
+
+def deaths(made, how):
+    """The calls that a process dies at; what is no write cannot be torn, and dies before."""
+    return [nth for nth, name in enumerate(made, 1) if how != "torn" or name == "write"]
 
 
 def holds(folder, promised):
@@ -60,8 +64,8 @@ def holds(folder, promised):
     "fault", [failing(errno.EIO), failing(errno.ENOSPC), short], ids=["EIO", "ENOSPC", "short"]
 )
 def test_a_fault_at_any_call_closes_the_log_and_loses_nothing(tmp_path, folder, monkeypatch, fault):
-    total = count(folder, monkeypatch)
-    failed = 0
+    total, failed = len(calls_of(scenario, folder, monkeypatch)), 0
+    assert len(segments(folder)) == 3
     for nth in range(1, total + 1):
         place, promised = tmp_path / str(nth), [0]
         with monkeypatch.context() as patch:
@@ -103,13 +107,13 @@ def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch)
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
 def test_kill_9_at_any_call_loses_nothing_that_was_promised(tmp_path, folder, monkeypatch, how):
-    total = count(folder, monkeypatch)
-    for nth in range(1, total + 1):
+    made = calls_of(scenario, folder, monkeypatch)
+    for nth in deaths(made, how):
         place = tmp_path / str(nth)
         promised = killed(place, nth, how, scenario)
-        assert promised is not None, f"call {nth} of {total} was never made"
+        assert promised is not None, f"call {nth} of {len(made)} was never made"
         holds(place, promised)
-    assert killed(tmp_path / "whole", total + 1, how, scenario) is None
+    assert killed(tmp_path / "whole", len(made) + 1, how, scenario) is None
 
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
@@ -119,24 +123,15 @@ def test_kill_9_at_any_call_of_a_recovery_loses_nothing_either(tmp_path, folder,
         log.append({"type": "note", "n": 0})
     with segments(folder)[-1].open("ab") as file:
         file.write(b'{"half')
-    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    nth = 0
-    while True:
-        nth += 1
-        place = tmp_path / str(nth)
-        place.mkdir()
-        for name, data in whole.items():
-            (place / name).write_bytes(data)
-        died = killed(place, nth, how, lambda folder, _: open_log(folder).close()) is not None
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    recover = lambda folder, _: open_log(folder).close()
+    made = calls_of(recover, folder, monkeypatch)
+    for nth in [*deaths(made, how), len(made) + 1]:
+        place = shutil.copytree(whole, tmp_path / str(nth))
+        assert (killed(place, nth, how, recover) is None) == (nth > len(made))
         open_log(place).close()
-        dropped = [
-            line.record["dropped_bytes"]
-            for line in Reading(place)
-            if line.record["type"] == "recovery"
-        ]
-        assert dropped, f"call {nth}: nothing says what was cut"
-        assert dropped[0] >= 6
-        assert b'{"half' in Path(segments(place)[0].with_suffix(".torn")).read_bytes()
-        if not died:
-            break
-    assert nth > 10
+        found = [line.record for line in Reading(place) if line.record["type"] == "recovery"]
+        assert found, f"call {nth}: nothing says what was cut"
+        assert found[0]["dropped_bytes"] >= 6
+        assert b'{"half' in segments(place)[0].with_suffix(".torn").read_bytes()
+    assert len(made) > 10

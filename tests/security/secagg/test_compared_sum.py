@@ -9,6 +9,7 @@ from support.secure_sums import Run, attempt, frame, names, ones
 from staddle.security.arithmetic import field
 from staddle.security.secagg import shared_gram as g
 from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import HeldShares
 from staddle.security.secagg.gram_pieces import SealedShare
 from staddle.security.secagg.messages import make_reveal
 
@@ -64,17 +65,12 @@ def reveal_with(done, silo, change):
         state, reveal = done[0].silos[who], effect.reveal
         products = g.products_loaded(ROWS, len(state.headers), reveal.products)
         kinds = {each.dealer: each.kind for each in reveal.shares}
-        held = {each.dealer: _Held(each.held) for each in reveal.shares}
+        held = {each.dealer: HeldShares(each.held, each.held) for each in reveal.shares}
         changed = g.products_dumped(change(products))
         sign = state.party.sign
         return s.SendReveal(make_reveal(state.ctx, who, state.h_u3, kinds, held, sign, changed))
 
     return alter
-
-
-class _Held:
-    def __init__(self, share):
-        self.of = lambda _: share
 
 
 def wrong(products):

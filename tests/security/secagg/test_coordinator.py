@@ -6,17 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from support.secure_sums import (
-    Run,
-    attempt,
-    frame,
-    group,
-    names,
-    ones,
-    signed_dealing,
-    signer,
-    signers,
-)
+from support.secure_sums import Run, attempt, names, ones, signed_dealing, signer, signers
 
 from staddle.errors import LocalError, RefusedError
 from staddle.security.arithmetic import shamir
@@ -29,7 +19,7 @@ from staddle.security.secagg import silo as secagg_silo
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF, HeldShare, deal, make_bundle
 from staddle.security.secagg.messages import Reveal, make_abandon, make_header
-from staddle.security.secagg.spec import Terms, specify
+from staddle.security.secagg.spec import Terms
 
 FIVE = names(5)
 LIAR = FIVE[2]
@@ -58,6 +48,12 @@ def whole_sum(run):
     return sum(names(12).index(silo) + 1 for silo in run.state.u3) / 16
 
 
+def signed_header(header):
+    """Of an upload of other bytes, which the liar signs."""
+    of = (LIAR, header.h_u2, header.length, bytes(32))
+    return make_header(attempt(5).context(), *of, b"", signer(LIAR))
+
+
 def test_replaying_the_events_gives_the_states():
     run = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}, seed=3)
     history, deliver = [], run.deliver
@@ -84,18 +80,15 @@ def test_replaying_the_events_gives_the_states():
 # What a silo sends that does not hold: it drops out, the others go on.
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
-        lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
-        lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
-        lambda e: replace(
-            e,
-            bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR)),
-        ),
-    ],
-)
+ANOTHER = make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR))
+
+
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
+    lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
+    lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
+    lambda e: replace(e, bundle=ANOTHER),
+])  # fmt: skip
 def test_keys_that_do_not_hold(change):
     run = cheating(s.SendKeys, change)
     assert refusals(run) == [(LIAR, "KEYS")]
@@ -114,19 +107,15 @@ def test_the_keys_of_another_silo(run):
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, dealing=replace(e.dealing, signature=bytes(64))),
-        lambda e: replace(e, dealing=replace(e.dealing, h_u1=bytes(32))),
-        lambda e: replace(e, portions=e.portions[1:]),
-        lambda e: replace(e, portions=e.portions[::-1]),
-        lambda e: replace(e, portions=(replace(e.portions[0], own=bytes(32)), *e.portions[1:])),
-        lambda e: replace(e, portions=(replace(e.portions[0], sealed=b""), *e.portions[1:])),
-        lambda e: replace(e, portions=(replace(e.portions[0], pair=bytes(31)), *e.portions[1:])),
-        lambda e: replace(e, portions=()),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, dealing=replace(e.dealing, signature=bytes(64))),
+    lambda e: replace(e, dealing=replace(e.dealing, h_u1=bytes(32))),
+    lambda e: replace(e, portions=e.portions[1:]), lambda e: replace(e, portions=e.portions[::-1]),
+    lambda e: replace(e, portions=(replace(e.portions[0], own=bytes(32)), *e.portions[1:])),
+    lambda e: replace(e, portions=(replace(e.portions[0], sealed=b""), *e.portions[1:])),
+    lambda e: replace(e, portions=(replace(e.portions[0], pair=bytes(31)), *e.portions[1:])),
+    lambda e: replace(e, portions=()),
+])  # fmt: skip
 def test_shares_that_do_not_hold(change):
     run = cheating(s.SendShares, change)
     assert refusals(run) == [(LIAR, "SHARES")]
@@ -135,18 +124,13 @@ def test_shares_that_do_not_hold(change):
     assert run.opened[0].total[0] == whole_sum(run) == (1 + 2 + 4 + 5) / 16
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda portions: portions[1:],
-        lambda portions: portions[::-1],
-        lambda portions: (*portions, portions[0]),
-        lambda _: (),
-        lambda portions: (replace(portions[0], sealed=b""), *portions[1:]),
-        lambda portions: (replace(portions[0], own=bytes(31)), *portions[1:]),
-        lambda portions: (*portions[:2], replace(portions[2], sealed=bytes(146)), *portions[3:]),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda portions: portions[1:], lambda portions: portions[::-1],
+    lambda portions: (*portions, portions[0]), lambda _: (),
+    lambda portions: (replace(portions[0], sealed=b""), *portions[1:]),
+    lambda portions: (replace(portions[0], own=bytes(31)), *portions[1:]),
+    lambda portions: (*portions[:2], replace(portions[2], sealed=bytes(146)), *portions[3:]),
+])  # fmt: skip
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     state, _ = run.before["coordinator", "SendShares"]
     portions = change(run.state.portions[LIAR])
@@ -160,27 +144,13 @@ def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     assert list(honest.dealings) == [LIAR]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e: replace(e, header=replace(e.header, signature=bytes(64))),
-        lambda e: replace(e, header=replace(e.header, length=e.header.length + 1)),
-        lambda e: replace(e, header=replace(e.header, h_u2=bytes(32))),
-        lambda e: replace(e, header=replace(e.header, sha256=bytes(32))),
-        lambda e: replace(
-            e,
-            header=make_header(
-                attempt(5).context(),
-                LIAR,
-                e.header.h_u2,
-                e.header.length,
-                bytes(32),
-                b"",
-                signer(LIAR),
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda e: replace(e, header=replace(e.header, signature=bytes(64))),
+    lambda e: replace(e, header=replace(e.header, length=e.header.length + 1)),
+    lambda e: replace(e, header=replace(e.header, h_u2=bytes(32))),
+    lambda e: replace(e, header=replace(e.header, sha256=bytes(32))),
+    lambda e: replace(e, header=signed_header(e.header)),
+])  # fmt: skip
 def test_uploads_that_are_not_what_was_signed(change):
     run = cheating(s.SendHeader, change)
     assert refusals(run) == [(LIAR, "UPLOAD")]
@@ -206,58 +176,28 @@ def test_a_signature_over_other_survivors():
     assert run.opened[0].total[0] == whole_sum(run) == 15 / 16  # its upload stays in the sum
 
 
-def lying_reveal(change):
-    """Signed by the liar itself, so that only the commitments tell."""
-
-    def made(effect):
-        reveal = effect.reveal
-        changed = Reveal(reveal.silo, tuple(change(list(reveal.shares))))
-        ctx, h_u3 = LYING.state.ctx, LYING.state.h_u3
-        return replace(
-            effect,
-            reveal=replace(
-                changed, signature=signer(LIAR)(SECAGG_REVEAL, changed.payload(ctx, h_u3))
-            ),
-        )
-
-    return made
-
-
 LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda shares: [
-            replace(shares[0], held=HeldShare(bytes(SHARE_BYTES), shares[0].held.salt)),
-            *shares[1:],
-        ],
-        lambda shares: [
-            replace(shares[0], held=HeldShare(shares[0].held.share, bytes(32))),
-            *shares[1:],
-        ],
-        lambda shares: [replace(shares[0], kind=PAIR), *shares[1:]],
-        lambda shares: shares[1:],
-        lambda shares: [shares[1], shares[0], *shares[2:]],
-        lambda shares: [*shares, shares[0]],
-        lambda shares: [replace(shares[0], dealer=shares[1].dealer), *shares[1:]],
-        lambda _: [],
-    ],
-)
+@pytest.mark.parametrize("change", [
+    lambda a, *rest: (replace(a, held=HeldShare(bytes(SHARE_BYTES), a.held.salt)), *rest),
+    lambda a, *rest: (replace(a, held=HeldShare(a.held.share, bytes(32))), *rest),
+    lambda a, *rest: (replace(a, kind=PAIR), *rest), lambda _, *rest: rest,
+    lambda a, b, *rest: (b, a, *rest), lambda *all_: (*all_, all_[0]),
+    lambda a, *rest: (replace(a, dealer=rest[0].dealer), *rest), lambda *_: (),
+])  # fmt: skip
 def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
+    """The liar signs what it reveals, so that only the commitments tell."""
     state, _ = LYING.before["coordinator", "SendReveal"]
-    state = replace(state, reveals={})
+    state = replace(state, reveals={}, survivals={**state.survivals, LIAR: None})
     (honest,) = LYING.effects(s.SendReveal, LIAR)
-    reveal = lying_reveal(change)(honest).reveal
-    after, (refused, *_) = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), s.SendReveal(reveal)
-    )
+    reveal = Reveal(LIAR, tuple(change(*honest.reveal.shares)))
+    payload = reveal.payload(LYING.state.ctx, LYING.state.h_u3)
+    reveal = replace(reveal, signature=signer(LIAR)(SECAGG_REVEAL, payload))
+    after, (refused, *_) = machine.advance(state, s.SendReveal(reveal))
     assert (refused.silo, refused.code) == (LIAR, "REVEAL")
     assert (after.reveals, LIAR in after.failed) == ({}, True)
-    taken, _ = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), s.SendReveal(honest.reveal)
-    )
+    taken, _ = machine.advance(state, s.SendReveal(honest.reveal))
     assert list(taken.reveals) == [LIAR]
 
 
@@ -354,19 +294,15 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 # Order, repetition, strangers.
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["SendKeys", "SendShares", "WordsUploaded", "SendSurvival", "SendReveal"],
-)
+# each message, and what in it names its silo
+GIVEN = {"SendKeys": "bundle", "SendShares": "dealing", "WordsUploaded": "header"}
+GIVEN |= {"SendSurvival": "survival", "SendReveal": "reveal"}
+
+
+@pytest.mark.parametrize("name", GIVEN)
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
-    for other_name in (
-        "SendKeys",
-        "SendShares",
-        "WordsUploaded",
-        "SendSurvival",
-        "SendReveal",
-    ):
+    for other_name in GIVEN:
         other, _ = run.before["coordinator", other_name]
         if other.stage != state.stage and not (name == "SendSurvival" and other.stage == "reveal"):
             after, (refused,) = machine.advance(other, event)
@@ -375,13 +311,8 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
     if once.stage == state.stage:
         after, (refused,) = machine.advance(once, event)
         assert (after, refused.code) == (once, "ORDER")
-    stranger = {
-        "SendKeys": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
-        "SendShares": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
-        "WordsUploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
-        "SendSurvival": lambda: replace(event, survival=replace(event.survival, silo="silo-99")),
-        "SendReveal": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
-    }[name]()
+    by = {"dealer" if name == "SendShares" else "silo": "silo-99"}
+    stranger = replace(event, **{GIVEN[name]: replace(getattr(event, GIVEN[name]), **by)})
     after, (refused,) = machine.advance(state, stranger)
     assert (after, refused.silo, refused.code) == (state, "silo-99", "ORDER")
 
@@ -446,16 +377,14 @@ def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
 
 
 def test_each_stage_must_be_as_large_as_min_cohort():
-    run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}, terms=Terms(min_cohort=5)).finish()
-    assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    run = Run(
-        attempt(5), ones(FIVE), drops={LIAR: "SendShares"}, terms=Terms(min_cohort=5)
-    ).finish()
-    assert (len(run.state.u1), run.state.u2, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
-    run = Run(
-        attempt(5), ones(FIVE), drops={LIAR: "SendHeader"}, terms=Terms(min_cohort=5)
-    ).finish()
-    assert (len(run.state.u2), run.state.u3, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
+    for step, sizes in (
+        ("SendKeys", (0, 0, 0)),
+        ("SendShares", (5, 0, 0)),
+        ("SendHeader", (5, 5, 0)),
+    ):
+        run = Run(attempt(5), ones(FIVE), drops={LIAR: step}, terms=Terms(min_cohort=5)).finish()
+        assert (len(run.state.u1), len(run.state.u2), len(run.state.u3)) == sizes, step
+        assert run.ends["coordinator"].code == "TOO_FEW", step
 
 
 TWELVE = names(12)
@@ -468,9 +397,8 @@ def test_a_silo_that_is_lost_takes_its_batch_out_of_the_sum(lost):
     run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: lost}, terms=terms, seed=4).finish()
     kept = tuple(silo for silo in TWELVE if silo not in BATCHES[1])
     assert (run.state.stage, run.state.u3) == ("done", kept)
-    assert {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[
-        lost
-    ] == kept
+    found = {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[lost]
+    assert found == kept
     assert np.array_equal(run.opened[0].total, np.full(20, whole_sum(run)))
 
 
@@ -485,10 +413,8 @@ def test_two_broken_batches_of_four_end_the_attempt():
     drops = {TWELVE[4]: "SendKeys", TWELVE[9]: "SendKeys"}
     run = Run(attempt(12), ones(TWELVE), drops=drops, terms=Terms(batches=BATCHES)).finish()
     assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    assert (
-        run.ends["coordinator"].why
-        == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
-    )
+    found = run.ends["coordinator"].why
+    assert found == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
 
 
 @pytest.mark.parametrize("name", ["SendSurvival", "SendReveal"])
@@ -566,18 +492,10 @@ def test_values_that_cannot_be_sent_end_at_the_silo():
 
 
 def test_kinds_of_shares_are_two():
-    own = frame(groups=(group(),))
-    run = Run(
-        specify(own, FIVE, 0),
-        ones(FIVE),
-        drops={FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"},
-        own=own,
-    )
-    run.finish()
+    drops = {FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"}
+    run = Run(attempt(5), ones(FIVE), drops=drops).finish()
     # five, less one upload, less one signature: three of the four that it takes
     assert run.opened is None
-    run = Run(
-        attempt(7), ones(names(7)), drops={names(7)[1]: "UploadWords", names(7)[0]: "SendSurvival"}
-    ).finish()
+    run = Run(attempt(7), ones(names(7)), drops=drops).finish()
     found = {each.dealer: each.kind for each in next(iter(run.state.reveals.values())).shares}
     assert found == {silo: PAIR if silo == names(7)[1] else SELF for silo in names(7)}

@@ -10,29 +10,19 @@ from support.secure_sums import Run, attempt, names, ones, signer
 from staddle.errors import RefusedError
 from staddle.security.secagg import coordinator
 from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import evidence as e
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF
-from staddle.security.secagg.evidence import (
-    Misdealing,
-    ShownShare,
-    Unjoined,
-    Unopened,
-    make_complaint,
-    proven,
-)
 from staddle.security.secagg.receiving_keys import receiving_seed
 
 FIVE = names(5)
+ANY_KEY = st.binary(min_size=32, max_size=32)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
-    "SendKeys",
-    "SendShares",
-    "WordsUploaded",
-    "SendSurvival",
-    "SendReveal",
-]
+    "SendKeys", "SendShares", "WordsUploaded", "SendSurvival", "SendReveal",
+]  # fmt: skip
 
 
 def corrupted(draw, value):
@@ -41,9 +31,8 @@ def corrupted(draw, value):
         name = draw(st.sampled_from([each.name for each in fields(value)]))
         return replace(value, **{name: corrupted(draw, getattr(value, name))})
     if isinstance(value, tuple):
-        how = (
-            draw(st.sampled_from(["drop", "again", "swap", "inside", "none"])) if value else "none"
-        )
+        hows = ["drop", "again", "swap", "inside", "none"]
+        how = draw(st.sampled_from(hows)) if value else "none"
         at = draw(st.integers(0, len(value) - 1)) if value else 0
         return {
             "drop": lambda: value[:at] + value[at + 1 :],
@@ -111,7 +100,7 @@ def test_a_specification_with_anything_in_it_is_refused(data):
 def shares_of(dealer, kind):
     """Those that four silos hold of an honest dealer."""
     return tuple(
-        ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind))
+        e.ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind))
         for silo in FIVE[:4]
     )
 
@@ -121,27 +110,23 @@ def shares_of(dealer, kind):
 def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
     dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
     state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
-    shares = shares_of(
-        data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR]))
-    )
+    by, of_kind = st.sampled_from([dealer, other]), st.sampled_from([SELF, PAIR])
+    shares = shares_of(data.draw(by), data.draw(of_kind))
     holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
-    key = data.draw(
-        st.just(receiving_seed(seed, state.ctx, holder, sealer))
-        | st.binary(min_size=32, max_size=32)
-    )
-    evidence = Misdealing(
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | ANY_KEY)
+    evidence = e.Misdealing(
         RUN.spec.payload(),
         state.bundles[dealer],
-        state.dealings[data.draw(st.sampled_from([dealer, other]))],
-        state.portions[data.draw(st.sampled_from([dealer, other]))],
-        data.draw(st.sampled_from([Unjoined(kind, shares), Unopened(holder, key)])),
+        state.dealings[data.draw(by)],
+        state.portions[data.draw(by)],
+        data.draw(st.sampled_from([e.Unjoined(kind, shares), e.Unopened(holder, key)])),
     )
     for _ in range(data.draw(st.integers(0, 2))):
         evidence = corrupted(data.draw, evidence)
     assert not evidence.proves(RUN.spec, RUN.signers)
     with pytest.raises(RefusedError) as caught:
-        proven((evidence,), RUN.spec.federation, RUN.spec.job_digest, RUN.signers)
+        e.proven((evidence,), RUN.spec.federation, RUN.spec.job_digest, RUN.signers)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
@@ -151,17 +136,14 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     state = replace(RUN.before["coordinator", "WordsUploaded"][0], headers={})
     silo, dealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[silo, "KeysReceived"][0].seeds.receiving
-    key = data.draw(
-        st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32)
-    )
-    complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
+    key = data.draw(st.just(receiving_seed(seed, state.ctx, silo, dealer)) | ANY_KEY)
+    complaint = e.make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)
     after, effects = coordinator.advance(state, s.SendComplaint(complaint))
     assert (effects[0].silo, effects[0].code) == (silo, "COMPLAINT")
-    assert {name: code for name, code in after.failed.items() if code != "lost"} == {
-        silo: "COMPLAINT"
-    }
+    found = {name: code for name, code in after.failed.items() if code != "lost"}
+    assert found == {silo: "COMPLAINT"}
 
 
 def test_what_an_end_says_names_no_secret():

@@ -302,13 +302,11 @@ def test_the_coordinator_holds_the_sum_and_the_mean():
 
 WEIGHED = {"weights": "private", "weight_least": 1, "weight_most": 900}
 BOUNDED = {
-    "public": (group(weights="public"), 1.0),
-    "equal": (group(), 1.0),
-    "count": (group(ring=64, clip_exponent=40), 1.0),
-    "private": (group(ring=64, **WEIGHED), 900.0),
+    "public": (group(weights="public"), 1.0), "equal": (group(), 1.0),
+    "count": (group(ring=64, clip_exponent=40), 1.0), "private": (group(ring=64, **WEIGHED), 900.0),
     "private, narrow": (group(weights="private", weight_least=10, weight_most=100), 100.0),
     "rows": (group(elements=20, rows=4, ring=64, **WEIGHED), 900.0),
-}
+}  # fmt: skip
 
 
 def bounded(kind, value, share=1.0):

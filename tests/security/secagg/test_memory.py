@@ -76,13 +76,10 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
     # the round, or the model, is the same
     for following in (spec(3, 1), spec(4, 0), spec(3, 1, OTHER_MODEL)):
         for notes in (
-            (),
-            notes_of(of, *FIVE[: needed - 1]),
-            notes_of(of, FIVE[0], FIVE[0], FIVE[0]),
-            notes_of(of, *FIVE[: needed - 1], "silo-99"),
-            notes_of(spec(3, 9), *FIVE),
+            (), notes_of(of, *FIVE[: needed - 1]), notes_of(of, FIVE[0], FIVE[0], FIVE[0]),
+            notes_of(of, *FIVE[: needed - 1], "silo-99"), notes_of(spec(3, 9), *FIVE),
             (*notes_of(of, *FIVE[:2]), replace(notes_of(of, FIVE[2])[0], signature=bytes(64))),
-        ):
+        ):  # fmt: skip
             assert refused(memory, following, notes) == "ABANDON"
         assert memory.entered(following, notes_of(of, *FIVE[:needed]), SIGNERS).pending == ()
     # nor another round from the same state of the silo
@@ -125,14 +122,9 @@ def test_3_notes_leave_no_set_that_could_unmask():
             t = 2 * n // 3 + 1
             for members in range(t, n + 1):
                 pending = Pending(
-                    round=1,
-                    start=1,
-                    model="cc" * 32,
-                    ctx="dd" * 32,
-                    members=tuple(f"s{i}" for i in range(members)),
-                    threshold=t,
-                    colluders=c,
-                )
+                    round=1, start=1, model="cc" * 32, ctx="dd" * 32,
+                    members=tuple(f"s{i}" for i in range(members)), threshold=t, colluders=c,
+                )  # fmt: skip
                 kept_word = pending.notes_needed - c  # colluders among the signers break theirs
                 assert members - kept_word == t - 1
 
@@ -185,19 +177,9 @@ def test_the_file_of_the_docstring_and_others():
 
 
 def test_another_instance_has_its_own_memory():
-    one, other = frame(), frame(purpose="count")
-    assert one.instance() == "j1/sum/update/coordinator"
-    assert (
-        len(
-            {
-                one.instance(),
-                other.instance(),
-                frame(recipient="silos").instance(),
-                frame(job="j2").instance(),
-            }
-        )
-        == 4
-    )
+    others = (frame(purpose="count"), frame(recipient="silos"), frame(job="j2"))
+    assert frame().instance() == "j1/sum/update/coordinator"
+    assert len({each.instance() for each in (frame(), *others)}) == 4
 
 
 # Sums of several batches.
@@ -263,21 +245,16 @@ def test_a_round_with_rows_for_one_silo_is_summed_once():
         memory.entered(over(NINE[3:], 1, **fields), (), signers(NINE), None, THREES)
 
 
-@pytest.mark.parametrize(
-    ("number", "within", "alone", "left"),
-    [
-        (0, True, True, 1),  # its own values are in the sum, as ``start`` says
-        (0, False, True, 0),
-        (0, False, False, 0),
-        (1, False, True, 0),  # no two sums of such a round are opened
-        (1, False, False, 1),  # the other attempt may be open beside it
-    ],
-)
+@pytest.mark.parametrize(("number", "within", "alone", "left"), [
+    (0, True, True, 1),  # its own values are in the sum, as ``start`` says
+    (0, False, True, 0), (0, False, False, 0),
+    (1, False, True, 0),  # no two sums of such a round are opened
+    (1, False, False, 1),  # the other attempt may be open beside it
+])  # fmt: skip
 def test_what_a_delivered_sum_says_of_an_attempt(number, within, alone, left):
     everybody = over(NINE, 0)
     memory = entered(everybody).uploading(everybody, NINE)
     ctx = over(NINE, number).context().hex()
     survivors = NINE if within else tuple(silo for silo in NINE if silo != NINE[0])
-    assert (
-        len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending) == left
-    )
+    found = len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending)
+    assert found == left

@@ -60,26 +60,27 @@ def test_everyone_stays(n):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("lost", [1, 3, 4])
+@pytest.mark.parametrize("lost", [1, 2, 3])
 def test_silos_lost_before_each_step(step, lost):
-    """Of ten with threshold 7: one, as many as may be lost, and one more."""
-    drops = dict.fromkeys(names(10)[2 : 2 + lost], step)
-    run = Run(attempt(10), ones(names(10)), drops=drops).finish()
-    survivors = outcome(10, 7, drops)
-    assert (survivors is None) == (lost == 4)
+    """Of seven with threshold 5: one, as many as may be lost, and one more."""
+    seven = names(7)
+    drops = dict.fromkeys(seven[2 : 2 + lost], step)
+    run = Run(attempt(7), ones(seven), drops=drops).finish()
+    survivors = outcome(7, 5, drops)
+    assert (survivors is None) == (lost == 3)
     if survivors is None:
         assert run.state.stage == "ended"
         assert run.opened is None
         assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("TOO_FEW", "")
     else:
         assert run.state.u3 == tuple(survivors)
-        assert run.opened[0].total[0] == sum(names(10).index(silo) + 1 for silo in survivors) / 16
+        assert run.opened[0].total[0] == sum(seven.index(silo) + 1 for silo in survivors) / 16
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
-    n = data.draw(st.integers(4, 9))
+    n = data.draw(st.integers(4, 6))  # each remainder by three, which the threshold follows from
     silos = names(n)
     drops = data.draw(
         st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2)
@@ -107,10 +108,8 @@ def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
     exact = sum(values[silo][0].values.astype(np.float64) for silo in run.state.u3)
     bound = float(fixedpoint.error_bound(spec.groups[0], len(run.state.u3)))
     assert np.abs(run.opened[0].total - exact).max() <= bound + 1e-12
-    assert (
-        run.opened[1].total.tolist()
-        == sum(values[silo][1].values for silo in run.state.u3).tolist()
-    )
+    found = run.opened[1].total.tolist()
+    assert found == sum(values[silo][1].values for silo in run.state.u3).tolist()
 
 
 def test_a_silo_that_uploads_after_the_deadline_is_refused_and_helps_with_nothing():
@@ -149,27 +148,19 @@ def test_secrets_are_gone_once_they_are_not_needed():
 def test_a_transcript_with_fixed_seeds_is_known():
     """Golden digests of each kind of message of one attempt of five; the last is lost at upload."""
     run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}, seed="golden").finish()
-    ctx = run.state.ctx
+    ctx, state, silo = run.state.ctx, run.state, names(5)[0]
+
+    def hashed(*pieces):
+        return hashlib.sha256(b"".join(pieces)).digest()
+
     found = {
-        "context": ctx,
-        "keys": run.state.h_u1,
-        "receiving keys": (
-            hashlib.sha256(
-                b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)
-            ).digest()
-        ),
-        "shares": run.state.h_u2,
-        "portions": (
-            hashlib.sha256(
-                b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)
-            ).digest()
-        ),
-        "upload": hashlib.sha256(b"".join(run.uploads[names(5)[0]])).digest(),
-        "headers": run.state.h_u3,
-        "reveal": (
-            hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest()
-        ),
-    }
+        "context": ctx, "keys": state.h_u1,
+        "receiving keys": hashed(*(k.leaf() for ks in state.keys.values() for k in ks)),
+        "shares": state.h_u2,
+        "portions": hashed(*(p.leaf() for ps in state.portions.values() for p in ps)),
+        "upload": hashed(*run.uploads[silo]), "headers": state.h_u3,
+        "reveal": hashed(state.reveals[silo].payload(ctx, state.h_u3)),
+    }  # fmt: skip
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
         "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",

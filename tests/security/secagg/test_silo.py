@@ -6,19 +6,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_sums import (
-    Drawn,
-    Run,
-    attempt,
-    frame,
-    group,
-    names,
-    ones,
-    signed_bundle,
-    signed_dealing,
-    signer,
-    signers,
-)
+from support import secure_sums as sums
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.shamir import commitment
@@ -40,7 +28,7 @@ from staddle.security.secagg.messages import Sets, Survival, make_header, make_s
 from staddle.security.secagg.receiving_keys import deliver_keys, key_root, receiving_keys
 from staddle.security.secagg.spec import Terms, specify
 
-FIVE = names(5)
+FIVE = sums.names(5)
 ME, LOST = FIVE[0], FIVE[4]
 RECEIVED = ("KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived")
 ORDER = (*RECEIVED[:2], "Streamed", *RECEIVED[2:], "ResultReceived")
@@ -49,13 +37,13 @@ ORDER = (*RECEIVED[:2], "Streamed", *RECEIVED[2:], "ResultReceived")
 @pytest.fixture(scope="module")
 def run():
     """Five silos, threshold 4; the last is lost during its upload."""
-    return Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
+    return sums.Run(sums.attempt(5), sums.ones(FIVE), drops={LOST: "SendHeader"}).finish()
 
 
 @pytest.fixture(scope="module")
 def other():
     """The next attempt of the same round, with fresh keys."""
-    return Run(attempt(5, number=1), ones(FIVE), seed="other").finish()
+    return sums.Run(sums.attempt(5, number=1), sums.ones(FIVE), seed="other").finish()
 
 
 def before(run, name, silo=ME):
@@ -95,7 +83,7 @@ def with_bundle(run, bundle, index=1):
 
 
 def bundle_of(ctx, silo, by=None):
-    return make_bundle(ctx, silo, bytes(32), bytes([1]) * 32, bytes(32), signer(by or silo))
+    return make_bundle(ctx, silo, bytes(32), bytes([1]) * 32, bytes(32), sums.signer(by or silo))
 
 
 def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run, other):
@@ -116,12 +104,10 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
     state, event = before(run, "KeysReceived")
     bundles = event.bundles
     for changed in (
-        (*bundles, bundle_of(state.ctx, "silo-99")),
-        (*bundles, bundles[4]),
-        (bundles[1], bundles[0], *bundles[2:]),
-        bundles[1:],
+        (*bundles, bundle_of(state.ctx, "silo-99")), (*bundles, bundles[4]),
+        (bundles[1], bundles[0], *bundles[2:]), bundles[1:],
         swapped(bundles, 0, bundle_of(state.ctx, ME)),
-    ):
+    ):  # fmt: skip
         assert with_bundles(run, changed) == by_coordinator("KEYS")
 
 
@@ -129,12 +115,10 @@ def test_one_key_in_two_places(run):
     state, event = before(run, "KeysReceived")
     victim = before(run, "KeysReceived", FIVE[2])[0].seeds
     for seeds in (
-        (victim.seal, b"1" * 32),
-        (b"1" * 32, victim.mask),
-        (victim.mask, b"1" * 32),
+        (victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32),
         (b"1" * 32, b"1" * 32),
-    ):
-        twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
+    ):  # fmt: skip
+        twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), sums.signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
         assert with_bundle(run, twin) == by_coordinator("KEYS")
 
@@ -142,7 +126,7 @@ def test_one_key_in_two_places(run):
 @pytest.mark.parametrize("field", ["seal", "mask"])
 def test_a_key_of_low_order(run, field):
     state, event = before(run, "KeysReceived")
-    low = signed_bundle(event.bundles[1], state.ctx, **{field: bytes(32)})
+    low = sums.signed_bundle(event.bundles[1], state.ctx, **{field: bytes(32)})
     assert with_bundle(run, low) == by_coordinator("KEYS")
 
 
@@ -151,18 +135,13 @@ def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
     theirs = before(run, "KeysReceived", FIVE[2])[1].keys
     first, second, *rest = event.keys
     for changed in (
-        (),
-        event.keys[1:],
-        event.keys[::-1],
-        (*event.keys, second),
-        (first, first, *rest),
-        theirs,
+        (), event.keys[1:], event.keys[::-1], (*event.keys, second), (first, first, *rest), theirs,
         (replace(first, key=theirs[1].key), second, *rest),
         (replace(first, key=replace(first.key, public=public_key(b"x" * 32))), second, *rest),
         (replace(first, key=replace(first.key, public=b"")), second, *rest),
         (replace(first, proof=second.proof), second, *rest),
         (replace(first, proof=first.proof[1:]), second, *rest),
-    ):
+    ):  # fmt: skip
         assert ended(state, s.KeysReceived(event.bundles, tuple(changed))) == by_coordinator("KEYS")
 
 
@@ -173,7 +152,7 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     keys = receiving_keys(contributor.seeds.receiving, state.ctx, FIVE[1], FIVE)
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
     bundles = swapped(
-        event.bundles, 1, signed_bundle(event.bundles[1], state.ctx, receiving=key_root(keys))
+        event.bundles, 1, sums.signed_bundle(event.bundles[1], state.ctx, receiving=key_root(keys))
     )
     delivered = (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:])
     assert ended(state, s.KeysReceived(bundles, delivered)) == by_coordinator("KEYS")
@@ -195,7 +174,7 @@ def redealt(run, dealer, h_u1=None):
     """What a dealer dealt to ME, anew: its own machine's words, signed by it."""
     state, event = before(run, "KeysReceived", dealer)
     holders = {silo: state.spec.holder(silo) for silo in FIVE}
-    own = (event.keys, dealer, state.seeds, 4, holders, signer(dealer))
+    own = (event.keys, dealer, state.seeds, 4, holders, sums.signer(dealer))
     dealing, portions, _ = deal(state.ctx, h_u1 or run.state.h_u1, *own)
     return deliver(dealing, portions)[0]
 
@@ -231,13 +210,11 @@ def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
     theirs = before(run, "SharesReceived", FIVE[2])[1].deliveries[1]
     portion = delivery.portion
     for changed in (
-        theirs,
-        replace(delivery, portion=replace(portion, sealed=portion.sealed[:-1] + b"x")),
+        theirs, replace(delivery, portion=replace(portion, sealed=portion.sealed[:-1] + b"x")),
         replace(delivery, portion=replace(portion, own=bytes(32))),
         replace(delivery, proof=delivery.proof[1:]),
-        replace(delivery, proof=(*delivery.proof, bytes(32))),
-        replace(delivery, proof=(b"",)),
-    ):
+        replace(delivery, proof=(*delivery.proof, bytes(32))), replace(delivery, proof=(b"",)),
+    ):  # fmt: skip
         assert told(run, 1, changed) == by_coordinator("SHARES")
 
 
@@ -246,7 +223,7 @@ def signed_portion(run, dealer, change):
     state, _ = before(run, "KeysReceived", dealer)
     portions = [run.state.portions[dealer][i] for i in range(5)]
     portions[0] = change(portions[0])
-    dealing = signed_dealing(run.state.dealings[dealer], state.ctx, portions)
+    dealing = sums.signed_dealing(run.state.dealings[dealer], state.ctx, portions)
     return deliver(dealing, portions)[0]
 
 
@@ -319,16 +296,15 @@ def test_one_payload_under_one_mask(run):
 def test_headers_that_do_not_hold(run, other):
     state, event = before(run, "SurvivorsReceived")
     length, h_u2 = event.headers[1].length, event.headers[1].h_u2
-    foreign = make_header(state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", signer(FIVE[1]))
-    short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", signer(FIVE[1]))
+    foreign = make_header(
+        state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", sums.signer(FIVE[1])
+    )
+    short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", sums.signer(FIVE[1]))
     for changed in (
-        foreign,
-        short,
-        replace(event.headers[1], sha256=bytes(32)),
-        replace(event.headers[1], tags=b"t"),
-        replace(event.headers[1], length=-1),
+        foreign, short, replace(event.headers[1], sha256=bytes(32)),
+        replace(event.headers[1], tags=b"t"), replace(event.headers[1], length=-1),
         before(other, "SurvivorsReceived")[1].headers[1],
-    ):
+    ):  # fmt: skip
         headers = swapped(event.headers, 1, changed)
         assert ended(state, s.SurvivorsReceived(headers)) == by_coordinator("UPLOAD")
 
@@ -338,7 +314,7 @@ def test_survivors_without_us_too_few_or_not_of_u2(run):
     h = event.headers
     assert [header.silo for header in h] == list(FIVE[:4])
     ours, fifth = (
-        make_header(state.ctx, silo, h[0].h_u2, h[0].length, bytes(32), b"", signer(silo))
+        make_header(state.ctx, silo, h[0].h_u2, h[0].length, bytes(32), b"", sums.signer(silo))
         for silo in (ME, "silo-99")
     )
     for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
@@ -363,19 +339,16 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
     notes = event.survivals
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
-    split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
+    split = make_survival(state.ctx, FIVE[1], shrunk, sums.signer(FIVE[1]))
     for changed in (
-        notes[:3],
-        (),
-        (*notes[:3], notes[2]),
-        swapped(notes, 1, split),
+        notes[:3], (), (*notes[:3], notes[2]), swapped(notes, 1, split),
         swapped(notes, 1, replace(notes[1], signature=b"")),
         swapped(notes, 1, replace(notes[1], silo=LOST)),
-        swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
+        swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, sums.signer("silo-99"))),
         swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
-        (*notes, make_survival(state.ctx, LOST, sets, signer(LOST))),
-    ):
+        (*notes, make_survival(state.ctx, LOST, sets, sums.signer(LOST))),
+    ):  # fmt: skip
         assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
 
@@ -383,7 +356,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
 def test_a_signature_binds_every_set(run, field):
     state, event = before(run, "NotesReceived")
     sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
-    wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
+    wrong = make_survival(state.ctx, FIVE[1], sets, sums.signer(FIVE[1]))
     notes = swapped(event.survivals, 1, wrong)
     assert ended(state, s.NotesReceived(notes)) == by_coordinator("NOTES")
 
@@ -444,7 +417,7 @@ def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before
     assert not {"SendSurvival", "SendAbandon"} <= set(sent)  # never both
 
 
-SHARED = Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
+SHARED = sums.Run(sums.attempt(5), sums.ones(FIVE), drops={LOST: "SendHeader"}).finish()
 
 
 def test_permuted_messages_reveal_nothing_unless_in_order(run):
@@ -494,19 +467,21 @@ def test_stopped_ends_with_nobodys_fault(run):
 
 
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
-    party = machine.Participant(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
-    signed = spec.payload(), signer(by)(SECAGG_SPEC, spec.payload())
-    return machine.begin(party, own or frame(), *signed, memory or machine.Memory(), notes)
+    party = machine.Participant(
+        silo, sums.signers(FIVE), Terms(), sums.signer(silo), sums.Drawn("entered")
+    )
+    signed = spec.payload(), sums.signer(by)(SECAGG_SPEC, spec.payload())
+    return machine.begin(party, own or sums.frame(), *signed, memory or machine.Memory(), notes)
 
 
 def test_two_models_or_two_schemas_are_refused_at_the_door():
     for name in ("model_digest", "schema_digest"):
         with pytest.raises(RefusedError, match=f"specifies {name}") as caught:
-            entered(specify(frame(**{name: "ee" * 32}), FIVE, 0))
+            entered(specify(sums.frame(**{name: "ee" * 32}), FIVE, 0))
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
     with pytest.raises(RefusedError, match="signature"):
-        entered(attempt(5), by=FIVE[1])
-    assert entered(attempt(5))[0].stage == "keys"
+        entered(sums.attempt(5), by=FIVE[1])
+    assert entered(sums.attempt(5))[0].stage == "keys"
 
 
 def test_fresh_secrets_each_time(run, other):
@@ -527,8 +502,8 @@ def test_a_held_share_that_is_no_number_of_the_field_never_fits():
 def test_public_weights_are_checked_again_on_the_survivors():
     def counted(first, **how):
         counts = tuple(zip(FIVE, (first, 10, 10, 10, 10), strict=True))
-        own = frame(groups=(group(weights="public"),), counts=counts)
-        return Run(specify(own, FIVE, 0), ones(FIVE), own=own, **how).finish()
+        own = sums.frame(groups=(sums.group(weights="public"),), counts=counts)
+        return sums.Run(specify(own, FIVE, 0), sums.ones(FIVE), own=own, **how).finish()
 
     assert counted(10).opened[0].weight.tolist() == [50.0]
     ran = counted(20, drops={FIVE[1]: "SendHeader"})
@@ -548,19 +523,19 @@ def test_public_weights_are_checked_again_on_the_survivors():
 
 def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
     """Signed: no other attempt, none from the model. Uploaded only: none without others' word."""
-    ran = Run(attempt(5), ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
+    ran = sums.Run(sums.attempt(5), sums.ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
     assert ran.opened is not None
     smaller = [({}, 1), ({"round": 4}, 0), ({"model_digest": "ee" * 32}, 1)]
     blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
     for silo, peer, code in blamed:
         for changes, number in smaller:
-            own = frame(**changes)
+            own = sums.frame(**changes)
             with pytest.raises(RefusedError) as caught:
                 entered(
                     specify(own, FIVE[:4], number), own=own, memory=ran.memories[silo], silo=silo
                 )
             assert (caught.value.peer, caught.value.code) == (peer, code)
-    own = frame(round=4, model_digest="ee" * 32)
+    own = sums.frame(round=4, model_digest="ee" * 32)
     fresh = specify(own, FIVE[:4], 0)
 
     def from_round(start, silo):
@@ -576,19 +551,23 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
 
 def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
     """Another part of the job's silos was drawn since."""
-    eight = names(8)
-    before = specify(frame(), eight, 0)
+    eight = sums.names(8)
+    before = specify(sums.frame(), eight, 0)
     memory = machine.Memory().starting(0).uploading(before, eight)
-    notes = tuple(machine.make_abandon(before.context(), silo, signer(silo)) for silo in eight[4:])
-    own = frame(round=4, model_digest="ee" * 32)
+    notes = tuple(
+        machine.make_abandon(before.context(), silo, sums.signer(silo)) for silo in eight[4:]
+    )
+    own = sums.frame(round=4, model_digest="ee" * 32)
     spec = specify(own, eight[:4], 0)
 
     def enter(others):
-        drawn = Drawn("entered")
-        party = machine.Participant(ME, signers(eight[:4]), Terms(), signer(ME), drawn, others)
-        signature = signer("coordinator")(SECAGG_SPEC, spec.payload())
+        drawn = sums.Drawn("entered")
+        party = machine.Participant(
+            ME, sums.signers(eight[:4]), Terms(), sums.signer(ME), drawn, others
+        )
+        signature = sums.signer("coordinator")(SECAGG_SPEC, spec.payload())
         return machine.begin(party, own, spec.payload(), signature, memory, notes)
 
-    assert enter(signers(eight))[0].stage == "keys"
+    assert enter(sums.signers(eight))[0].stage == "keys"
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
         enter(None)
