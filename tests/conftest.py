@@ -6,6 +6,7 @@ Test modules import what they share by name.
 import asyncio
 import inspect
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import torch
 from staddle.proto.channel import require_tls13
 
 require_tls13()
+# or each of hundreds of daemons and commands would compile every module that it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,7 +1,6 @@
 """A secure sum's messages, and a whole sum with them, cross protobuf unchanged, in their sizes."""
 
 import re
-from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
