@@ -144,9 +144,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
         found = entry.load()
     # Another project's code: an error in its import must name the package.
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise LocalError(
-            f"{where}, cannot be imported: {error}; install that package anew"
-        ) from error
+        raise LocalError(f"{where}, cannot be imported: {error}; reinstall that package") from error
 
     # Nobody has run this class before: a mistake must show when a job names the method, as an
     # error that names the package, and not as a traceback in the middle of a round.
@@ -167,7 +165,9 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
 
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking:
-        raise LocalError(f"{where}, lacks {', '.join(lacking)}; write what the contract asks for")
+        raise LocalError(
+            f"{where}, lacks {', '.join(lacking)}; implement what the contract asks for"
+        )
     return found
 
 

@@ -335,7 +335,7 @@ class Daemon:
             raise RefusedError(
                 silo,
                 "ROUND_CLOSED",
-                f"job {run.job.name!r} no longer awaits its share of a key",
+                f"job {run.job.name!r} no longer waits for its share of a key",
             )
         with self.writing():
             self.contributions.keep(run.job, silo, body)

@@ -48,8 +48,8 @@ class FedBN(Method):
         norms = {name for name, layer in layers if isinstance(layer, NORMS)}
         if not norms:
             raise LocalError(
-                "fedbn: the job's model has no norm layer that could stay at a silo, so this were"
-                ' FedAvg; choose model.norm = "batch" or "group" with a model that has it, or'
+                "fedbn: the job's model has no norm layer that could stay at a silo, so it would"
+                ' be FedAvg; choose model.norm = "batch" or "group" with a model that has it, or'
                 " method fedavg"
             )
         # A tensor's name before the last dot is that of its layer.

@@ -119,7 +119,7 @@ class FedProto(Method):
         trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
         if not all(trained):
             raise LocalError(
-                "fedproto gives means of features, which of an extractor without parameters are"
+                "fedproto uploads means of features; an extractor without parameters would make them"
                 " means of records; choose a model whose extractor is trained"
             )
         most = LARGEST_WEIGHT if self.options.weights == "samples" else 1.0

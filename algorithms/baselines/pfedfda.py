@@ -175,7 +175,7 @@ class PFedFDA(Method):
             return self.classifying(fresh, extra["means"], extra["covariance"])
         except LocalError as error:
             raise PeerError(
-                "coordinator", f"delivered a covariance that cannot be used: {error}"
+                "coordinator", f"the delivered covariance cannot be used: {error}"
             ) from error
 
     def stages(self, state: SiloState, facts: Facts) -> Course:

@@ -46,14 +46,14 @@ class Dataset:
             )
         if self.y.ndim != 1 or len(self.x) != len(self.y):
             raise LocalError(
-                f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a"
-                " record"
+                f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label"
+                " per record"
             )
         for key, texts in self.by_record().items():
             if len(texts) != len(self.y):
                 name = key.removesuffix("s")
                 raise LocalError(
-                    f"data set: {len(texts)} {key} for {len(self.y)} records; give one {name} a"
+                    f"data set: {len(texts)} {key} for {len(self.y)} records; give one {name} per"
                     " record"
                 )
 
@@ -145,7 +145,7 @@ def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
     # ``shape[:1]`` of a scalar is empty, as is the shape of a scalar y.
     if x.ndim == 0 or y.shape != x.shape[:1]:
         raise LocalError(
-            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label a record"
+            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label per record"
         )
     if len(x) < FEWEST_RECORDS:
         raise LocalError(
@@ -226,12 +226,12 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
 
     if tested.all():
         raise LocalError(
-            f"test_fraction = {test_fraction} leaves no training record of {len(data)}; "
+            f"test_fraction = {test_fraction} leaves no training record out of {len(data)}; "
             "lower it or add records"
         )
     if not tested.any():
         raise LocalError(
-            f"test_fraction = {test_fraction} leaves no test record of {len(data)}; "
+            f"test_fraction = {test_fraction} leaves no test record out of {len(data)}; "
             "raise it or add records"
         )
     return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))

@@ -151,7 +151,7 @@ class DataTable(SourceTable, ABC):
         # The available memory was checked first, but another process can take it meanwhile.
         except MemoryError as error:
             raise LocalError(
-                f"{self.where}: memory ran out while the records were read; give fewer records"
+                f"{self.where}: out of memory while reading the records; give fewer records"
             ) from error
 
     @abstractmethod

@@ -249,7 +249,7 @@ def deliver(
         if not isinstance(delivery, Latest) and part.name not in method.addressed:
             raise LocalError(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
-                " own, and does not say so in addressed"
+                " own, but does not list it in addressed"
             )
 
         tensors = _delivered(exchanges, part, silo, delivery, archive)

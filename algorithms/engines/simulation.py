@@ -244,10 +244,10 @@ def simulate(
     account in a private job; LocalError in other jobs.
     """
     if job.privacy is None and private is not None:
-        raise LocalError(f"job {job.name!r} has no [privacy] table; give it no accounts")
+        raise LocalError(f"job {job.name!r} has no [privacy] table; pass no accounts")
     if job.privacy is not None and private is None:
         raise LocalError(
-            f"job {job.name!r} has a [privacy] table; give simulate() the accounts of its silos"
+            f"job {job.name!r} has a [privacy] table; pass simulate() the accounts of its silos"
         )
 
     records = {silo: Records(*sides) for silo, sides in shards.items()}

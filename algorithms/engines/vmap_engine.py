@@ -409,7 +409,7 @@ def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
         if wanted.get(part, nothing) == held.get(part, nothing):
             continue
         raise LocalError(
-            f"the state of silo {silo!r} is not of the job's model; begin the simulation anew"
+            f"the state of silo {silo!r} is not of the job's model; start the simulation again"
         )
 
 

@@ -71,7 +71,7 @@ class PlainExchange:
         the versions stay stored.
         """
         if not members:
-            raise LocalError(f"part {part.name!r}: nothing to fold, no silo gave it")
+            raise LocalError(f"part {part.name!r}: nothing to average, no silo uploaded it")
         match part.exchange:
             case Sum("total"):
                 return _by_tensor(part, lambda spec: _total(spec, members, read))

@@ -152,7 +152,7 @@ class ClassCensus(Method):
         if HOLDERS not in delivered:
             raise PeerError(
                 "coordinator",
-                f"delivered no {HOLDERS!r} in round {facts.round}, and every round has them",
+                f"delivered no {HOLDERS!r} in round {facts.round}; every round must have them",
             )
         holders = delivered[HOLDERS]["holders"]
         self._check_said(state, held)
@@ -161,7 +161,7 @@ class ClassCensus(Method):
         missing = torch.nonzero(held & (holders < 1))[:, 0].tolist()
         if missing:
             raise PeerError(
-                "coordinator", f"delivered 0 holders of class {missing[0]}, and this silo is one"
+                "coordinator", f"delivered 0 holders of class {missing[0]}, but this silo is one"
             )
 
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
@@ -197,8 +197,8 @@ class ClassCensus(Method):
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
-                "this silo's training records are of other classes than it said in the job's count"
-                " of holders; give it the records that it had, or have the job signed under a new"
+                "this silo's training records are of other classes than it reported when the job"
+                " counted holders; restore the earlier records, or have the job signed under a new"
                 " name"
             )
 

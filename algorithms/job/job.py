@@ -179,7 +179,7 @@ class JobFile(JobSettings):
         # Clipping cannot bound how one record moves the gradients of others.
         if batch_norm and self.privacy is not None:
             raise ValueError(
-                '[privacy] with model.norm = "batch", by which each record moves the gradients of'
+                '[privacy] with model.norm = "batch", with which each record moves the gradients of'
                 ' others; choose norm = "group", or a model without normalisation'
             )
         return self
@@ -258,8 +258,8 @@ class Job:
         # Without the planned noise a silo cannot know what a round costs.
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(
-                f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
-                " signed so"
+                f"{origin}: privacy.sigma is missing; `staddle job sign` plans it: have the job"
+                " signed that way"
             )
 
         # A silo recomputes the schema by its own code: what it does not compute must not cross.
@@ -339,7 +339,7 @@ class Job:
         # A job must not promise global buffers that no round uploads.
         if self.model.buffers == "global" and not self._uploads_buffers(method):
             raise LocalError(
-                f"model.buffers = 'global', but method {self.method_name!r} gives no running"
+                f"model.buffers = 'global', but method {self.method_name!r} uploads no running"
                 " statistics in any round; leave model.buffers out, or choose another method"
             )
         if self.privacy is not None and (fault := method.private_fault):

@@ -92,7 +92,7 @@ def signed_sigma(job: "Job") -> str:
     """The noise of a step that the job was signed with; LocalError where it has none yet."""
     if job.private.sigma is None:
         raise LocalError(
-            f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one"
+            f"job {job.name!r} has no privacy.sigma yet; sign the job, which plans one, or set it"
         )
     return job.private.sigma
 

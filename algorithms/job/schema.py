@@ -170,7 +170,7 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     names = [part.name for part in parts]
     # Both ends find parts by name.
     if len(set(names)) != len(names):
-        raise LocalError(f"round {round_}: parts {names} are not named apart")
+        raise LocalError(f"round {round_}: parts {names} are not distinct names")
     # A transfer's manifest has a header for each tensor.
     number = len(list(walk_tensors(parts)))
     if number > MOST_TENSORS:
@@ -194,7 +194,8 @@ def _check_part(part: Part, round_: int, ours: Collection[str]) -> None:
         )
     if len(set(tensors)) != len(tensors):
         raise LocalError(
-            f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @"
+            f"round {round_}: part {part.name!r} has tensors {tensors}: give each a distinct"
+            " name without @"
         )
 
 

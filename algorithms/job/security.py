@@ -136,7 +136,7 @@ class SecurityTable(Strict):
         # In a sum of two holders, each could subtract its own row.
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
-                f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
+                f"min_holders = {self.min_holders} would reveal too few; write {FEWEST} or more"
             )
         return self
 
@@ -155,7 +155,7 @@ class SecurityTable(Strict):
         for key in ("counts", "class_counts"):
             if getattr(self, key):
                 raise ValueError(
-                    f'{key} would tell private weights; take it out, or write weights = "public"'
+                    f'{key} would reveal private weights; take it out, or write weights = "public"'
                 )
 
     @property

@@ -106,7 +106,7 @@ class Caution:
             return
         over = "" if rounds == 1 else f" in each of {rounds} rounds"
         raise TrapError(
-            f"what came down moves part {part!r} by {moved:.3g},"
+            f"the delivery moves part {part!r} by {moved:.3g},"
             f" {moved / (step * rounds):.1f} times the longest step of this silo's own"
             f" training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. A model"
             " that is made to leak records lies so far away. So may an honest one, where"
@@ -127,8 +127,8 @@ class Caution:
             # Rows that the silo's own model had already are not this delivery's doing.
             if name not in held or found > parallel_rows(held[name]):
                 raise TrapError(
-                    f"what came down has {found} rows of {part}.{name} that are multiples of"
-                    " others, as has a model that is made to leak records; limits.max_parallel ="
+                    f"the delivery has {found} rows of {part}.{name} that are multiples of"
+                    " others, as in a model that is made to leak records; limits.max_parallel ="
                     f" {self.max_parallel:g}. Look into it, and raise max_parallel if the model is"
                     " honest"
                 )

@@ -151,7 +151,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
         # Its own tensors would be drawn by no rule of this function.
         if any(True for _ in leaf.children()):
             raise LocalError(
-                f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
+                f"model: {type(leaf).__name__} {name!r} holds tensors next to its submodules"
             )
         # ``_draw`` takes an embedding's width as its fan_in.
         if isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):

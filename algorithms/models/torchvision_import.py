@@ -31,7 +31,7 @@ def torchvision(name: str, user: str) -> ModuleType:
                 return importlib.import_module(f"torchvision.{name}")
         except (ImportError, RuntimeError) as error:
             raise LocalError(
-                f"{user} is torchvision's, which cannot be imported beside torch"
+                f"{user} is torchvision's, which cannot be imported next to torch"
                 f" {torch.__version__}: {error}; install the torchvision of this torch release"
             ) from error
 

@@ -184,8 +184,8 @@ def read(path: Path) -> PartitionFile:
     found = validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
     if found.file_sha256 is not None and found.file_sha256 != _digest(found):
         raise LocalError(
-            f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or"
-            " restore it. Whoever edited it on purpose takes file_sha256 out of it"
+            f"{path}: changed since it was saved, on the disk or by hand; make it again, or restore"
+            " it. If you edited it on purpose, remove its file_sha256"
         )
     # Without the digest, so that a file that was read equals what was saved.
     return found.model_copy(update={"file_sha256": None})
@@ -254,6 +254,6 @@ def _by_client(
     whole = len(starts) > 1 and (starts[0], starts[-1]) == (0, len(indices))
     if not whole or bool((np.diff(starts) < 0).any()):
         raise LocalError(
-            f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; take the file anew"
+            f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; fetch the file again"
         )
     return [piece.tolist() for piece in np.split(indices, starts[1:-1])]

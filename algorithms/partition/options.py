@@ -154,7 +154,7 @@ def _column(
         return column
     found = "none" if column is None else len(column)
     raise LocalError(
-        f"partition: kind {table.kind!r} takes a value a record, here"
+        f"partition: kind {table.kind!r} takes one value per record, here"
         f" {found} for {len(labels)} records; take data"
         " that names its sources, subjects or hospitals"
     )

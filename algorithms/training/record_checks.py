@@ -94,8 +94,8 @@ def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
     """
     if len(train) < 2 and batch_coupled(job.method().modules(silo)):
         raise LocalError(
-            f"{where}: {len(train)} record to train on, which batch norm cannot tell from its"
-            " batch; add records, or have the operator choose another model.norm"
+            f"{where}: {len(train)} training record, too few for batch norm; add records, or have"
+            " the operator choose another model.norm"
         )
 
     # In a private job an answer that depends on the number of records would be a release.

@@ -200,7 +200,7 @@ class SecureSum:
             self._take(number, entry)
         else:
             raise RefusedError(
-                silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
+                silo, "SECURE", f"ORDER: sends a message of attempt {number}, which is over"
             )
 
     def _take_note(self, number: int, entry: Said, note: s.SendAbandon) -> None:
@@ -209,7 +209,7 @@ class SecureSum:
             raise RefusedError(
                 entry.silo,
                 "SECURE",
-                "ABANDON: its note does not hold, or it was not among those asked",
+                "ABANDON: its note is invalid, or it was not among those asked",
             )
 
     def _leave(self, silo: str, over: Over, *, current: bool) -> None:
@@ -222,7 +222,9 @@ class SecureSum:
             if state.ctx == ctx:
                 return number
         raise RefusedError(
-            silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}"
+            silo,
+            "SECURE",
+            f"sends a message that belongs to no attempt of round {self._setting.round}",
         )
 
     def _read(self, silo: str, message: pb.SecureUpload, number: int) -> SecaggUpload:
@@ -238,7 +240,7 @@ class SecureSum:
         # must not say something else.
         if upload.attempt != self._named(number):
             raise RefusedError(
-                silo, "SECURE", "names another job, round or attempt than its context is of"
+                silo, "SECURE", "names another job, round or attempt than its context"
             )
         return upload
 

@@ -237,7 +237,7 @@ def _added_up(
             hashing = hasher.submit(hashlib.sha256, data)
             accumulator.add(_pieces(data, spec))
             if hashing.result().digest() != digests[silo]:
-                raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
+                raise LocalError(f"{path}: is not what its silo uploaded: the disk changed it")
     return accumulator
 
 
@@ -295,7 +295,7 @@ class OpenedSums:
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """Never called: silos mask their contributions themselves."""
-        raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
+        raise LocalError(f"part {part.name!r} is uploaded blind; this is a bug in Staddle")
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """A part's fold over exactly these members.

@@ -282,7 +282,7 @@ class BlindCollector(Collector):
             return self.summing
         if self._closed(round_) is not None:
             raise LateError(
-                silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} sums nothing now"
+                silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} has no open sum"
             )
         return super().sum_of(silo, round_)
 

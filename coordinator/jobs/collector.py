@@ -212,7 +212,7 @@ class Collector(ABC):
     def sum_of(self, silo: str, round_: int) -> SecureSum:
         """The sum of the open round; RefusedError ROUND_CLOSED where there is none."""
         raise RefusedError(
-            silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} sums nothing now"
+            silo, "ROUND_CLOSED", f"job {self._job.name!r}: round {round_} has no open sum"
         )
 
     def message(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:

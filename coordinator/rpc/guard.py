@@ -228,7 +228,7 @@ async def _read_one(context: Context) -> Any:
     """The one request of a call; RefusedError MANIFEST where the call ended without."""
     request = await context.read()
     if request is grpc.aio.EOF:
-        raise RefusedError(context.peer(), "MANIFEST", "ended the call before its request came")
+        raise RefusedError(context.peer(), "MANIFEST", "ended the call before its request arrived")
     return _read(request, context)
 
 

@@ -64,7 +64,7 @@ class CallLimits:
         bucket = self.buckets.setdefault(member, Bucket(filled=now))
         if not bucket.take(now):
             raise RefusedError(
-                member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls a second; slow down"
+                member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls per second; slow down"
             )
         # After the bucket: calls that are refused here cost tokens, too, so trying again
         # and again is no way around it.

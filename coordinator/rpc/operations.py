@@ -74,7 +74,7 @@ class Operations:
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:
                 raise RefusedError(
-                    operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a coordinator anew"
+                    operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a new coordinator"
                 )
             try:
                 self._daemon.check_new(job)

@@ -136,7 +136,7 @@ class Service:
         silo = self._silo(request.session, context)
         if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
             raise RefusedError(
-                silo, "MANIFEST", "its attestation has no signature, or too long a head"
+                silo, "MANIFEST", "its attestation has no signature, or its head is too long"
             )
         if self._daemon.attesting.answered(silo, request):
             # Where this one holds nothing, others are asked in its place.
@@ -349,9 +349,7 @@ class Service:
         self._check_stopping(silo)
         # In constant time: a token cannot be guessed byte by byte.
         if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
-            raise RefusedError(
-                silo, "SESSION", "the session is not known (any more); say hello again"
-            )
+            raise RefusedError(silo, "SESSION", "unknown or ended session; say hello again")
 
     def _check_stopping(self, silo: str) -> None:
         if self._daemon.stopping:

@@ -106,7 +106,7 @@ class Uploads:
             if this is not None and this.cancelling():  # the connection is lost
                 raise
             raise RefusedError(
-                silo, "INTERRUPTED", "the silo asked meanwhile what has arrived of it"
+                silo, "INTERRUPTED", "the silo has since asked how much of it arrived"
             ) from None
         finally:
             del self._running[silo]
@@ -148,7 +148,7 @@ class Uploads:
             end, digests = inbound.finish()
             run = arriving.run
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
-                raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
+                raise RefusedError(silo, "MANIFEST", "the end frame names no ledger record")
             # Before the upload is kept: under a head that does not hold it is refused.
             head = self._daemon.receiving.heads.check(silo, end)
             file = await run.accept(

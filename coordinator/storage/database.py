@@ -301,8 +301,8 @@ class Database:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
-                f"{self._path}: is of version {found}, this release reads {VERSION}; use the one"
-                " that made it"
+                f"{self._path}: is of version {found}, this release reads {VERSION}; use the"
+                " release that made it"
             )
 
     @contextmanager

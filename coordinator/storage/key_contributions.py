@@ -77,7 +77,7 @@ class KeyContributions:
             raise RefusedError(
                 silo,
                 "SECURE",
-                f"{Code.ORDER}: gives to a key of job {job.name!r}, which needs none",
+                f"{Code.ORDER}: contributes to a key of job {job.name!r}, which needs none",
             )
         # Another contribution would make another key, of which some silos may have the first.
         body = _dumped(given)

@@ -146,7 +146,7 @@ def _grown(
         )
     # An equal head proves its own growth, but each upload is a record of its own.
     if before is not None and after.size == before.size:
-        raise ProofError("it has no record more, so none of this upload")
+        raise ProofError("its ledger did not grow, so it holds no record of this upload")
     return after
 
 

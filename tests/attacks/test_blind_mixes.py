@@ -359,9 +359,8 @@ WORDS = {
 
 
 @pytest.mark.parametrize("wrong", WORDS)
-def test_a_word_on_an_upload_that_does_not_hold_is_refused_and_the_right_one_is_taken(
-    play, world, wrong
-):
+def test_a_false_word_on_an_upload(play, world, wrong):
+    """A word on an upload that does not hold is refused, and the right one is accepted."""
     change, code, words = WORDS[wrong]
 
     async def harm(bad):

@@ -65,7 +65,8 @@ def known_pads(made, friend):
     return {friend: own[1]}, as_reader
 
 
-def test_directed_rows_for_another_silo_stay_noise_to_the_coordinator_with_one_of_its_cohort(made):
+def test_directed_rows_stay_noise(made):
+    """Directed rows for another silo stay noise to the coordinator with one silo of the cohort."""
     known, tried = known_pads(made, FRIEND)
     for pads in (known, tried, {**tried, **known}):
         words = made.hidden[1].copy()

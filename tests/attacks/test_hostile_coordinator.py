@@ -174,9 +174,8 @@ NOTHING = (
 
 
 @pytest.mark.parametrize("code", ["POLICY", "DATA", "JOB_SIGNATURE"])
-def test_a_job_that_a_restarted_silo_would_not_accept_gives_nothing_and_the_code_says_why(
-    world, tmp_path, code
-):
+def test_a_restarted_silo_declines_a_job(world, tmp_path, code):
+    """A job that a restarted silo would not accept uploads nothing, and the code says why."""
     first = play(Hostile(world, [offer(world), round_of(world, 0)]), tmp_path)
     assert [upload[1] for upload in first.uploads] == [0]
     gone = world.config.data.model_copy(update={"file": tmp_path / "gone.npz"})

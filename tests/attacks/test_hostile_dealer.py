@@ -124,8 +124,10 @@ def test_a_dealer_whose_shares_do_not_join_goes_and_the_round_is_repeated(start,
     played.check_models()
 
 
-def test_a_dealer_of_one_wrong_share_is_in_the_sum_that_opens_and_in_none_after_it_was_seen(start):
-    """Before: it went on as it liked.
+def test_a_wrong_share_counts_once(start):
+    """Its dealer is in the sum that opens, and in none after the share was seen.
+
+    Before: it went on as it liked.
 
     Whether the wrong share is among those that are joined is by chance.
     """

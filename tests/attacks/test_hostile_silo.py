@@ -322,7 +322,7 @@ async def test_a_call_that_ends_without_its_request_is_refused(serving):
     async with serving() as (north, *_):
         call = north.channel.stream_unary(SECURE_NEXT)(timeout=SECONDS)
         await call.done_writing()
-        await refused(call, "MANIFEST", "ended the call before its request came")
+        await refused(call, "MANIFEST", "ended the call before its request arrived")
 
 
 # Folds.

@@ -48,10 +48,10 @@ def fifteen(tmp_path_factory):
     return made
 
 
-def test_an_honest_coordinator_is_not_blamed_for_a_silo_that_spoils_a_sum_and_leaves_the_next(
-    fifteen, tmp_path
-):
-    """A mate of this silo's batch spoils the sum over all, which this silo signed, and is lost from
+def test_a_spoiled_sum_blames_no_coordinator(fifteen, tmp_path):
+    """An honest coordinator is not blamed for a silo that spoils a sum and leaves the next.
+
+    A mate of this silo's batch spoils the sum over all, which this silo signed, and is lost from
     the next.
 
     The next is asked of all batches but another one, and opened without theirs. What comes down

@@ -301,10 +301,11 @@ def test_metrics_are_the_runners_and_not_the_methods(world, attack):
     explained(world, client)
 
 
-def test_a_tensor_that_is_another_when_it_is_copied_crosses_as_the_numbers_that_were_checked(
-    world, attack
-):
-    """They are declared numbers, and any are: docs/wire.md says so."""
+def test_a_tensor_that_changes_when_copied(world, attack):
+    """It crosses as the numbers that were checked.
+
+    They are declared numbers, and any are: docs/wire.md says so.
+    """
     client = attack(changed(BIAS, lazy()))
     assert client.uploads == 1
     assert crossed(client).count(SECRET[:64]) == 1

@@ -61,9 +61,8 @@ def test_what_is_compared_by_shares_has_the_bits_of_the_oracle(
         {"coordinator": "every:masked"},
     ],
 )
-def test_killed_between_the_steps_the_next_attempt_compares_what_an_undisturbed_one_would(
-    start, document, plans
-):
+def test_killed_between_the_steps(start, document, plans):
+    """The next attempt compares what an undisturbed one would."""
     running = start(*SILOS)
     begin(running, document, plans)
     check(running)

@@ -255,7 +255,7 @@ def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
         await refused(other.contribute(*made), "SECURE", "ORDER", "job 'plain', which needs none")
         while here.daemon.runs[0].state.stage == "admitting":
             await here.daemon.changed.wait()
-        await refused(north.contribute(), "ROUND_CLOSED", "no longer awaits its share of a key")
+        await refused(north.contribute(), "ROUND_CLOSED", "no longer waits for its share of a key")
         assert here.daemon._database.contributions("job") == {}
 
     played(world, scenario)

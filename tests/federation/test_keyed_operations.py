@@ -45,10 +45,10 @@ def signed(running, name):
     return running.federation.folder / "jobs" / f"{name}.json"
 
 
-def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_restart(
-    operator, document
-):
-    """Two keyed jobs of the same silos have two keys.
+def test_a_keyed_job_stops_and_resumes(operator, document):
+    """It stops between its uploads, and resumes after another job and a restart.
+
+    Two keyed jobs of the same silos have two keys.
 
     Of the second, north is away in its last three rounds.
     """

@@ -73,7 +73,8 @@ def test_a_file_that_is_cut_or_longer_is_refused(tmp_path, kept):
                 read()
 
 
-def test_a_document_of_an_earlier_release_has_no_digest_and_one_with_a_wrong_one_is_refused():
+def test_documents_without_and_with_a_wrong_digest():
+    """One of an earlier release has no digest and is read; a wrong digest is refused."""
     assert checked_file.from_json(canonical_json(KEPT.model_dump()), Memory, "x") == KEPT
     with pytest.raises(LocalError, match="the disk changed it"):
         checked_file.from_json(canonical_json({**KEPT.model_dump(), "file_sha256": 7}), Memory, "x")

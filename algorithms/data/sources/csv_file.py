@@ -99,7 +99,7 @@ class Csv(DataTable):
     def _check_categories(self, name: str, values: Sequence[str]) -> None:
         fault = _twice(values)
         if fault:
-            raise ValueError(f"categories: {fault!r} is there twice for {name!r}; name each once")
+            raise ValueError(f"categories: {fault!r} is listed twice for {name!r}; name each once")
         if name in self.center or name in self.scale:
             raise ValueError(
                 f"{name!r} has categories, which are not centred or scaled; leave one of them out"
@@ -303,7 +303,7 @@ def _fault(table: Csv, line: int, column: str, why: str) -> LocalError:
 def _check_distinct(key: str, names: Sequence[str]) -> None:
     fault = _twice(names)
     if fault:
-        raise ValueError(f"{key}: {fault!r} is there twice; name each once")
+        raise ValueError(f"{key}: {fault!r} is listed twice; name each once")
 
 
 def _twice(names: Sequence[str]) -> str | None:

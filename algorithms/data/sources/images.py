@@ -78,7 +78,7 @@ class Images(ImageFiles):
         for key in ("classes", "domains"):
             folders = getattr(self, key) or ()
             if len(set(folders)) < len(folders):
-                raise ValueError(f"{key}: a folder is there twice; name each once")
+                raise ValueError(f"{key}: a folder is listed twice; name each once")
         if self.subset and self.classes is None:
             raise ValueError(
                 "subset leaves out what is not in classes; name the classes, or leave subset out"
@@ -158,7 +158,7 @@ def _class_folders(table: Images, root: Path) -> list[str]:
             continue
         if not path.is_dir():
             raise LocalError(
-                f"{path}: lies beside the classes' folders; move it into one of them, or away"
+                f"{path}: lies next to the classes' folders; move it into one of them, or away"
             )
         declared = table.classes or (path.name,)
         if path.name not in declared and not table.subset:

@@ -49,9 +49,9 @@ class Natural(DataTable):
                     f"sources: {source!r} is not one of {self.name}; known: {', '.join(known)}"
                 )
         if len(set(wanted)) < len(wanted):
-            raise ValueError("sources: one is there twice; name each once")
+            raise ValueError("sources: one is listed twice; name each once")
         if self.years is not None and self.name != "tcga-brca":
-            raise ValueError("years is of tcga-brca; leave it out")
+            raise ValueError("years belongs to tcga-brca; leave it out")
         return self
 
     def read(self) -> Dataset:

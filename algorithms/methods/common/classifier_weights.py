@@ -36,9 +36,7 @@ def best_weights(
     try:
         found, _ = nnls(system, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
     except RuntimeError as error:  # no answer in so many steps
-        raise LocalError(
-            f"fedpac: no weights for a silo whose features are such as were given: {error}"
-        ) from error
+        raise LocalError(f"fedpac: no weights for a silo with these features: {error}") from error
     alpha: NDArray[np.float64] = found / found.sum()
     # As in the authors' code: small weights are dropped, so that unlike silos are not mixed.
     alpha[alpha <= SMALLEST_WEIGHT] = 0

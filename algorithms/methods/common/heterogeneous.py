@@ -54,8 +54,8 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
         if found != width:
             raise LocalError(
                 f"{method}: extractor {name!r} ends in {found} units, the job's model in {width};"
-                " headers and prototypes are exchangeable at one width only; choose models of the"
-                " same"
+                " headers and prototypes are exchangeable at one width only; choose models of one"
+                " width"
             )
 
 

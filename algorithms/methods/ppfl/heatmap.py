@@ -57,7 +57,7 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
         raise LocalError(f"a heat map takes memberships [N, K], not {list(memberships.shape)}")
     if labels and len(labels) != len(memberships):
         raise LocalError(
-            f"{len(labels)} labels for {len(memberships)} rows; give one a row, or none"
+            f"{len(labels)} labels for {len(memberships)} rows; give one per row, or none"
         )
     inside = ((memberships >= 0) & (memberships <= 1)).all(1)  # NaN is not
     # A silo that released nothing has zeros, and is drawn too.

@@ -163,7 +163,7 @@ class PPFL(Method):
         if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
             raise LocalError(
                 f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of"
-                f" {len(setting.silos)} silos are drawn a round: class sums over changing cohorts"
+                f" {len(setting.silos)} silos are drawn per round: class sums over changing cohorts"
                 " tell the label proportions of one silo; set lam = 0, or participation = 1.0 (or"
                 f" min_cohort = {len(setting.silos)}) to draw all"
             )

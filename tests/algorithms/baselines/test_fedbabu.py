@@ -68,9 +68,8 @@ def test_what_crosses_is_what_fedaims_counts_in_its_table_6(
     assert f"{2 * sum(spec.nbytes for spec in job.up(0)[0].tensors) / MIB:.2f}" == printed
 
 
-def test_a_silo_contributes_its_extractor_with_its_samples_and_nothing_where_it_tunes(
-    make_job, make_data
-):
+def test_a_silo_contributes_its_extractor(make_job, make_data):
+    """With its sample count; and nothing in a round in which it only tunes."""
     job = make_job("fedbabu", rounds=1)
     method, data = job.method(), (make_data(20), make_data(5, 1))
     first = local_round(method, job, initial_state(method, "a"), 0, {}, *data, "a")

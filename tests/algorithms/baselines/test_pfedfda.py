@@ -211,6 +211,6 @@ def test_a_delivered_covariance_that_has_no_inverse_is_the_coordinators_fault(ma
     method = make()
     state, facts = initial_state(method, "a"), Facts("a", 1, 6, torch.tensor([3, 3, 0]))
     came = {"covariance": {"covariance": torch.zeros(64, 64)}}
-    said = "delivered a covariance that cannot be used: pfedfda: a covariance of feat"
+    said = "the delivered covariance cannot be used: pfedfda: a covariance of feat"
     with pytest.raises(PeerError, match=said):
         method.deliver(state, came, facts)

@@ -37,10 +37,10 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
         ({"x": X}, "has no array 'y'"),
         ({"x": X.astype(np.uint8), "y": Y}, "x is uint8; store float32"),
         ({"x": X, "y": Y.astype(float)}, "y is float64; store class numbers"),
-        ({"x": np.float32(1), "y": Y}, "one label a record"),
-        ({"x": np.float32(1), "y": np.int64(1)}, "one label a record"),
-        ({"x": X, "y": Y[:3]}, "one label a record"),
-        ({"x": X, "y": Y[:, None]}, "one label a record"),
+        ({"x": np.float32(1), "y": Y}, "one label per record"),
+        ({"x": np.float32(1), "y": np.int64(1)}, "one label per record"),
+        ({"x": X, "y": Y[:3]}, "one label per record"),
+        ({"x": X, "y": Y[:, None]}, "one label per record"),
         ({"x": X[:1], "y": Y[:1]}, "holds 1 records"),
         ({"x": X[:0], "y": Y[:0]}, "holds 0 records"),
         ({"x": np.array([{}] * 4, dtype=object), "y": Y}, "not a .npz file of plain arrays"),
@@ -95,7 +95,7 @@ def test_what_float32_cannot_hold_is_loaded_as_infinity_for_the_fit_to_find(tmp_
 def test_a_data_set_checks_its_own_types():
     with refused("give float32 and int64"):
         Dataset(torch.zeros(2, 1), torch.zeros(2))
-    with refused("one label a record"):
+    with refused("one label per record"):
         Dataset(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64))
 
 
@@ -223,7 +223,7 @@ def test_sources_and_groups_are_saved_loaded_and_taken(tmp_path):
 
 @pytest.mark.parametrize("name", ["source", "group"])
 def test_there_is_one_source_and_one_group_a_record(name):
-    with refused(f"1 {name}s for 2 records; give one {name} a record"):
+    with refused(f"1 {name}s for 2 records; give one {name} per record"):
         replace(numbered(2), **{f"{name}s": ("a",)})
 
 

@@ -219,7 +219,7 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(npz, "load_npz", out_of_memory)
-    assert "d.npz: memory ran out while the records were read; give fewer" in read(
+    assert "d.npz: out of memory while reading the records; give fewer" in read(
         tmp_path, make_job, file="d.npz"
     )
 

@@ -73,7 +73,7 @@ def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
     with refused(r"^sets: images are read in the size that a job's model takes; give a job"):
         InFolder(folder="sets").load(None)
     for given in (model, None):
-        with refused(r"^inside inside: memory ran out while the records were read"):
+        with refused(r"^inside inside: out of memory while reading the records"):
             Inside().load(given)
 
 

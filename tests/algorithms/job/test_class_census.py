@@ -108,7 +108,7 @@ def test_fewest_holders_are_min_cohort_unless_the_job_says_otherwise(blind):
         blind(min_cohort=4)
     with refused(r"security\.min_holders = 4 says and colluders = 1 more, and there are 4"):
         blind(security={**BLIND, "min_holders": 4})
-    few = "min_holders = {} would show too few; write 3 or more"
+    few = "min_holders = {} would reveal too few; write 3 or more"
     off = r'min_holders = 3 does nothing with secure_aggregation = "off"'
     for table, said in (
         ({**BLIND, "min_holders": 1}, few.format(1)),
@@ -279,7 +279,7 @@ def test_without_holders_a_silo_gives_nothing(blind):
     for round_ in (1, job.length):
         with pytest.raises(PeerError, match=rf"delivered no 'holders' in round {round_}"):
             method.deliver(counted(job), {}, facts("a", round_))
-    with pytest.raises(PeerError, match="delivered 0 holders of class 1, and this silo is one"):
+    with pytest.raises(PeerError, match="delivered 0 holders of class 1, but this silo is one"):
         method.deliver(state, holders(4, 0, 4), facts("a", 1))
     for beyond in (5, -1):
         with pytest.raises(PeerError, match="holds a value"):
@@ -290,7 +290,7 @@ def test_a_silo_whose_classes_changed_contributes_nothing(blind):
     """Of a class that it said it holds, the others' rows would be summed without its own."""
     method = blind().method()
     for counts in ((1, 0, 0), (1, 1, 1)):
-        with refused("of other classes than it said in the job's count of holders"):
+        with refused("of other classes than it reported when the job counted holders"):
             method.deliver(counted(blind()), holders(4, 3, 1), facts("a", 2, {"a": counts}))
     with refused("count of holders"):
         # it was not there

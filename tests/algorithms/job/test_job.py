@@ -177,7 +177,7 @@ def test_the_policy_of_buffers_enters_the_model_digest(make_job):
 
 @pytest.mark.parametrize("method", ["local", "fedssa"])
 def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
-    with refused(f"model.buffers = 'global', but method '{method}' gives no running statistics"):
+    with refused(f"model.buffers = 'global', but method '{method}' uploads no running statistics"):
         make_job(method, model={"norm": "batch", "buffers": "global"}).document()
     make_job(method, model={"norm": "batch", "buffers": "local"}).document()
 

@@ -60,7 +60,7 @@ def test_one_bit_of_a_file_is_found(tmp_path):
     plain = json.loads(data)
     plain["clients"][0], plain["clients"][1] = plain["clients"][1], plain["clients"][0]
     path.write_text(json.dumps(plain))
-    with refused(r"p\.json: is not as it was saved"):
+    with refused(r"p\.json: changed since it was saved"):
         read(path)
     del plain["file_sha256"]  # of another program, or edited on purpose
     path.write_text(json.dumps(plain))

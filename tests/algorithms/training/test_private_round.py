@@ -824,7 +824,7 @@ def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_
     private, plain = make_private("fedavg"), make_job("fedavg")
     with refused(r"has a \[privacy\] table; give simulate\(\) the accounts"):
         simulate(private, make_shards(private))
-    with refused(r"has no \[privacy\] table; give it no accounts"):
+    with refused(r"has no \[privacy\] table; pass no accounts"):
         simulate(plain, make_shards(plain), private=lambda _: silo_of(private))
     data = make_shards(plain)["a"]
     state = initial_state(plain.method(), "a")

@@ -30,8 +30,11 @@ def job(document) -> Job:
     return Job.from_file(validate(document, JobFile, "the job"), "the job")
 
 
-def test_fedsimsups_demo_is_blind_over_batches_with_the_records_of_the_silos_own_splits(tmp_path):
-    """Before, it and the two jobs that it is compared with ran in the clear, unsaid."""
+def test_fedsimsups_demo(tmp_path):
+    """It is blind over batches, with the records of the silos' own splits.
+
+    Before, it and the two jobs that it is compared with ran in the clear, unsaid.
+    """
     demo, documents = made_jobs(tmp_path / "made", "fedsimsup", None)
     jobs = [job(document) for document in documents]
     assert [each.method_name for each in jobs] == ["local", "fedavg", "fedsimsup"]

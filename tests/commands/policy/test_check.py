@@ -82,7 +82,8 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
     assert "blind" not in shown
 
 
-def test_rounds_that_give_something_else_come_apart_and_those_that_give_the_same_together(check):
+def test_rounds_are_grouped_by_what_leaves(check):
+    """Rounds that upload the same are shown together, others apart."""
     lines = check("two").splitlines()
     assert [line for line in lines if line.startswith("round")] == [
         "rounds 0 to 1, each:",

@@ -376,7 +376,8 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_draft_of_jobs_that_cost_more_than_a_policy_may_let_them_is_one_all_the_same(signed):
+def test_a_draft_of_costly_jobs(signed):
+    """Jobs that cost more than any policy may allow are drafted all the same."""
     costly = {**PRIVACY, "epsilon": 600.0, "sigma": "0.115"}
     jobs = [signed(f"much-{n}", privacy=costly) for n in range(3)]
     assert parsed(draft(jobs)).budget.epsilon == 1000

@@ -94,7 +94,8 @@ def test_what_comparisons_tell_is_said_with_figures(method, options, said):
     assert bool(told) == bool(said)
 
 
-def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_weights():
+def test_directed_rows_for_members():
+    """The page says who weighs them and who reads the weights."""
     fields = {"min_cohort": 3, "security": {**SECURE, "mix": "directed"}}
     job = made("pfedsim", {"rho": 0.25}, "abcde", **fields)
     assert (

@@ -44,7 +44,8 @@ def own(folder, *values, part="membership"):
     return folder / "model.safetensors"
 
 
-def test_the_coordinators_file_is_shown_silo_by_silo_and_who_released_nothing_is_blank(tmp_path):
+def test_the_coordinators_file_by_silo(tmp_path):
+    """The coordinator's file is shown silo by silo; one that released nothing is blank."""
     shown = show(result(tmp_path))
     assert shown == [
         ["silo", "0", "1", "2"],

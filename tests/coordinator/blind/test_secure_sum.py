@@ -632,7 +632,7 @@ def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
     # its keys were taken before: no harm
     assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]
     world.say(slow, s.SendSurvival(Survival(slow, b"\0" * 64)))
-    assert "ORDER: gives a message of attempt 0, which is over" in world.refusals[-1]
+    assert "ORDER: sends a message of attempt 0, which is over" in world.refusals[-1]
     assert lists(world.summing) == before == lists(world.replayed())
 
 
@@ -649,7 +649,7 @@ def test_after_survivors_have_signed_there_is_no_other_attempt(world):
     world.run()
     (end,) = world.ends
     world.check_failed(0, final=True)
-    assert ".masked: is not what its silo gave: the disk changed it" in end[2]
+    assert ".masked: is not what its silo uploaded: the disk changed it" in end[2]
     assert not world.store.sum_file(3).exists()
 
 

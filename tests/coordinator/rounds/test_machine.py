@@ -368,7 +368,8 @@ def test_a_lost_silo_fails_its_round_and_no_other():
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
 
-def test_a_round_opens_without_silos_that_are_known_to_be_lost_and_the_next_one_asks_them_again():
+def test_lost_silos_miss_one_round():
+    """A round opens without silos known to be lost; the next round asks them again."""
     state, effects = run(job(), *ADMITTED, Drawn(0, SILOS, ("a", "stranger")))
     assert (state.cohort, state.failed, state.open) == (SILOS, {"a": "lost"}, ("b", "c"))
     told = [
@@ -1071,7 +1072,8 @@ def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
     assert task_for(state, "a") == RoundTask(0, SILOS, 0)
 
 
-def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_asked_in_the_next():
+def test_a_spent_budget_misses_one_round():
+    """A silo without privacy budget is out of all attempts of the round, and asked in the next."""
     state, _ = blind(*OPEN, SiloFailed("a", 0, "BUDGET"))
     assert (task_for(state, "a"), state.stage) == (None, "round")
     for number in range(MOST_REFUSED + 1):  # another is away, and waited for
@@ -1169,7 +1171,8 @@ def shrinking(*batches):
     return in_batches(*batches, rounds=3, min_cohort=3, least=3)[0]
 
 
-def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
+def test_a_proven_cheat_leaves_its_batch():
+    """A batch continues without a silo proven at fault while enough are left for a sum."""
     state, effects = run(shrinking(SIX), *dropping("f", 0, "MISDEALT"))
     assert gathered(effects) == [("a", "b", "c", "d", "e")]
     assert state.failed == state.excluded == {"f": "MISDEALT"}
@@ -1256,7 +1259,8 @@ def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_lef
     assert ending(state) == ("finishing", "failed", why)
 
 
-def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_and_in_no_other():
+def test_a_harmless_wrong_share_counts_once():
+    """A dealer whose wrong share did no harm is in this round's sum and in no later one."""
     state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS))
     state, _ = run(state, Folded(0), Drawn(1, SILOS))
     assert (state.counted["a"], state.open) == (1, ("b", "c"))

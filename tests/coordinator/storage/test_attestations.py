@@ -116,7 +116,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_each_answer_is_of_its_session_and_no_more_than_six_are_asked(steps):
+def test_random_heads(steps):
+    """Under random events each answer belongs to its session, and at most six silos are asked."""
     attesting, session, questions, answers = Attesting(), {}, {}, {}
     for number, (step, silo) in enumerate(steps):
         if step == "ask":

@@ -543,7 +543,8 @@ def test_tensors_of_a_job_that_the_database_does_not_have_are_not_taken_for_rubb
     assert (folder / name).read_bytes() == b"the only copy"
 
 
-def test_tensors_of_rounds_after_the_one_in_which_the_job_stands_are_not_rubbish_either(folder):
+def test_tensors_of_later_rounds_are_kept(folder):
+    """Clean-up also keeps tensors of rounds after the current one."""
     folder.mkdir()
     for name in ("2.model.safetensors", "3.silo-a.upload", "result.safetensors"):
         (folder / name).touch()
@@ -683,7 +684,8 @@ def test_rotated_vectors_are_read_by_part_and_silo(tmp_path, job):
     assert [read("rows", silo, "r").tolist() for silo in "ab"] == [[[0.0] * 3] * 2, [[1.0] * 3] * 2]
 
 
-def test_words_that_a_fold_read_are_looked_at_again_after_the_next_commit_and_not_before(tmp_path):
+def test_folded_words_are_checked_again(tmp_path):
+    """Words that a fold has read are checked again after the next commit, not before."""
     store, looked = JobStore(tmp_path, lambda _: (), {}), []
     store.found_sound("0.model.words")
     for round_ in range(2):

@@ -187,7 +187,8 @@ def test_a_gram_is_that_of_vectors_which_each_silo_rotates_by_itself():
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
 
 
-def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map_of_the_round():
+def test_a_gram_of_sketches():
+    """It is the Gram matrix of what each silo sketches under the round's secret map."""
     part = p.Part(
         "rows", p.Kind.SKETCH, p.Gram(8, seed=1), (p.TensorSpec("rows", "float64", (2, 300)),)
     )

@@ -44,7 +44,8 @@ def integers(silos, weights):
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_gives(data):
+def test_a_row_against_the_plain_mix(data):
+    """A row is the integers' sum within the bound, and what the plain mix gives."""
     n, elements = data.draw(st.integers(3, 9)), data.draw(st.integers(1, 30))
     clip_exponent = data.draw(st.integers(-8, 30))
     silos, most = names(n), 2.0**clip_exponent

@@ -211,9 +211,8 @@ def fingerprints(keys, *ids):
     return [keys[id_].entry.protocol_fingerprint for id_ in ids]
 
 
-def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many_as_is_said(
-    made, keys
-):
+def test_without_pins_founders_must_sign(made, keys):
+    """Without pins all named founders must have signed, or as many as the file says."""
     for named, least in ((("f1", "f2"), 0), (("f2", "f1"), 2), (("f1", "f2", "f3"), 2)):
         rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
@@ -233,7 +232,8 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
         rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
 
 
-def test_without_any_founder_named_the_file_must_have_the_signatures_that_it_asks_for(made, keys):
+def test_without_founders_the_file_counts(made, keys):
+    """Where no founder is named, the file must have the signatures that it asks for."""
     rosters.verify_by(made.roster)
     assert rosters.signers(made.roster, ()) == ()
     with pytest.raises(LocalError, match="needs signatures by 2 pinned founders; signed: f2"):

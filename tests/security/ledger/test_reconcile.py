@@ -231,7 +231,8 @@ def test_what_was_received_twice_from_one_record_is_a_difference(world):
     assert (found.uploads, found.bytes) == (1, SIZE)
 
 
-def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_difference(world):
+def test_a_head_that_the_coordinator_lacks(world):
+    """A tree head that the silo holds and the coordinator's ledger lacks is a difference."""
     world.upload(0)
     signer = Signer.of(book.FEDERATION, "coordinator", book.OTHER_KEY)
     other = world.theirs.with_name("other")

@@ -234,9 +234,10 @@ def size_of(note):
     return TreeHead.parse(note.text).size
 
 
-def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_at_the_end(
+def test_when_tree_heads_are_signed(
     tmp_path,
 ):
+    """Before the first record, every 64 records, on request, and at the end."""
     with book.open_log(tmp_path) as log:
         assert size_of(head.stored(tmp_path)) == 0
         for n in range(1, 130):

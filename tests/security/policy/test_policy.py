@@ -136,7 +136,8 @@ def test_without_rules_nothing_leaves():
     assert not bare.decide("fedavg", [released()], "coordinator", ["coordinator"]).allow
 
 
-def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_message():
+def test_the_parts_of_a_decision():
+    """A verdict for each tensor, and the reasons of the whole message."""
     good, head = released(), released(name="head.w")
     secret = Release("secret", "backbone", "w", "float32", (1000,))
     decision = decide(good, head, secret)

@@ -281,9 +281,10 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("evidence", FRAMED.values(), ids=FRAMED)
-def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_honest_dealer(
+def test_invented_evidence_proves_nothing(
     evidence,
 ):
+    """Nothing that a silo and the coordinator invent proves an honest dealer at fault."""
     assert told(evidence, HONEST) == "MISDEALT"
 
 
@@ -380,9 +381,10 @@ def ended_by(run):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_without_their_dealer(
+def test_shares_that_do_not_join_are_evidence(
     seed,
 ):
+    """The survivors repeat the sum without the dealer of such shares."""
     first = ended_by(misdealt(seed=seed))
     assert first.state.u3 == FIVE
     assert not first.tells(s.AbandonAsked)

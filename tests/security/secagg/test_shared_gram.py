@@ -197,10 +197,10 @@ def other_vectors(values):
 
 
 @pytest.mark.parametrize(("n", "colluders"), [(4, 1), (7, 2)])
-def test_what_colluders_and_coordinator_see_fits_every_other_vectors_of_the_same_inner_products(
-    n, colluders
-):
-    """The argument of the module, number by number.
+def test_the_view_of_colluders_is_ambiguous(n, colluders):
+    """What colluders and coordinator see fits any vectors with the same inner products.
+
+    The argument of the module, number by number.
 
     From the draws behind one view of the last c silos and the coordinator, draws are made that give
     the very same view for other vectors of the honest silos. They are as likely, since all draws

@@ -134,7 +134,8 @@ def test_who_is_proven_to_have_misdealt_counts_as_if_it_had_left(world, sign):
     assert sets.objection(first, rest) == sets.objection(first, SILOS) == ""  # both were told
 
 
-def test_of_several_batches_those_are_recorded_that_can_be_summed_without_who_misdealt(world, sign):
+def test_batches_left_after_a_misdealing(world, sign):
+    """Of several batches, those that can be summed without the dealer at fault are recorded."""
     job = sign("two", security={**SECURITY, "colluders": 0})
     assert sorted(map(len, job.batches)) == [3, 3]
     one, other = job.batches

@@ -12,7 +12,8 @@ def settled(round_, ctx, job="j1", status="sent"):
     return SettledUpload(job, round_, status, "", 7, ctx.hex())
 
 
-def test_uploads_that_are_there_are_known_when_their_round_is_entered_and_forgotten_with_the_next():
+def test_uploads_are_known_for_one_round():
+    """Uploads on the disk are known once their round is entered, and forgotten with the next."""
     keys = SimpleNamespace(entry=SimpleNamespace(id="silo-a"))
     rounds = BlindRounds(None, None, None, keys, None)
     for upload in (

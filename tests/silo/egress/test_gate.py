@@ -549,7 +549,8 @@ def test_after_a_restart_all_that_was_declared_counts_as_handed_over(world, smal
     assert world.audited().ok
 
 
-def test_a_job_that_the_coordinator_has_no_more_is_unknown_and_other_refusals_leave_it_open(world):
+def test_a_job_that_the_coordinator_lost(world):
+    """A job that the coordinator no longer has is unknown; other refusals leave it open."""
     world.broken(2)
 
     def refuse(code):

@@ -171,7 +171,8 @@ def paid(made, tmp_path):
         yield make
 
 
-def test_what_a_private_round_gives_says_what_paid_for_it_and_is_sent_again_for_nothing(paid):
+def test_a_private_round_is_paid_once(paid):
+    """Its upload says what paid for it, and is sent again free of charge."""
     bundle = paid().train(0, 0, {})
     assert (paid.spent(), paid.open()) == (4, 0)
     for part, tensors in bundle.tensors.items():
@@ -192,9 +193,9 @@ def test_what_a_private_round_gives_says_what_paid_for_it_and_is_sent_again_for_
     )
 
 
-def test_a_private_round_that_cannot_be_kept_is_spent_and_one_that_is_kept_is_not_trained_again(
-    paid, monkeypatch
-):
+def test_a_private_round_and_its_disk(paid, monkeypatch):
+    """A private round that cannot be stored is spent; a stored one is not trained again."""
+
     def full(*_):
         raise UnwritableError("no room")
 

@@ -202,7 +202,7 @@ def test_the_synthetic_population_needs_no_partition(experiment):
         (some(classes=4), COLUMN,
             "label 3 in 15 of 60 records, model.classes = 3: its classes are 0 to 2; correct it"),
         (some(ids=("same",) * 60), COLUMN, "records 0 and 1 have the same id; give each its own"),
-        (some(), COLUMN, "kind 'column' takes a value a record, here none for 60 records"),
+        (some(), COLUMN, "kind 'column' takes one value per record, here none for 60 records"),
         (some(), '[partition]\nkind = "shards"\nsilos = 7\neach = 1',
             "60 records do not give 7 silos 10 each"),
         (None, COLUMN, "no such file"),

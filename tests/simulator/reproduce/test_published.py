@@ -187,8 +187,10 @@ def sketched_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("sketched_once")
-def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_small_scale():
-    """All tables of a paper at once: a label is one method in a setting.
+def test_every_published_setting_makes_a_job():
+    """For every method, at full and at small scale.
+
+    All tables of a paper at once: a label is one method in a setting.
 
     Small scale: the first setting of a model.
     """

@@ -188,7 +188,7 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
         ({"center": {"age": float("nan")}}, "finite number"),
         ({"center": {"age": True}}, "valid number"),
         ({"categories": {"sex": ["f"]}}, "categories: 'sex' is not in features"),
-        ({"categories": {"age": ["f", "f"]}}, "categories: 'f' is there twice for 'age'"),
+        ({"categories": {"age": ["f", "f"]}}, "categories: 'f' is listed twice for 'age'"),
         ({"categories": {"age": ["f"]}, "center": {"age": 1}},
             "'age' has categories, which are not centred or scaled"),
         ({"categories": {"age": ["f"]}, "scale": {"age": 1}},

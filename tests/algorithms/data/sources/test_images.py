@@ -191,7 +191,7 @@ def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, fault)
     assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in fault()
     (tmp_path / "a" / "notes.txt").unlink()
     write(tmp_path / "2.png", pixels(4, 5))
-    assert f"{tmp_path / '2.png'}: lies beside the classes' folders" in fault()
+    assert f"{tmp_path / '2.png'}: lies next to the classes' folders" in fault()
     (tmp_path / "2.png").unlink()
     assert len(read()) == 2
 
@@ -201,7 +201,7 @@ def test_other_channels_and_folders_that_are_none(tmp_path, read, fault):
     assert len(read(classes=["a", "b"])) == 0
     with refused("none: cannot read it: No such file"):
         Images(kind="images", folder=tmp_path / "none").read_at(GREY)
-    with pytest.raises(pydantic.ValidationError, match="a folder is there twice"):
+    with pytest.raises(pydantic.ValidationError, match="a folder is listed twice"):
         Images(kind="images", folder=tmp_path, classes=["a", "a"])
 
 
@@ -231,7 +231,7 @@ def test_a_subset_of_the_classes(tmp_path, read):
     ("fields", "said"),
     [
         ({"subset": True}, "name the classes"),
-        ({"domains": ["a", "a"]}, "domains: a folder is there twice"),
+        ({"domains": ["a", "a"]}, "domains: a folder is listed twice"),
     ],
 )
 def test_domains_and_subsets_that_contradict_themselves(tmp_path, fields, said):

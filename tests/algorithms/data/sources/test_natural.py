@@ -27,8 +27,8 @@ def read(folder, name, **fields):
             "'cleaveland' is not one of heart-disease; known: cleveland",
         ),
         ({"name": "har", "sources": ["31"]}, "'31' is not one of har"),
-        ({"name": "har", "sources": ["3", "3"]}, "sources: one is there twice"),
-        ({"name": "har", "years": 3}, "years is of tcga-brca"),
+        ({"name": "har", "sources": ["3", "3"]}, "sources: one is listed twice"),
+        ({"name": "har", "years": 3}, "years belongs to tcga-brca"),
         ({"name": "tcga-brca", "years": 0}, "greater than or equal to 1"),
     ],
 )

@@ -54,5 +54,5 @@ def test_what_does_not_fit_is_refused(make_job, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_running_statistics_stay_with_their_extractor(make_job, method):
     model = {"norm": "batch", "buffers": "global"}
-    with refused(f"method '{method}' gives no running statistics in any round; leave"):
+    with refused(f"method '{method}' uploads no running statistics in any round; leave"):
         make_job(method, model=model).document()

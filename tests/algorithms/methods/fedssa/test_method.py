@@ -502,7 +502,8 @@ def test_bad_options_are_refused_at_admission(options, complaint):
         new_job(options).document()
 
 
-def test_more_holders_than_a_round_draws_are_refused_unless_silos_that_are_away_count():
+def test_more_holders_than_a_round_draws():
+    """They are refused, unless silos that are away count."""
     drawn = {"silos": list("abcd"), "participation": 0.5}  # two of four
     assert new_job({"min_holders": 2}, **drawn).document()
     assert new_job({"min_holders": 4, "stale_inclusive": True}, **drawn).document()
