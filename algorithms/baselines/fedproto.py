@@ -119,8 +119,8 @@ class FedProto(Method):
         trained = [any(True for _ in parts["extractor"].parameters()) for parts in models]
         if not all(trained):
             raise LocalError(
-                "fedproto uploads means of features; an extractor without parameters would make them"
-                " means of records; choose a model whose extractor is trained"
+                "fedproto uploads means of features; an extractor without parameters would make"
+                " them means of records; choose a model whose extractor is trained"
             )
         most = LARGEST_WEIGHT if self.options.weights == "samples" else 1.0
         mean = TensorSpec("mean", weight.dtype, (setting.classes, width))

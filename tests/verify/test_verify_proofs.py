@@ -80,7 +80,7 @@ def test_what_is_not_quite_a_note(opened, data):
     assert opened(data, [VerifierKey.parse(NOTES.PETER_KEY)]) is None
 
 
-@pytest.mark.parametrize(("data", "keys", "signed"), NOTES.GO_OPENS)
+@pytest.mark.parametrize(("data", "keys", "signed"), NOTES.GO_OPENS.values(), ids=NOTES.GO_OPENS)
 def test_what_go_opens_and_what_not(opened, data, keys, signed):
     named = [key for key in keys if signed is None or key.partition("+")[0] in signed]
     text = opened(data, [VerifierKey.parse(key) for key in named])
