@@ -22,7 +22,8 @@ from staddle.security.blind.plan import simulated
 
 PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
 BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
-SMALL = {"name": "cnn-digits", "norm": "group"}
+SMALL = {"name": "ppfl-mlp", "input": [1, 8, 8]}  # convolutions: engines/test_vmap_engine.py
+NORMS = {"name": "cnn-digits", "norm": "group"}
 LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is dear
 # by the round that a phase begins in: what goes up, and what comes down
 MODEL = {0: ("model sum.mean", "model")}
@@ -69,7 +70,7 @@ CASES = {
     "fedavg": Case(MODEL),
     "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
     "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
-    "fedbn": Case(MODEL),
+    "fedbn": Case(MODEL, model=NORMS),
     "fedclassavg": Case({0: ("classifier sum.mean", "classifier")},
         not_private="contrast = 1 lets a record move"),
     "feddyn": Case({0: (AVERAGED, "corrected")}),

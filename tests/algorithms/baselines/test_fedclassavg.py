@@ -11,7 +11,6 @@ from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.algorithms.method import initial_state
-from staddle.security.blind.plan import simulated
 
 SMALL = {"name": "digits-cnn-c", "input": [1, 8, 8]}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-c"]}
@@ -143,17 +142,6 @@ def test_contrast_parts_the_classes(make_job):
         means = [extractor(data.x)[data.y == label].mean(0) for label in (0, 1)]
         likeness.append(torch.cosine_similarity(*means, dim=0).item())
     assert likeness[1] < likeness[0] - 0.3
-
-
-# Where it may run.
-
-
-def test_blind_it_trains_as_in_the_clear(make_job):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 2}
-    job = make_job("fedclassavg", TWO, SMALL, security={"secure_aggregation": "required"}, **fields)
-    clear, shards = make_job("fedclassavg", TWO, SMALL, **fields), banded_shards(job.silos)
-    one, other = simulate(job, shards, exchanges=simulated(job)), simulate(clear, shards)
-    check_tensors(one.states["a"].flat, other.states["a"].flat, 1e-4)
 
 
 def test_a_private_job_takes_it_without_contrast_alone(make_job):

@@ -39,6 +39,7 @@ from staddle.security.blind.plan import simulated
 FOUR = ["a", "b", "c", "d"]
 BLIND = {"secure_aggregation": "required"}
 COUNTS = {"a": (3, 1, 0), "b": (2, 4, 0), "c": (1, 1, 0), "d": (5, 0, 2)}
+MLP = {"name": "ppfl-mlp", "input": [1, 8, 8]}
 MODELS = {"fedaims": {"name": "convnet-digits", "norm": "none"}}
 
 
@@ -46,7 +47,7 @@ MODELS = {"fedaims": {"name": "convnet-digits", "norm": "none"}}
 def blind(make_job):
     def make(method="fedssa", options=None, security=BLIND, **fields):
         changes = {"silos": FOUR, "min_cohort": 3, "security": security} | fields
-        job = make_job(method, options, MODELS.get(method), **changes)
+        job = make_job(method, options, MODELS.get(method, MLP), **changes)
         job.document()
         return job
 
@@ -80,7 +81,7 @@ def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_j
     assert (job.counted, job.keyed, job.length) == (True, True, job.rounds + 1)
     assert [p.name for p in job.up(0)] == ["holders", METRICS.name]
     assert part in [p.name for p in job.up(1)]
-    clear = make_job(method, None, MODELS.get(method), silos=FOUR, min_cohort=3)
+    clear = make_job(method, None, MODELS.get(method, MLP), silos=FOUR, min_cohort=3)
     assert not isinstance(clear.method(), ClassCensus)
     assert (clear.counted, clear.keyed, clear.length) == (False, False, clear.rounds)
 
@@ -388,7 +389,7 @@ def test_where_all_hold_all_it_is_the_job_in_the_clear_bit_for_bit(
     blind, make_job, method, options
 ):
     records = shards(dict.fromkeys(FOUR, (3, 2, 1)))
-    clear = make_job(method, options, MODELS.get(method), silos=FOUR, min_cohort=3)
+    clear = make_job(method, options, MODELS.get(method, MLP), silos=FOUR, min_cohort=3)
     one, other = (simulate(job, records) for job in (blind(method, options), clear))
     for silo in FOUR:
         right = [[r.correct_trained for r in each.history[silo]] for each in (one, other)]
@@ -427,7 +428,7 @@ def test_the_round_that_counts_trains_nothing(blind):
 )
 def test_ratios_are_by_class_whatever_a_method_says(make_job, method, options, names):
     """And totals: FedSSA's differences, and PPFL's class sums."""
-    inner = make_job(method, options, MODELS.get(method)).method()
+    inner = make_job(method, options, MODELS.get(method, MLP)).method()
     assert by_class(inner, 0) == names
     specs = [spec for part in inner.up(0) if part.name in names for spec in part.wire]
     assert {spec.shape[:1] for spec in specs} <= {(3,), ()}

@@ -177,6 +177,8 @@ def records_of(labels, seed):
 def few(make_job, method, case, norm="group", rounds=2, **options):
     """A small job of the method on such records."""
     model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": norm}
+    if norm == "group" and method not in ("fedaims", "fedbn"):
+        model = {"name": "ppfl-mlp", "input": [1, 8, 8]}
     options = {**SHORT.get(method, {}), **options}
     share = 1.0 if method == "ppfl" else 0.75
     fields = {"silos": SILOS, "rounds": rounds, "participation": share}
@@ -198,7 +200,7 @@ def assert_finite(result):
     assert all(all_finite(tensor) for tensor in result.coordinator.values())
 
 
-@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("case", [case for case in FEW if case != UNHELD])  # the last one has it
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_works_with_few_records_and_classes(make_job, method, case):
     assert_finite(simulate(*few(make_job, method, case)))

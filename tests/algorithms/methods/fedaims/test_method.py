@@ -10,7 +10,6 @@ from support.refusals import refused
 from support.rounds_by_hand import closed, collected
 from support.whole_jobs import check_states
 from torch import nn
-from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms.course import Facts, SiloState
@@ -272,45 +271,6 @@ def test_loss_and_gradients_are_those_of_the_equations(
     )
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("aux_ce", ["head", "prototype"])
-def test_stacked_silos_have_the_losses_and_gradients_of_one_by_one(make, make_data, norm, aux_ce):
-    method = make({"sampling": "full", "aux_ce": aux_ce}, norm=norm).method()
-    silos = [to_modules(method, silo, initial_state(method, silo)) for silo in "ab"]
-    for number, modules in enumerate(silos):
-        for module in modules.values():
-            module.double()
-        for p in (p for module in modules.values() for p in module.parameters()):
-            p.data.add_(0.05 * number)
-    one, other = make_data(6, 1), make_data(6, 2)
-    x, y = torch.stack([one.x, other.x]).double(), torch.stack([one.y, other.y])
-    prototypes = torch.rand(2, 3, 32).double()
-    prototypes[1, 0] = 0
-    names, modules = list(silos[0]), silos[0]
-    stacked = {
-        n: {
-            k: torch.stack([s[n].get_parameter(k) for s in silos]).detach()
-            for k in dict(modules[n].named_parameters())
-        }
-        for n in names
-    }
-
-    def loss(values, x, y, prototypes):
-        parts = {n: lambda *a, n=n: functional_call(modules[n], values[n], a) for n in names}
-        return method.objective((1, 2), parts, x, y, {"prototypes": prototypes}).mean()
-
-    fast = vmap(grad_and_value(loss))(stacked, x, y, prototypes)
-    for i, modules_ in enumerate(silos):
-        slow = method.objective((1, 2), modules_, x[i], y[i], {"prototypes": prototypes[i]}).mean()
-        slow.backward()
-        assert fast[1][i].item() == pytest.approx(slow.item(), rel=1e-10)
-        assert all(
-            torch.allclose(fast[0][n][k][i], p.grad, rtol=1e-8, atol=1e-10)
-            for n in names
-            for k, p in modules_[n].named_parameters()
-        )
-
-
 def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_finite(make, make_data):
     batch = make_data(6)
     for aux_ce, trained in [("head", {"head"}), ("prototype", {"adapter"}), ("none", set())]:
@@ -331,17 +291,6 @@ def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_fini
             g.isfinite().all()
             for g in torch.autograd.grad(loss.mean(), everything, materialize_grads=True)
         )
-
-
-def test_lambda_scales_the_main_gradient(make, make_data):
-    """The classifier is in F alone: its gradient is λ = 1/3 of that of the plain cross-entropy."""
-    method, batch = make({"mu": 0}).method(), make_data(6)
-    modules = to_modules(method, "a", initial_state(method, "a"))
-    (stage,) = method.stages(initial_state(method, "a"), FACTS)
-    head = list(modules["classifier"].parameters())
-    ours = torch.autograd.grad(stage.loss(modules, batch.x, batch.y, stage.context).mean(), head)
-    plain = torch.autograd.grad(method.cross_entropy(modules, batch.x, batch.y, {}).mean(), head)
-    assert all(torch.allclose(a, b / 3, atol=1e-7) for a, b in zip(ours, plain, strict=True))
 
 
 def test_prototype_logits_by_hand():
@@ -537,15 +486,6 @@ def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
                 for p, silo in zip(shares, cohort, strict=True)
             )
             assert torch.allclose(mean.double(), oracle, atol=1e-6)
-            ones = {silo: torch.ones_like(mean) for silo in cohort}
-            part = replace(
-                job.up(0)[0], tensors=tuple(s for s in job.up(0)[0].tensors if s.name == name)
-            )
-            read = lambda s, n, ones=ones, spool=spool: (
-                spool["backbone", s][n] if n == WEIGHT else ones[s]
-            )
-            folded = PLAIN.collect(part, cohort, read)
-            assert torch.equal(folded[name], torch.ones_like(mean))
 
 
 @pytest.mark.parametrize("similarity", ["update", "raw"])
