@@ -90,7 +90,7 @@ class PFedMe(FedAvg):
         if pull >= 2:
             raise LocalError(
                 f"pfedme: lam · personal_lr = {self.options.lam:g} · {self.options.personal_lr:g} ="
-                f" {pull:g}, at 2 or more each step towards θ overshoots w;"
+                f" {pull:g}, and at 2 or more each step towards θ overshoots w;"
                 " lower one of them"
             )
 

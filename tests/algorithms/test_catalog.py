@@ -92,8 +92,8 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     ("target", "said"),
     [
         ("Absent",
-            (r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
-            r" package anew")),
+            (r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; reinstall"
+            r" that package")),
         ("function",
             r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Stranger",

@@ -310,7 +310,7 @@ async def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, mo
         with monkeypatch.context() as patch:
             patch.setattr(guard.Guard, "intercept_service", noted)
             await flood()
-        await refused(north.poll(), "LIMIT", "calls a second")
+        await refused(north.poll(), "LIMIT", "calls per second")
         for silo in (east, south):
             await silo.give()
         async with asyncio.timeout(SECONDS):

@@ -224,5 +224,7 @@ def test_blind_it_gives_no_row_that_few_hold(make_job):
 def test_records_themselves_are_no_features(make_job):
     glm = {"name": "glm", "input": [1, 8, 8]}
     for options, model in (({}, glm), ({"extractors": ["digits-cnn-c", "glm"]}, SMALL)):
-        with refused("of an extractor without parameters are means of records; choose a model"):
+        with refused(
+            "an extractor without parameters would make them means of records; choose a model"
+        ):
             make_job("fedproto", options, model).document()

@@ -114,7 +114,7 @@ def test_with_one_step_of_1_over_lambda_w_is_that_of_fedavg(make_job, make_shard
 
 def test_steps_that_go_too_far_are_refused(make_job):
     make_job("pfedme", {"lam": 15, "personal_lr": 0.13}).method()
-    with refused(r"lam · personal_lr = 20 · 0.1 = 2, and from 2 on .*; lower one of them"):
+    with refused(r"lam · personal_lr = 20 · 0.1 = 2, and at 2 or more .*; lower one of them"):
         make_job("pfedme", {"lam": 20, "personal_lr": 0.1}).method()
 
 

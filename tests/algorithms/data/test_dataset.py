@@ -128,7 +128,7 @@ def test_a_records_side_does_not_depend_on_the_others():
 
 @pytest.mark.parametrize(
     ("fraction", "complaint"),
-    [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")],
+    [(1e-6, "no test record out of 50; raise"), (1 - 1e-6, "no training record out of 50; lower")],
 )
 def test_a_split_with_an_empty_side_names_the_fix(fraction, complaint):
     with refused(complaint):
@@ -207,7 +207,7 @@ def test_ids_are_saved_loaded_and_taken(tmp_path):
 
 
 def test_a_data_set_has_an_id_for_each_record_or_none():
-    with refused("1 ids for 2 records; give one id a record"):
+    with refused("1 ids for 2 records; give one id per record"):
         replace(numbered(2), ids=("a",))
 
 

@@ -233,5 +233,5 @@ def test_a_part_that_is_each_silos_own_is_declared_so(make_job, monkeypatch):
     """Blind rounds compare what silos were given, but for these parts."""
     method = make_job("fedavg").method()
     monkeypatch.setattr(method, "deliveries", lambda *_: (Value("model", {}),))
-    with refused("part 'model' to each silo in a value of its own, and does not say so"):
+    with refused("part 'model' to each silo in a value of its own, but does not list it"):
         deliver(method, PLAIN, {}, 1, "a", MemoryArchive())

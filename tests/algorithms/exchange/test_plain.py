@@ -165,7 +165,7 @@ def test_each_stacks_in_the_order_of_the_members():
 
 
 def test_collect_refuses_an_empty_round():
-    with refused("no silo gave it"):
+    with refused("no silo uploaded it"):
         PLAIN.collect(Part("m", Kind.BACKBONE, Mix(), TWO), (), lambda *_: torch.zeros(0))
 
 

@@ -293,7 +293,7 @@ def test_a_silo_whose_classes_changed_contributes_nothing(blind):
     for counts in ((1, 0, 0), (1, 1, 1)):
         with refused("of other classes than it reported when the job counted holders"):
             method.deliver(counted(blind()), holders(4, 3, 1), facts("a", 2, {"a": counts}))
-    with refused("count of holders"):
+    with refused("the job counted holders"):
         # it was not there
         method.deliver(initial_state(method, "a"), holders(4, 3, 1), facts("a", 1))
 

@@ -127,7 +127,7 @@ def test_a_private_job_survives_the_wire(tmp_path, sigma):
 
 def test_a_document_without_noise_was_not_signed_by_our_command(tmp_path):
     job = read(tmp_path, ('sigma = "1.37"', ""))
-    with refused(r"^wire: privacy\.sigma is missing, which staddle job sign plans"):
+    with refused(r"^wire: privacy\.sigma is missing; `staddle job sign` plans it"):
         Job.from_document(job.document(), "wire")
 
 

@@ -70,7 +70,7 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
     assert alike(table(kind="column"), LABELS[:4], [30, 4, 4, 30]).tolist() == [1, 0, 0, 1]
     for keys in ({"kind": "column"}, {"kind": "sources", "silos": {"usps": 1}}):
         for column, number in ((None, "none"), (SOURCES[1:], "799")):
-            with refused(f"a value a record, here {number} for 800 records"):
+            with refused(f"one value per record, here {number} for 800 records"):
                 deal(table(**keys), LABELS, column)
 
 

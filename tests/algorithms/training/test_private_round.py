@@ -825,7 +825,7 @@ def test_what_was_not_taken_is_free_again(make_private):
 
 def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_shards):
     private, plain = make_private("fedavg"), make_job("fedavg")
-    with refused(r"has a \[privacy\] table; give simulate\(\) the accounts"):
+    with refused(r"has a \[privacy\] table; pass simulate\(\) the accounts"):
         simulate(private, make_shards(private))
     with refused(r"has no \[privacy\] table; pass no accounts"):
         simulate(plain, make_shards(plain), private=lambda _: silo_of(private))

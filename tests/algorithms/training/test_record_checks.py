@@ -212,7 +212,7 @@ def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, meth
     job, shards = few(make_job, method, ONE_RECORD, "group" if method == "fedbn" else "none")
     check_training(job, shards["a"][0], "a", "here")
     job, shards = few(make_job, method, ONE_RECORD, "batch")
-    with refused(r"^silo 'a': 1 record to train on, .*; add records, or have the operator"):
+    with refused(r"^silo 'a': 1 training record, too few for batch norm; add records, or"):
         simulate(job, shards)
     job, shards = few(make_job, method, UNHELD, "batch")
     job = replace(job, model=job.model.model_copy(update={"classes": 2}))
@@ -222,7 +222,7 @@ def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, meth
 def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
     job = make_job("fedssa", {"extractors": ["cnn-digits"]}, {"norm": "batch"})
     check_training(job, labelled([1]), "a", "here")
-    with refused(r"^here: 1 record to train on"):
+    with refused(r"^here: 1 training record, too few for batch norm"):
         check_training(make_job("fedssa", model={"norm": "batch"}), labelled([1]), "a", "here")
 
 

@@ -48,7 +48,7 @@ def test_a_new_member_starts_full_however_late_it_comes():
     limits = CallLimits()
     for _ in range(int(BURST)):
         call(limits, now=1e9)
-    assert "calls a second" in refused(limits, "a", "Beat", 1e9)
+    assert "calls per second" in refused(limits, "a", "Beat", 1e9)
 
 
 def test_calls_of_all_kinds_share_a_members_bucket():
@@ -89,7 +89,7 @@ def test_a_refused_call_is_not_counted_in_and_uses_up_the_bucket():
     limits.enter("a", "Upload", 0.0)
     for _ in range(int(BURST) - 1):
         assert "running already" in refused(limits, "a", "Upload", 0.0)
-    assert "calls a second" in refused(limits, "a", "Upload", 0.0)
+    assert "calls per second" in refused(limits, "a", "Upload", 0.0)
 
 
 def test_nothing_stays_of_calls_that_are_over():

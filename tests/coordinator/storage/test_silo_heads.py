@@ -96,7 +96,7 @@ def test_heads_that_grow_are_taken_one_after_another(heads):
         (lambda _: Log(9, b"other").end(6), "leads to"),  # others
         # as if anew
         (lambda _: Log(9, b"other").end(0), "from 0 records, the old checkpoint has 6"),
-        (lambda log: log.end(6), "no record more"),
+        (lambda log: log.end(6), "did not grow"),
     ],
     ids=["cut", "rewritten", "anew", "the same"],
 )

@@ -745,7 +745,7 @@ def test_5_one_training_record_under_batch_norm(ask, refused, made, signed_by, t
     assert len(ask(data=data, key=key).train) == 1
     job = remodelled(made, norm="batch")
     why = refused("DATA", signed=signed_by(job.document()), data=data, key=key)
-    assert why.startswith(f"{tmp_path / 'two.npz'}: 1 record to train on, ")
+    assert why.startswith(f"{tmp_path / 'two.npz'}: 1 training record, too few for batch norm; ")
 
 
 def test_5_a_split_without_test_records_is_refused(refused, data_file):

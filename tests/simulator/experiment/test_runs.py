@@ -163,5 +163,5 @@ def test_every_method_is_asked_whether_the_silos_have_enough_to_train_on(experim
     found = experiment(partition='[partition]\nfile = "p.json"', model=model, methods=methods)
     people = populate(found)
     assert len(runs(found, people, ["local"])) == 2
-    with refused("silo 'a': 1 record to train on, too few for batch norm"):
+    with refused("silo 'a': 1 training record, too few for batch norm"):
         runs(found, people)

@@ -175,12 +175,12 @@ def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"features": ["age", "age"]}, "features, label, id and source: 'age' is there twice"),
-        ({"features": ["age", "y"]}, "features, label, id and source: 'y' is there twice"),
-        ({"id": "age"}, "features, label, id and source: 'age' is there twice"),
+        ({"features": ["age", "age"]}, "features, label, id and source: 'age' is listed twice"),
+        ({"features": ["age", "y"]}, "features, label, id and source: 'y' is listed twice"),
+        ({"id": "age"}, "features, label, id and source: 'age' is listed twice"),
         ({"features": []}, "at least 1 item"),
-        ({"columns": ["a", "a"]}, "columns: 'a' is there twice"),
-        ({"classes": ["a", "a"]}, "classes: 'a' is there twice"),
+        ({"columns": ["a", "a"]}, "columns: 'a' is listed twice"),
+        ({"classes": ["a", "a"]}, "classes: 'a' is listed twice"),
         ({"classes": ["a"]}, "at least 2 items"),
         ({"center": {"aeg": 1}}, "center: 'aeg' is not in features; known: age, bmi"),
         ({"scale": {"y": 1}}, "scale: 'y' is not in features"),
