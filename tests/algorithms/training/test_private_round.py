@@ -837,7 +837,7 @@ def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_
         with refused("a bug in Staddle"):
             final_round(job.method(), job, state, {}, *data, "a", private=paying)
     unsigned = replace(private, privacy=private.private.model_copy(update={"sigma": None}))
-    with refused(r"job 'test' has no privacy\.sigma yet; sign it"):
+    with refused(r"job 'test' has no privacy\.sigma yet; sign the job"):
         MemoryAccount(unsigned)
 
 
