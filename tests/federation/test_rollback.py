@@ -9,7 +9,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from federation.conftest import MODEL, Running, job_document
+from federation.conftest import running, small_document
 
 from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
@@ -25,34 +25,33 @@ def two_jobs(tmp_path_factory, fork_server):
 
     A copy of north lies beside, from after the first job.
     """
-    running = Running(tmp_path_factory.mktemp("rollback") / "federation", SILOS, fork_server.launch)
-    for number in (1, 2):
-        running.job(job_document(f"job-{number}", SILOS, model=MODEL))
-    running.start_coordinator()
-    running.start_silos()
-    state = running.federation.state("north")
-    ended(running, "job-1")
-    running.daemons["north"].wait_for("job.finished", 60)
-    running.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
-    running.daemons["north"].stop()
-    shutil.copytree(state, running.federation.folder / "copy", symlinks=True)
-    running.start_silo("north")
-    ended(running, "job-2")
-    for name in (*SILOS, "coordinator"):
-        running.daemons[name].stop()
-    running.job(job_document("job-3", SILOS, model=MODEL, round_timeout=20, min_cohort=2))
-    return running
+    with running(tmp_path_factory.mktemp("rollback"), SILOS, fork_server.launch) as made:
+        for number in (1, 2):
+            made.job(small_document(f"job-{number}", SILOS))
+        made.start_coordinator()
+        made.start_silos()
+        ended(made, "job-1")
+        made.daemons["north"].wait_for("job.finished", 60)
+        made.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
+        made.daemons["north"].stop()
+        copied = made.federation.folder / "copy"
+        shutil.copytree(made.federation.state("north"), copied, symlinks=True)
+        made.start_silo("north")
+        ended(made, "job-2")
+        for silo in SILOS:
+            made.daemons[silo].stop()
+    made.job(small_document("job-3", SILOS, round_timeout=20, min_cohort=2))
+    return made
 
 
 @pytest.fixture
 def federation(two_jobs, tmp_path):
     """The two jobs' federation in a folder of the test's own."""
-    running, folder = copy.copy(two_jobs), tmp_path / "federation"
+    made, folder = copy.copy(two_jobs), tmp_path / "federation"
     shutil.copytree(two_jobs.federation.folder, folder, symlinks=True)
-    running.federation = replace(two_jobs.federation, folder=folder)
-    running.daemons = {}
-    yield running
-    running.stop()
+    made.federation, made.daemons = replace(two_jobs.federation, folder=folder), {}
+    yield made
+    made.stop()
 
 
 def ended(running, job):
