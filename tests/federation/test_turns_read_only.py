@@ -1,4 +1,4 @@
-"""A disk that turns read-only while a daemon runs, as ext4 does with one that has errors.
+"""A disk that is read-only, or turns so while a daemon runs, as ext4 does with one that has errors.
 
 Real processes and mounts.
 
@@ -75,6 +75,29 @@ async def asked_to_stop_a_job(running, job):
     # it ends, or has ended
     assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
     await caller.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("state", "LOCK: cannot write it: "), ("state/below", "below: cannot create it: ")],
+)
+def test_a_read_only_file_system_is_said_with_what_to_do(start, mounts, where, said):
+    running = start(*SILOS)
+    local_federation.write_coordinator(running.federation, [], {})
+    running.kept.mkdir(exist_ok=True)
+    for options in ("bind", "remount,ro,bind"):
+        if mounts.run("mount", "-o", options, running.kept, running.kept).returncode:
+            pytest.skip("this user may not mount file systems")
+    config = running.federation.coordinator_config
+    config.write_text(config.read_text().replace('directory = "state"', f'directory = "{where}"'))
+    running.launcher = mounts.launch
+    daemon = running.start_daemon("coordinator")
+    with pytest.raises(AbortedError, match="ended with code 1"):
+        daemon.wait_for("listening", 100)
+    text = " ".join(daemon.log.read_text().split())
+    assert "Traceback" not in text
+    why = "Read-only file system; mount it writable, or name a folder on another"
+    assert f"{running.kept}/{said}{why}" in text
 
 
 @pytest.mark.parametrize("who", ["coordinator", "north"])
