@@ -13,6 +13,7 @@ ends the server ends, and whatever it forked with it.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -23,7 +24,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import weakref
+from pathlib import Path
 
 from staddle.proto.channel import require_tls13
 
@@ -65,10 +69,10 @@ class ForkServer:
     ``launch`` is a launcher of ``staddle.commands.processes``.
     """
 
-    def __init__(self, log):
+    def __init__(self, log, preloaded=PRELOADED):
         self._log = log
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+        command = [sys.executable, "-P", __file__, str(theirs.fileno()), *preloaded]
         with theirs, log.open("wb") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -235,11 +239,29 @@ def hurry():
     importlib.import_module("torch").set_num_threads(1)
 
 
-def main(control):
+def settle():
+    """Leave the children little to do at their start and end, and few pages to write on.
+
+    The kernel copies each page of ours that a child writes on. The first key initialises the
+    cryptography; torch's finalizers alone would write on 8,000 pages; and the garbage collector
+    passes over all that the imports made.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        federations = importlib.import_module("staddle.commands.federation.local_federation")
+        federations.make(Path(folder), ("silo",))
+    for made in list(weakref.finalize._registry):
+        made.atexit = False
+    gc.collect()
+    gc.freeze()
+
+
+def main(control, preloaded):
     require_tls13()
-    for name in PRELOADED:
+    for name in preloaded:
         importlib.import_module(name)
-    hurry()
+    if preloaded:
+        hurry()
+        settle()
     server = Server(socket.socket(fileno=control))
     arguments = server.serve()
     if arguments is not None:
@@ -252,4 +274,4 @@ def main(control):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

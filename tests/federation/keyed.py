@@ -3,14 +3,18 @@ keep.
 """
 
 import json
+from functools import partial
 from unittest.mock import patch
 
+import torch
+from federation.conftest import shards
 from support.key_watch import keys_watched
 
-from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.partition.draw import dirichlet
+from staddle.algorithms.method import METRICS
 from staddle.security.blind.plan import simulated
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -31,10 +35,41 @@ def seeded(document, holds):
     return {**document, "seed": next(job.seed for job in jobs if holds(job))}
 
 
+def vectors(spec, rng):
+    """Unit vectors, near to those of other silos, with entries of both signs."""
+    base = torch.randn(spec.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    own = base + 0.3 * torch.randn(spec.shape, generator=rng, dtype=torch.float64)
+    return (own / own.norm(dim=1, keepdim=True)).to(DTYPES[spec.dtype])
+
+
+def made_up(job, weight=None):
+    """What raw silos give, by silo, then by round: numbers at random, and 7 for each metric.
+
+    Each silo has another weight, from ``weight`` on.
+    """
+
+    def tensors(part, rng):
+        if part.name == METRICS.name:
+            return {each.name: torch.full(each.shape, 7).long() for each in part.tensors}
+        if isinstance(part.exchange, Gram):
+            return {each.name: vectors(each, rng) for each in part.tensors}
+        drawn = {each.name: torch.randn(each.shape, generator=rng) for each in part.tensors}
+        return {each.name: drawn[each.name].to(DTYPES[each.dtype]) for each in part.tensors}
+
+    def given(silo, round_):
+        found, number = {}, job.silos.index(silo)
+        for part in job.up(round_):
+            rng = torch.Generator().manual_seed(100 * round_ + number)
+            own = None if weight is None or part.wire == part.tensors else weight + number
+            found[part.name] = PLAIN.give(part, Contribution(tensors(part, rng), own))
+        return found
+
+    return lambda silo: partial(given, silo)
+
+
 def even(running, silos):
     """Give each silo about as many records, so that none outweighs the others in a row."""
-    parts = dirichlet(digits().y.numpy(), len(silos), 3.0, 3, minimum=200)
-    running.data = {silo: digits().take(part) for silo, part in zip(silos, parts, strict=True)}
+    running.data = shards(silos, 3.0, 200)
     for silo in silos:
         running.fix_split(silo)
     running.watch = keys_watched(running.federation, silos)

@@ -3,10 +3,8 @@ close without it.
 """
 
 import pytest
+from federation.conftest import shards
 from federation.keyed import TIMING
-
-from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.partition.draw import dirichlet
 
 SILOS = tuple(f"silo-{number}" for number in range(8))
 DEAD, ROUNDS, AWAY = SILOS[0], 60, 2
@@ -19,8 +17,7 @@ def test_it_and_its_batch_are_summed_again(start, document):
     """
     running = start(*SILOS)
     # else a step looks like a trap's to some
-    parts = dirichlet(digits().y.numpy(), len(SILOS), 10.0, 3, minimum=100)
-    running.data = {silo: digits().take(part) for silo, part in zip(SILOS, parts, strict=True)}
+    running.data = shards(SILOS, 10.0, 100)
     security = {"secure_aggregation": "required", "weight_most": 2000}
     changes = {"rounds": ROUNDS, "min_cohort": 3, "round_timeout": 120, "security": security}
     job = running.job(document("job", SILOS, "fedavg", **changes))

@@ -1,8 +1,9 @@
-"""What the coordinator sees of each method that can be blind: the parts of the table, and of these
-no value.
+"""Each method that can be blind, with real processes and a tap: silos get what the oracle computes,
+and the coordinator sees the parts of the table, and of these no value.
 """
 
 import itertools
+import json
 import re
 from collections import defaultdict
 from functools import cached_property
@@ -11,27 +12,34 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from federation import test_blind_mixes_recorded as mixes
-from federation import test_blind_recorded
+from federation.conftest import running, shards, small_document
 from federation.test_blind_recorded import (
+    ELSEWHERE,
     LARGEST_CHI_SQUARE,
     LIKELY,
     Kept,
+    beginnings,
+    check_sum,
     chi_square,
     paths,
+    readable,
     related,
+    sums_of,
     tapped,
     told,
+    unmasked,
+    windows,
 )
 from support.key_watch import keys_watched
 
-from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.count_sketch import count_sketch
 from staddle.algorithms.exchange.parts import Gram, Mix, Sum
-from staddle.algorithms.partition.draw import dirichlet
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.files.documents import parse_canonical
+from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import FETCH, UPLOAD
@@ -43,17 +51,33 @@ from staddle.security.blind.rotated_sketch import hidden
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import Accumulator
 from staddle.security.secagg.spec import RoundSpec
+from staddle.silo.blind.group_keys import ENDED
+from staddle.silo.ingress.keyed_job import OWN
+from staddle.silo.ingress.mix_rows import expected_rows
 
 SILOS = ("north", "east", "south", "west", "middle")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 TITLE = "## What the coordinator sees of each method"
+BARE_TITLE = "## What the coordinator sees of a blind round"
+KEYED_TITLE = "## What the coordinator sees of a part that is mixed or compared blind"
+TENSOR_FIELDS = ("part", "kind", "name", "dtype", "shape", "size")
+REQUESTS = {
+    "Fetch": pb.FetchRequest,
+    "Beat": pb.BeatRequest,
+    "SecureNext": secure.SecurePoll,
+    "Contribute": secure.Contributed,
+    "GroupKey": secure.KeyPoll,
+    "Padded": secure.PaddedWordUpload,
+}
+documented = pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
+pytestmark = pytest.mark.timeout(400)
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 CONVOLVING = {"model": "convnet-digits"}
 MODES = {  # name of the job: its row of the table, its method, and what its document says
     "local": ("local", "local", {}),
-    "avg": ("fedavg", "fedavg", {}),
+    "avg": ("fedavg", "fedavg", {"model": "cnn-digits"}),
     "per": ("fedper", "fedper", {}),
-    "ssa": ("fedssa", "fedssa", {"options": {"t_stable": 3}}),
+    "ssa": ("fedssa", "fedssa", {"options": {"t_stable": 3}, "rounds": 3}),
     "ssa-stale": ("fedssa stale_inclusive", "fedssa", {"options": {"t_stable": 3,
     "stale_inclusive": True}}),
     "ppfl": ("ppfl", "ppfl", {"options": {"models": 2}}),
@@ -62,14 +86,20 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     **CONVOLVING}),
     "sim": ("pfedsim mean", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
     "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0,
-    "similarity": "per_class"}}),
+    "similarity": "per_class"}, "rounds": 3}),
     "sim-directed": ("pfedsim directed", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
-    "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples"}, "rounds": 3}),
-    "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"},
+    "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples",
+    "supervisor": "cnn"}, "rounds": 3}),
+    "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels",
+    "supervisor": "cnn"}, "rounds": 3}),
+    "sup-directed": ("fedsimsup directed", "fedsimsup", {"options": {"supervisor": "cnn"},
     "rounds": 3}),
-    "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
 }  # fmt: skip
-RECORDS = 120  # of a silo: it is not to learn much
+BARE = {  # jobs without a key, by name: a method and its options
+    "avg-bare": ("fedavg", {}),
+    "ppfl-bare": ("ppfl", {"models": 2, "lam": 0.0}),
+}
+UNREAD = "sim-members"  # it has rows that are made for nobody, which no sum opens
 
 
 class Place(NamedTuple):
@@ -91,24 +121,27 @@ class World:
         self.jobs = {job.name: job for job in running.jobs}
         self.roster = running.roster
         self.crossed, self.tensors = uploads(calls)
+        came = {silo: told(calls[silo]) for silo in SILOS}
         self.specs = {
             (*place, silo): parse_canonical(spec.document, RoundSpec, "told")
             for silo in SILOS
-            for place, spec in told(calls[silo], "spec").items()
+            for place, spec in came[silo]["spec"].items()
         }
+        self.results = {silo: came[silo]["result"] for silo in SILOS}
+        self.shards = running.shards()
         self.contributions = defaultdict(list)  # (part, tensors), by place of a sum
-        for job in running.jobs:
-            self._simulate(job)
+        self.expected = {job.name: self._simulate(job) for job in running.jobs}
 
     def _simulate(self, job):
         plan, key = JobPlan(job), self.keys.get(job.name, bytes(32))
         kept = Kept(plan.bounds, job.security.counts, plan.terms, key, job.digest)
-        simulate(job, self.running.shards(), exchanges=kept)
+        expected = simulate(job, self.shards, exchanges=kept)
         gave = iter(kept.contributions)
         for round_ in range(job.length):
             for silo, _ in itertools.product(job.cohort(round_), job.up(round_)):
                 self.contributions[Place(job.name, round_, silo)].append(next(gave))
         assert next(gave, None) is None
+        return expected
 
     def parts(self, place, exchange):
         return [
@@ -128,7 +161,7 @@ class World:
     def unmasked(self, place):
         """Words of the sum as they would be without masks."""
         spec = self.specs[place.job, place.round, place.silo]
-        return b"".join(test_blind_recorded.unmasked(spec, place.silo, self.summed(place)))
+        return b"".join(unmasked(spec, place.silo, self.summed(place)))
 
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
@@ -175,59 +208,173 @@ def uploads(calls):
     return crossed, tensors
 
 
-def documents(document, shards):
+def documents(shards):
     counts = {silo: len(train) for silo, (train, _) in shards.items()}
     by_class = {
-        silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()
+        silo: train.y.bincount(minlength=10).tolist() for silo, (train, _) in shards.items()
     }
     declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     declared["counts"] = counts
-    security = {
+    directed = {**declared, "mix": "directed"}
+    away = {
         "sup": declared,
         "sup-labels": {**declared, "class_counts": by_class},
-        "sup-directed": {**declared, "class_counts": by_class, "mix": "directed"},
+        "sup-directed": {**directed, "class_counts": by_class},
+        "sim-in-part": declared,
+        UNREAD: directed,
+        "tagged": {**declared, "tags": True},
     }
-    away = {name: {"participation": 0.8, "security": table} for name, table in security.items()}
-    away["sim-directed"] = {"security": {**SECURITY, "mix": "directed"}}
-    common = {"rounds": 2, "min_cohort": 3, "security": SECURITY}
-    for name, (_, method, changes) in MODES.items():
-        yield document(name, SILOS, method, **{**common, **changes, **away.get(name, {})})
+    security = {**away, "sim-directed": {**SECURITY, "mix": "directed"}}
+    security |= {name: {**SECURITY, "tags": False} for name in BARE}
+    made = {name: (method, changes) for name, (_, method, changes) in MODES.items()}
+    made |= {name: (method, {"options": options}) for name, (method, options) in BARE.items()}
+    made["sim-in-part"] = "pfedsim", {"options": {"rho": 0.25}, "rounds": 4}
+    made[UNREAD] = "pfedsim", {"options": {"rho": 0.2}, "rounds": 5}
+    made["tagged"] = "fedavg", {"rounds": 4}
+    for name, (method, changes) in made.items():
+        fields = {"rounds": 2, "min_cohort": 3, **changes}
+        fields["participation"] = 0.8 if name in away else 1.0
+        yield small_document(name, SILOS, method, security=security.get(name, SECURITY), **fields)
 
 
-def recorded(start, document):
-    running = start(*SILOS)
-    # none outweighs the others
-    parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)
-    running.data = {
-        silo: digits().take(part[:RECORDS]) for silo, part in zip(SILOS, parts, strict=True)
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, fork_server):
+    """Jobs of all modes, done with a tap that holds the keys of both sides."""
+    with running(tmp_path_factory.mktemp("recorded"), SILOS, fork_server.launch) as made:
+        # none outweighs the others, and none has to learn much
+        for silo, shard in shards(SILOS, 3.0, 250).items():
+            made.data[silo] = shard.take(range(len(shard) // 4))
+        for silo in SILOS:
+            made.fix_split(silo)
+        for each in documents(made.shards()):
+            made.job(each)
+
+        def no_key(job):
+            """Whoever seizes a silo now finds no key of the job."""
+            for silo in SILOS:
+                left = [path.name for path in made.job_folder(job, silo).glob("*group*")]
+                assert left == [ENDED] * job.keyed, (job.name, silo)
+
+        watched = keys_watched(made.federation, SILOS), keys_watched(made.federation, SILOS, OWN)
+        with watched[0] as seen, watched[1] as owned:
+            calls = tapped(made, then=no_key)
+        keys = {}
+        for (job, _), (kept,) in seen.items():
+            assert keys.setdefault(job, kept[32:64]) == kept[32:64]
+        found = World(made, calls, keys)
+        found.owned = owned
+        yield found
+
+
+# What silos get.
+
+
+def test_silos_get_what_the_oracle_computes(world):
+    running = world.running
+    for job in running.jobs:
+        running.check_models(job, world.expected[job.name])
+        running.check_reports(job, world.expected[job.name])
+        closed = running.rows(f"SELECT round, members FROM rounds WHERE job = '{job.name}'")
+        members = {round_: set(json.loads(names)) for round_, names in closed}
+        assert members == {round_: set(job.cohort(round_)) for round_ in range(job.length)}
+    alone = simulate(world.jobs["sim"], world.shards, exchanges=PLAIN)
+    for silo in SILOS:  # nearly what it is in the clear
+        found = running.model(world.jobs["sim"], silo).parts["extractor"]
+        for name, value in alone.states[silo].parts["extractor"].items():
+            assert torch.allclose(found[name], value, atol=1e-2), name
+
+
+def test_rows_are_opened_and_the_newest_is_remembered(world):
+    for job in world.running.jobs:
+        found = set()
+        for silo in SILOS:
+            for path in world.running.job_folder(job, silo).glob("mix-*.[rd]*.json"):
+                kept = json.loads(path.read_bytes())
+                if kept.get("memory", {}).get("last") or kept.get("delivered"):
+                    found.add(silo)
+        rows = any(expected_rows(JobPlan(job).round(round_)) for round_ in range(job.length))
+        assert found or not rows, f"{job.name}: no silo had a row"
+    newest = {
+        (name, silo): json.loads(
+            (
+                world.running.job_folder(world.jobs[name], silo) / "mix-extractor.directed.json"
+            ).read_bytes()
+        )["newest"]
+        for name in ("sim-directed", UNREAD)
+        for silo in SILOS
     }
-    for silo in SILOS:
-        running.fix_split(silo)
-    shards = running.shards(SILOS)
-    for each in documents(document, shards):
-        running.job(each)
-    with keys_watched(running.federation, SILOS) as seen:
-        calls = tapped(running)
-    keys = {}
-    for (job, _), (kept,) in seen.items():
-        assert keys.setdefault(job, kept[32:64]) == kept[32:64]
-    return World(running, calls, keys)
+    last = world.jobs["sim-directed"].length - 1
+    assert {newest["sim-directed", silo] for silo in SILOS} == {last}  # each in each round
+    assert {newest[UNREAD, silo] for silo in SILOS} - {-1}
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
-def test_the_coordinator_sees_of_each_method_what_the_tables_say_and_no_value(
-    start, document, tmp_path
-):
-    world = recorded(start, document)
-    check_table(world)
-    check_fields(world.calls)
-    check_sums(world, tmp_path)
-    check_words(world)
-    check_rotated(world)
-    check_rows(world)
+def test_each_upload_has_a_prekey_and_the_first_goes_before_the_last(world):
+    """Of three rounds in which everybody gave."""
     for silo in SILOS:
-        check_plaintext(world, silo)
+        kept = [
+            {int.from_bytes(file[at : at + 8]) for at in range(32, len(file), 40)}
+            for file in world.owned["sim-classes", silo]
+        ]
+        assert {generation for each in kept for generation in each} == {0, 1, 2, 3}
+        assert {1, 2, 3} in kept
+
+
+def test_sums_come_down_in_words_in_every_round_that_has_them(world):
+    seen = [line for line in world.running.events("coordinator", "delivered") if "sums" in line]
+    for job in world.running.jobs:
+        told = {line["round"] for line in seen if line["job"] == job.name}
+        due = {round_ for round_ in range(job.length + 1) if JobPlan(job).round(round_).sums_down}
+        if job.method_name == "pfedsim":  # afterwards only to silos that have given no extractor
+            due = {round_ for round_ in due if job.up(round_ - 1)[0].name == "model"}
+            assert told >= due, job.name
+        else:
+            assert told == due, job.name
+        assert job.name != "tagged" or told == {1, 2, 3, 4}
+
+
+def test_silos_tell_once_what_they_withhold(world):
+    """Their own logs, in counted jobs, and never in others."""
+    for job, silo in itertools.product(world.running.jobs, SILOS):
+        events = world.running.events(silo, "job.withheld")
+        told = [event for event in events if event["job"] == job.name]
+        assert len(told) == job.counted, job.name
+        for each in told:
+            assert each["fewest_holders"] == job.fewest_holders
+            train, _ = world.shards[silo]
+            assert set(each["classes_withheld"]) <= set(train.y.tolist())
+
+
+def test_ledgers_say_what_left_and_for_whom(world):
+    """Nothing left in the clear, nobody broke a rule, and each form has its readers."""
+    readers = {"masked": ["sum"], "padded": ["mix"], "rotated": ["gram"]}
+    world.running.check_ledgers()
+    for silo in SILOS:
+        intents = world.running.records(silo, "egress.intent")
+        assert {record["form"] for record in intents} == set(readers)
+        for record in intents:
+            job, round_ = world.jobs[record["job"]], record["round"]
+            rows = []
+            if job.security.mix == "directed" and round_ and job.method_name != "pfedsim":
+                rows = [*job.away(round_)]
+            if job.security.mix != "directed" or job.method_name != "pfedsim":
+                assert record["readers"] == [*readers[record["form"]], *rows], record
+            if record["form"] == "masked":
+                assert record["secagg"]["members"] == sorted(job.cohort(round_))
+        for record in world.running.records(silo, "secagg.sum"):
+            cohort = world.jobs[record["job"]].cohort(record["round"])
+            assert record["survivors"] == sorted(cohort)
+        assert {record["blame"] for record in world.running.records(silo, "secagg.end")} <= {""}
+
+
+def test_silos_had_what_the_simulation_gives(world):
+    for name, silo in itertools.product(BARE, SILOS):
+        job = world.jobs[name]
+        path = world.running.job_folder(job, silo) / f"outbox-{job.length}.safetensors"
+        had = safetensors.torch.load_file(path)
+        gave = world.contributions[Place(name, job.length - 1, silo)]
+        wanted = {f"{part.name}/{each}": value for part, of in gave for each, value in of.items()}
+        assert had.keys() == wanted.keys()
+        assert all(torch.equal(had[each], value) for each, value in wanted.items()), (name, silo)
 
 
 # What it sees.
@@ -241,7 +388,8 @@ def table():
     return {mode.replace("`", ""): tuple(map(names, cells)) for mode, *cells in rows}
 
 
-def check_table(world):
+@documented
+def test_the_coordinator_sees_the_parts_of_the_table(world):
     found = {}
     for name, (mode, *_) in MODES.items():
         every = [g for (job, *_), spec in world.specs.items() if job == name for g in spec.groups]
@@ -261,9 +409,8 @@ def check_table(world):
     assert found == table()
 
 
-def check_fields(calls):
-    """The fields of all that silos said are those of the two tables of calls."""
-    found, blind = defaultdict(set), dict(test_blind_recorded.SEEN)
+def said(calls):
+    """Job, call and fields of each message that silos sent in rounds."""
     for call in itertools.chain.from_iterable(calls.values()):
         method = call.method.rpartition("/")[2]
         for data in call.sent:
@@ -271,48 +418,66 @@ def check_fields(calls):
                 frame = tensor.Frame.FromString(data)
                 body = frame.WhichOneof("body")
                 name = f"Upload {body}"
-                if body == "manifest" and frame.manifest.part:
-                    name += ", rotated" if frame.manifest.tensors else ", padded"
-                found[name] |= set() if body == "chunk" else set(paths(getattr(frame, body)))
+                if body == "manifest":
+                    job = frame.manifest.job
+                    if frame.manifest.part:
+                        name += ", rotated" if frame.manifest.tensors else ", padded"
+                yield job, name, () if body == "chunk" else paths(getattr(frame, body))
             elif method == "Secure":
                 message = secure.SecureUpload.FromString(data)
-                fields = {*paths(message), "attempt.attempt"}
-                found[f"Secure {message.WhichOneof('body')}"] |= fields
-            elif method not in test_blind_recorded.ELSEWHERE:
-                request = {**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method]
-                found[method] |= set(paths(request.FromString(data)))
-    allowed = {**{call: set(fields.split()) for call, fields in blind.items()}, **mixes.table()}
-    allowed["Secure header"].add("header.tags")  # of keyed jobs
-    # rounds may be over before the first heartbeat, or all but round 0
-    found["Beat"] |= {"session", "job", "round"}
-    assert found == allowed
+                name = f"Secure {message.WhichOneof('body')}"
+                yield message.attempt.job, name, (*paths(message), "attempt.attempt")
+            elif method not in ELSEWHERE:
+                message = REQUESTS[method].FromString(data)
+                yield message.job, method, paths(message)
 
 
-def check_sums(world, folder):
-    """It opens the sum over the cohort, of what was summed, and nothing but that."""
-    opened = defaultdict(dict)
-    rounds = [(job, round_) for job in world.jobs.values() for round_ in range(job.length)]
+def fields_of(title):
+    """Fields by call, as a table of docs/wire.md has them."""
+    text = DOCS.read_text().partition(title)[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.*?) \| (.*?) \|$", text, re.MULTILINE)
+    return {call.replace("`", ""): set(re.findall(r"`(.*?)`", fields)) for call, fields in rows}
+
+
+@documented
+def test_the_coordinator_sees_the_fields_of_the_tables(world):
+    """Of jobs without a key, those of the first table alone."""
+    bare, every = defaultdict(set), defaultdict(set)
+    for job, name, fields in said(world.calls):
+        for found in (bare, every) if job in BARE else (every,):
+            found[name] |= set(fields)
+    allowed = {**fields_of(BARE_TITLE), "Upload chunk": set()}
+    for found in (bare, every):
+        # rounds may be over before the first heartbeat, or all but round 0
+        found["Beat"] |= {"session", "job", "round"}
+    assert bare == allowed
+    allowed |= fields_of(KEYED_TITLE)
+    allowed["Secure header"].add("header.tags")
+    of_tensors = {f"tensors.{name}" for name in TENSOR_FIELDS}
+    allowed["Upload manifest, rotated"] = allowed["Upload manifest, padded"] | of_tensors
+    assert every == allowed
+
+
+def test_the_coordinator_opens_the_sum_over_the_cohort_and_nothing_but_that(world, tmp_path):
+    told = defaultdict(dict)
+    jobs = [job for job in world.jobs.values() if job.name != UNREAD]
+    rounds = [(job, round_) for job in jobs for round_ in range(job.length)]
     for job, round_ in rounds:
-        cohort, place = job.cohort(round_), (job.name, round_)
-        gave = {(place, silo): world.summed(Place(*place, silo)) for silo in cohort}
-        digest = test_blind_recorded.check_sum(world.calls, gave, job, round_, folder, cohort)
+        place, cohort = (job.name, round_), job.cohort(round_)
+        (same,) = {world.results[silo][place].sha256 for silo in cohort}
+        gave = {silo: world.summed(Place(*place, silo)) for silo in cohort}
+        check_sum(world.specs[*place, cohort[0]], same, gave, job, tmp_path)
         for silo in cohort:
-            opened[silo][place] = digest
-    assert opened == {silo: test_blind_recorded.sums_of(world.running, silo) for silo in SILOS}
+            told[silo][place] = same.hex()
+    for silo in SILOS:
+        opened = sums_of(world.running, silo)
+        assert told[silo] == {place: opened[place] for place in opened if place[0] != UNREAD}
 
 
 # What it does not see.
 
 
-@pytest.mark.parametrize("at", range(9))
-def test_a_window_is_found_wherever_it_stands(at):
-    windows, rest = {bytes(range(n, n + 16)) for n in (1, 40, 80)}, bytes(50) + b"\xff" * 51
-    for window in windows:
-        assert beginnings(windows, rest[: 40 + at] + window + rest[40 + at :]) == {window[:8]}
-    assert beginnings(windows, rest) == set()
-
-
-def check_words(world):
+def test_words_look_like_random_ones(world):
     """Masked and padded words look like random ones, alone, beside what they hide, and beside one
     another.
     """
@@ -345,31 +510,31 @@ def check_unrelated(a, b, where):
             assert related(x, y) < LIKELY, where
 
 
-def check_rotated(world):
+def test_rotated_vectors_are_unrelated_but_for_their_products(world):
     """Lengths and inner products of one row in one round are those of the plain vectors.
 
     All else is unrelated.
 
     Those of sketches are off as the docs say.
     """
-    plain, turned, public, near = {}, {}, {}, {}
+    plain, turned, public, near, same = {}, {}, {}, {}, defaultdict(list)
     for place, part, vectors in world.vectors():
-        (sent,) = part.wire
-        left = np.frombuffer(world.crossed[place], "<f4").reshape(sent.shape)
-        plan, expected = JobPlan(world.jobs[place.job]), []
-        for row in range(len(vectors)):
-            key = plan.use(part, place.round, row).key(world.keys[place.job])
-            expected.append(hidden(vectors[row : row + 1].copy(), part.sketch, key)[0])
-        assert np.array_equal(left, np.array(expected, "<f4")), place
-        seed = world.jobs[place.job].seed
-        for row, (own, other) in enumerate(zip(vectors, left.astype(np.float64), strict=True)):
-            plain[place, row], turned[place, row], public[place, row] = own, other, own
-            near[place.job] = 2**-22
+        left = np.frombuffer(world.crossed[place], "<f4").reshape(part.wire[0].shape)
+        job = world.jobs[place.job]
+        for row, (own, other) in enumerate(zip(vectors, left, strict=True)):
+            same[job.name, part.name, place.round, row].append((own, other, part))
+            plain[place, row], turned[place, row] = own, other.astype(np.float64)
+            public[place, row], near[place.job] = own, 2**-22
             if part.sketch:
-                sketch = count_sketch(torch.from_numpy(own.copy()), part.sketch, seed)
+                sketch = count_sketch(torch.from_numpy(own.copy()), part.sketch, job.seed)
                 public[place, row] = sketch.numpy()
                 near[place.job] = LIKELY * np.sqrt(2 / part.sketch)
-    compared = {"aims-grouped", "sim", "sim-classes", "sim-directed"}
+    for (job, name, *use), found in same.items():
+        vectors, left, (part, *_) = zip(*found, strict=True)
+        key = JobPlan(world.jobs[job]).use(part, *use).key(world.keys[job])
+        expected = hidden(np.stack(vectors), part.sketch, key).astype("<f4")
+        assert np.array_equal(np.stack(left), expected), (job, name, use)
+    compared = {"aims-grouped", *(name for name in world.jobs if name.startswith("sim"))}
     assert {place.job for place, _ in plain} == compared
     differs = False
     for one, other in itertools.combinations_with_replacement(plain, 2):
@@ -388,7 +553,7 @@ def check_rotated(world):
         assert abs(own @ turned[where]) * np.sqrt(own.size) < LIKELY * (own @ own), where
 
 
-def check_rows(world):
+def test_an_opened_row_is_unrelated_to_what_is_in_it(world):
     """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to
     all that is in it.
     """
@@ -414,11 +579,9 @@ def check_rows(world):
     }
     for (job, round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
-        accumulator = Accumulator(test_blind_recorded.readable(spec))
+        accumulator = Accumulator(readable(spec))
         for other in spec.cohort:
-            accumulator.add(
-                test_blind_recorded.unmasked(spec, other, world.summed(Place(job, round_, other)))
-            )
+            accumulator.add(unmasked(spec, other, world.summed(Place(job, round_, other))))
         accumulator.open((), spec.cohort)
         plain = b"".join(each.tobytes() for at, each in accumulator.numbers() if at == index)
         assert len(plain) == len(words) > 2000
@@ -426,10 +589,9 @@ def check_rows(world):
         check_unrelated(words, plain, (job, round_, silo))
 
 
-def check_plaintext(world, silo):
-    """No piece of a tensor, no weight and no count stands in any message, in whatever number
-    format.
-    """
+@pytest.mark.parametrize("silo", SILOS)
+def test_no_value_stands_in_any_message(world, silo):
+    """No piece of a tensor, no weight and no count, in whatever number format."""
     seen = b"\0".join(data for call in world.calls[silo] for data in call.sent)
     pieces = [data for place, data in world.clear.items() if place.silo == silo]
     for place, parts in world.contributions.items():
@@ -439,25 +601,7 @@ def check_plaintext(world, silo):
                     tensor_bytes(value.to(dtype))
                     for dtype in (torch.float32, torch.float64, torch.int64)
                 ]
-    looked = {
-        bytes(window)
-        for window in itertools.chain.from_iterable(map(test_blind_recorded.windows, pieces))
-    }
+    looked = {bytes(window) for window in itertools.chain.from_iterable(map(windows, pieces))}
     assert len(looked) > 5000
     near = beginnings(looked, seen)
     assert [window for window in looked if window[:8] in near and window in seen] == []
-
-
-def beginnings(windows, seen):
-    """First 8 bytes of those windows that stand somewhere.
-
-    Most of the places miss a table of low bits.
-    """
-    heads = np.frombuffer(b"".join(window[:8] for window in windows), "<u8")
-    bits, table = np.uint64(2**22 - 1), np.zeros(2**22, bool)
-    table[heads & bits] = True
-    found = set()
-    for shift in range(8):
-        words = np.frombuffer(seen[shift : shift + (len(seen) - shift) // 8 * 8], "<u8")
-        found |= set(words[table[words & bits]].tolist())
-    return {head.tobytes() for head in heads if int(head) in found}

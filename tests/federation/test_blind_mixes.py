@@ -8,15 +8,14 @@ import sqlite3
 import grpc
 import pytest
 import torch
+from federation.keyed import made_up
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
 from support.signed_federation import pfedsim, signed_federation
 
 from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram, Mix
-from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import METRICS
+from staddle.algorithms.exchange.parts import DTYPES, Mix
 from staddle.coordinator.rounds.events import RoundDeadline, Unkeyed
 from staddle.coordinator.storage import table_seals
 from staddle.files.documents import parse_canonical
@@ -29,27 +28,6 @@ SIX = (*FOUR, "up", "down")
 CLOSED, INVALID = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 
 
-def vectors(spec, rng):
-    """Unit vectors, near to those of other silos, with entries of both signs."""
-    base = torch.randn(spec.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    own = base + 0.3 * torch.randn(spec.shape, generator=rng, dtype=torch.float64)
-    return (own / own.norm(dim=1, keepdim=True)).to(DTYPES[spec.dtype])
-
-
-def made(part, silos, silo, round_):
-    rng = torch.Generator().manual_seed(100 * round_ + silos.index(silo))
-    if part.name == METRICS.name:
-        tensors = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
-    elif isinstance(part.exchange, Gram):
-        tensors = {spec.name: vectors(spec, rng) for spec in part.tensors}
-    else:
-        tensors = {
-            spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
-            for spec in part.tensors
-        }
-    return PLAIN.give(part, Contribution(tensors, None if part.wire == part.tensors else 60.0))
-
-
 @pytest.fixture
 def world(tmp_path):
     def build(method="pfedsim", options=None, silos=FOUR, **changes):
@@ -58,9 +36,7 @@ def world(tmp_path):
         world = signed_federation(tmp_path, silos, document, beat_seconds=60)
         job = world.job
         assert job.keyed
-        world.contributions = lambda silo: (
-            lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}
-        )
+        world.contributions = made_up(job, 60.0)
         world.folder = world.config.directory / "jobs" / "job"
         world.silo = lambda here, name: MixSilo(
             here.address, world.keys[name], world.roster, job, world.contributions(name)

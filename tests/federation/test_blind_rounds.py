@@ -6,15 +6,13 @@ import sqlite3
 import threading
 
 import pytest
-import torch
+from federation.keyed import made_up
 from support import raw_silo
 from support.coordinator_thread import coordinator
 from support.raw_blind_silo import BlindSilo
 from support.raw_silo import SECONDS, arrived, frames_of, refused
 from support.signed_federation import job_document, signed_federation
 
-from staddle.algorithms.exchange.parts import DTYPES, Contribution
-from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator.blind import unmask
@@ -40,29 +38,9 @@ def world(tmp_path):
     world = signed_federation(tmp_path, SILOS, document, beat_seconds=5)
     job = world.job
 
-    def contributions(silo):
-        def given(round_):
-            rng = torch.Generator().manual_seed(100 * round_ + SILOS.index(silo))
-            made = {}
-            for part in job.up(round_):
-                counts = part.name == METRICS.name
-                tensors = {
-                    spec.name: (
-                        torch.full(spec.shape, 7, dtype=torch.int64)
-                        if counts
-                        else torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
-                    )
-                    for spec in part.tensors
-                }
-                weight = None if part.wire == part.tensors else 50.0 + SILOS.index(silo)
-                made[part.name] = PLAIN.give(part, Contribution(tensors, weight))
-            return made
-
-        return given
-
-    world.contributions = contributions
+    world.contributions = made_up(job, 50.0)
     world.silo = lambda here, name: BlindSilo(
-        here.address, world.keys[name], world.roster, job, contributions(name)
+        here.address, world.keys[name], world.roster, job, world.contributions(name)
     )
     world.folder = tmp_path / "federation" / "coordinator" / "state"
     return world

@@ -7,7 +7,6 @@ import torch
 from staddle.algorithms.data.dataset import split
 from staddle.algorithms.data.sources.bundled import Bundled
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.silo import config as configs
 from staddle.silo.job_folder import split_key
 
@@ -36,14 +35,13 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
         "class_names": ["malignant", "benign"],
     }
     running.job(job)
-    coordinator = running.start_coordinator()
+    running.start_coordinator()
     for silo in SILOS:
         running.write_silo(silo)
     write_csv(running, "north")
     for silo in SILOS:
         running.start_silo(silo)
-    ended = coordinator.wait_for("job.ended", 60)
-    assert (ended["job"], ended["outcome"]) == ("tumours", "completed")
+    running.completed(60)
     running.stop()
 
     shards = {}
@@ -53,13 +51,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
         assert data.ids == running.data[silo].ids
         shards[silo] = split(data, split_key(running.federation.state(silo)), 0.25)
     expected = simulate(running.jobs[0], shards)
-    for silo in SILOS:
-        kept = running.federation.state(silo) / "jobs" / "tumours" / "model.safetensors"
-        found = state_from_bytes(kept.read_bytes()).parts["classifier"]
-        assert all(
-            torch.equal(found[name], v)
-            for name, v in expected.states[silo].parts["classifier"].items()
-        )
+    running.check_models(running.jobs[0], expected)
     assert expected.history["north"][-1].correct_delivered / len(shards["north"][1]) > 0.85
 
 

@@ -1,33 +1,32 @@
 """The command that a stranger types first."""
 
 import re
-import subprocess
-import sys
+import signal
+from functools import partial
 
 import pytest
 from support.ledgers import first
 from typer.testing import CliRunner
 
+from staddle.commands.federation import demo
+from staddle.commands.federation.processes import ChildProcess
 from staddle.commands.main import app
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import ledger_folder, verify
-
-
-def process(*arguments):
-    command = [sys.executable, "-P", "-m", "staddle.commands", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
 
 
 def staddle(*arguments):
     return CliRunner().invoke(app, [*arguments])
 
 
-def test_demo_trains_compares_and_verifies(tmp_path):
-    """With differential privacy; without, CI runs the README's own."""
+def test_demo_trains_compares_and_verifies(tmp_path, fork_server, monkeypatch):
+    """With differential privacy; without, CI runs the README's own, in processes as shipped."""
+    monkeypatch.setattr(demo, "ChildProcess", partial(ChildProcess, launch=fork_server.launch))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own stay
     folder = tmp_path / "kept"
     options = ("--rounds", "2", "--silos", "2", "--method", "fedper", "--keep", str(folder))
-    done = process("demo", "--private", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = staddle("demo", "--private", *options)
+    assert done.exit_code == 0, done.output
     for heading in ("local", "fedavg", "fedper", "silo-2"):
         assert heading in done.stdout
     assert len(re.findall(r"ledger verified \(\d+ records\)", done.stdout)) == 2

@@ -7,15 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from federation.keyed import seeded
+from federation.keyed import made_up, seeded
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import DirectedSilo, in_turn
 from support.signed_federation import job_document, signed_federation
 
 from staddle.algorithms.delivery import KEEP
-from staddle.algorithms.exchange.parts import Contribution
-from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import METRICS
 from staddle.proto import federation_pb2 as pb
 from staddle.security.secagg import silo_events as s
 
@@ -54,26 +51,10 @@ def world(tmp_path):
     world = signed_federation(tmp_path, SIX, document, beat_seconds=60)
     job = world.job
 
-    def contributions(silo):
-        def of(round_):
-            rng = torch.Generator().manual_seed(100 * round_ + SIX.index(silo))
-            found = {}
-            for part in job.up(round_):
-                seven = {
-                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors
-                }
-                drawn = {spec.name: torch.randn(spec.shape, generator=rng) for spec in part.tensors}
-                found[part.name] = PLAIN.give(
-                    part, Contribution(seven if part == METRICS else drawn)
-                )
-            return found
-
-        return of
-
-    world.contributions = contributions
+    world.contributions = made_up(job)
     world.folder = world.config.directory / "jobs" / "job"
     world.silo = lambda here, name: DirectedSilo(
-        *(here.address, world.keys[name], world.roster, job, contributions(name)),
+        *(here.address, world.keys[name], world.roster, job, world.contributions(name)),
         tmp_path / "silos" / name,
     )
     return world

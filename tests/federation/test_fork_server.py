@@ -49,7 +49,7 @@ def test_signals_reach_it_and_its_end_is_told(fork_server, waiting):
 
 
 def test_its_server_takes_it_along(tmp_path, waiting):
-    server = ForkServer(tmp_path / "log")
+    server = ForkServer(tmp_path / "log", preloaded=())
     daemon = waiting(server.launch)
     descriptor = os.pidfd_open(daemon.pid)
     with pytest.raises(AssertionError, match="a test left behind"):

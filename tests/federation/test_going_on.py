@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 
 import numpy as np
-import pytest
 from support.ledgers import stored
 
 from staddle.commands.federation import local_federation
@@ -43,21 +42,21 @@ def events_until(coordinator, name, seconds=90):
     return seen
 
 
-def all_until_the_end(running, coordinator):
-    """All silos start; what the coordinator logs until the job has ended."""
-    for silo in SILOS:
-        running.start_silo(silo)
-    return events_until(coordinator, "job.ended")
-
-
 def codes(seen, event):
-    return [(each["silo"], each["code"]) for each in seen if each["event"] == event]
+    return {(each["silo"], each["code"]) for each in seen if each["event"] == event}
 
 
-def control_alone(running, silo):
-    """Nothing but control messages has left a silo."""
-    left = summary(ledger_folder(running.federation.state(silo)))
-    return {part for _, part in left} == {"(control)"}
+def changed_records(running, silo, change):
+    path = running.federation.folder / silo / "data.npz"
+    with np.load(path) as arrays:
+        x, y = change(arrays["x"], arrays["y"])
+    np.savez(path, x=x, y=y)
+
+
+def until_its_end(daemon):
+    with contextlib.suppress(AbortedError):
+        while daemon.event(30) is not None:
+            pass
 
 
 def test_sigterm_stops_everybody_cleanly(start, document, fork_server):
@@ -119,46 +118,32 @@ def test_a_killed_silo_is_dropped_and_the_others_go_on(start, document):
     assert verify(ledger_folder(running.federation.state("north"))).ok
 
 
-def test_a_policy_that_denies_declines_the_job(start, document):
-    running, coordinator = launch(start, document)
-    policy = running.federation.folder / "north" / "policy.toml"
+def test_silos_that_cannot_take_part_say_why_and_the_others_go_on(start, document):
+    """Of one the policy denies the job, one trains until it diverges; a label does not fit, or a
+    file is none.
+    """
+    failing = ("denies", "diverges", "mislabels", "garbles")
+    running, coordinator = launch(start, document, (*SILOS, *failing), rounds=1)
+    policy = running.federation.folder / "denies" / "policy.toml"
     policy.write_text(policy.read_text().replace('"classifier.**"', '"nothing.**"'))
-    seen = all_until_the_end(running, coordinator)
-    assert codes(seen, "job.declined") == [("north", "POLICY")]
+    changed_records(running, "diverges", lambda x, y: (x * np.float32(1e30), y))
+    changed_records(running, "mislabels", lambda x, y: (x, y + 5))
+    (running.federation.folder / "garbles" / "data.npz").write_bytes(b"not an npz file")
+    for silo in running.data:
+        running.start_silo(silo)
+    seen = events_until(coordinator, "job.ended")
+    declined = {("denies", "POLICY"), ("mislabels", "DATA"), ("garbles", "DATA")}
+    assert codes(seen, "job.declined") == declined
+    assert codes(seen, "silo.dropped") == {("diverges", "TRAINING")}
+    assert {e["level"] for e in seen if e["event"] == "silo.dropped"} == {"warning"}
     assert seen[-1]["outcome"] == "completed"
-    log = running.daemons["north"].log.read_text()
+    log = running.daemons["denies"].log.read_text()
     assert "classifier.weight" in log
     assert "fedavg-model" in log
     running.stop()
-    assert control_alone(running, "north")
-
-
-def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
-    running, coordinator = launch(start, document, rounds=1)
-    path = running.federation.folder / "north" / "data.npz"
-    with np.load(path) as arrays:
-        x, y = arrays["x"], arrays["y"]
-    np.savez(path, x=x * np.float32(1e30), y=y)
-    seen = all_until_the_end(running, coordinator)
-    assert {e["level"] for e in seen if e["event"] == "silo.dropped"} == {"warning"}
-    assert codes(seen, "silo.dropped") == [("north", "TRAINING")]
-    assert seen[-1]["outcome"] == "completed"
-    running.stop()
-    assert control_alone(running, "north")
-
-
-@pytest.mark.parametrize("fault", ["label", "no npz"])
-def test_data_that_do_not_fit_decline_the_job(start, document, fault):
-    running, coordinator = launch(start, document, rounds=1)
-    path = running.federation.folder / "north" / "data.npz"
-    if fault == "label":
-        with np.load(path) as arrays:
-            np.savez(path, x=arrays["x"], y=arrays["y"] + 5)
-    else:
-        path.write_bytes(b"not an npz file")
-    seen = all_until_the_end(running, coordinator)
-    assert codes(seen, "job.declined") == [("north", "DATA")]
-    assert seen[-1]["outcome"] == "completed"
+    for silo in failing:  # nothing but control messages has left
+        left = summary(ledger_folder(running.federation.state(silo)))
+        assert {part for _, part in left} == {"(control)"}, silo
 
 
 def test_too_few_silos_end_the_job_with_a_reason(start, document):
@@ -207,9 +192,7 @@ def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
     north = running.start_silo("north")
     for silo in SILOS[1:]:
         running.start_silo(silo)
-    with contextlib.suppress(Exception):
-        while north.event(30) is not None:
-            pass
+    until_its_end(north)
     assert north.returncode == 1
     assert "another roster" in north.tail()
     assert coordinator.returncode is None
@@ -222,8 +205,7 @@ def test_missing_data_are_noticed_at_the_start(start, document):
     running.write_silo("north")
     (running.federation.folder / "north" / "data.npz").unlink()
     north = running.start_silo("north")
-    with contextlib.suppress(AbortedError):
-        north.wait_for("started", 60)
+    until_its_end(north)
     assert north.returncode == 1
     assert "data.npz: no such file" in north.tail()
 
@@ -233,9 +215,7 @@ def test_second_process_on_one_state_folder_is_refused(start, document):
     first = running.start_silo("north")
     first.wait_for("connected", 60)
     second = running.start_silo("north")
-    with contextlib.suppress(Exception):
-        while second.event(30) is not None:
-            pass
+    until_its_end(second)
     assert second.returncode == 1
     assert "another process runs with this folder" in second.tail()
     assert first.returncode is None

@@ -3,6 +3,7 @@ the same one.
 """
 
 import pytest
+from federation.keyed import SECURITY, TIMING
 from support.key_watch import keys_watched
 
 from staddle.proto import secure_pb2 as secure
@@ -12,8 +13,6 @@ from staddle.silo.blind.group_keys import ENDED
 from staddle.silo.ingress.keyed_job import OWN
 
 SILOS = ("north", "east", "south", "west")
-SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
-TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
 
 
 def entries(contents):

@@ -56,7 +56,7 @@ def test_a_keyed_job_stops_and_resumes(operator, document):
     declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     declared["counts"] = counts(running, SILOS)
     away = {"rounds": 4, "min_cohort": 3, "participation": 0.8, "security": declared}
-    options = {"similarity": "samples", "tau_theta": 1}
+    options = {"similarity": "samples", "tau_theta": 1, "supervisor": "cnn"}
     first = running.job(document("first", SILOS, "pfedsim", **PFEDSIM))
     drawn = [True, True, False, False, False]
     as_drawn = lambda job: ["north" in job.cohort(round_) for round_ in range(5)] == drawn

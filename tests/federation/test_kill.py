@@ -5,6 +5,7 @@ same result.
 import signal
 
 import pytest
+from federation.keyed import TIMING
 
 from staddle.algorithms.engines.simulation import simulate
 from staddle.errors import AbortedError
@@ -12,8 +13,6 @@ from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import messages
 
 SILOS = ("north", "east", "south", "west")
-# lost after 30 s: who restarts is not
-TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
 
 
 def begin(running, document, plans, rounds):
@@ -22,7 +21,11 @@ def begin(running, document, plans, rounds):
     Fedsimsup's mail is what a fold may not apply twice.
     """
     options = {"participation": 0.75, "rounds": rounds, "round_timeout": 120}
-    running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
+    running.job(
+        document(
+            "sup", SILOS, "fedsimsup", options={"tau_theta": 1, "supervisor": "cnn"}, **options
+        )
+    )
     running.start_all(TIMING, plans)
 
 

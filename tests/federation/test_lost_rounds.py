@@ -30,7 +30,7 @@ LOST = {
 METHODS: Mapping[str, Mapping[str, object]] = {
     "fedper": {},
     "pfedsim": {"rho": 0.4},
-    "fedsimsup": {"tau_theta": 1},
+    "fedsimsup": {"tau_theta": 1, "supervisor": "cnn"},
     "fedssa": {"t_stable": 3, "stale_inclusive": True},
     "ppfl": {"models": 2, "lam": 0.0},
 }

@@ -5,6 +5,7 @@ import socket
 import ssl
 import struct
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -22,10 +23,17 @@ from staddle.security.identity.keys import Role, create_keys, load_keys
 SILOS = ("north", "east", "south")
 
 
-@pytest.fixture
-def setup(tmp_path):
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory):
     document = job_document(SILOS, name="refuse", rounds=2)
-    return signed_federation(tmp_path, SILOS, document)
+    return signed_federation(tmp_path_factory.mktemp("signed"), SILOS, document)
+
+
+@pytest.fixture
+def setup(signed, tmp_path):
+    """The one federation, with a coordinator that has no state yet."""
+    config = signed.config.model_copy(update={"directory": tmp_path / "state"})
+    return SimpleNamespace(**{**vars(signed), "config": config})
 
 
 @asynccontextmanager

@@ -3,10 +3,13 @@
 Real processes.
 """
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
+from federation.conftest import running, small_document
 
 from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
@@ -16,29 +19,39 @@ from staddle.security.ledger import audit
 SILOS = ("north", "east", "south")
 
 
-@pytest.fixture
-def federation(start, document):
-    """Three silos after two jobs.
+@pytest.fixture(scope="module")
+def two_jobs(tmp_path_factory, fork_server):
+    """Three silos after two jobs; all daemons are stopped.
 
-    The silos are stopped, and a copy of north lies beside, from after the first job.
+    A copy of north lies beside, from after the first job.
     """
-    running = start(*SILOS)
-    for number in (1, 2):
-        running.job(document(f"job-{number}", SILOS))
-    running.start_coordinator()
-    running.start_silos()
-    state = running.federation.state("north")
-    ended(running, "job-1")
-    running.daemons["north"].wait_for("job.finished", 60)
-    running.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
-    running.daemons["north"].stop()
-    shutil.copytree(state, running.federation.folder / "copy", symlinks=True)
-    running.start_silo("north")
-    ended(running, "job-2")
-    for silo in SILOS:
-        running.daemons[silo].stop()
-    running.job(document("job-3", SILOS, round_timeout=20, min_cohort=2))
-    return running
+    with running(tmp_path_factory.mktemp("rollback"), SILOS, fork_server.launch) as made:
+        for number in (1, 2):
+            made.job(small_document(f"job-{number}", SILOS))
+        made.start_coordinator()
+        made.start_silos()
+        ended(made, "job-1")
+        made.daemons["north"].wait_for("job.finished", 60)
+        made.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
+        made.daemons["north"].stop()
+        copied = made.federation.folder / "copy"
+        shutil.copytree(made.federation.state("north"), copied, symlinks=True)
+        made.start_silo("north")
+        ended(made, "job-2")
+        for silo in SILOS:
+            made.daemons[silo].stop()
+    made.job(small_document("job-3", SILOS, round_timeout=20, min_cohort=2))
+    return made
+
+
+@pytest.fixture
+def federation(two_jobs, tmp_path):
+    """The two jobs' federation in a folder of the test's own."""
+    made, folder = copy.copy(two_jobs), tmp_path / "federation"
+    shutil.copytree(two_jobs.federation.folder, folder, symlinks=True)
+    made.federation, made.daemons = replace(two_jobs.federation, folder=folder), {}
+    yield made
+    made.stop()
 
 
 def ended(running, job):
@@ -56,7 +69,6 @@ def roll_back(running):
 
 def submit(running):
     """The third job, by a coordinator that begins anew with it in its list."""
-    running.daemons["coordinator"].stop()
     running.start_coordinator(admission_seconds=8)  # who has stopped by then takes no part
     for silo in SILOS:  # it listens on another port, and the policies have the job
         running.write_silo(silo)
@@ -74,8 +86,7 @@ def stopped(running, holder):
 
 def reconciled(running, silo):
     state = running.federation.state
-    roster = running.roster
-    return compare(state(silo) / "ledger", state("coordinator") / "ledger", roster)
+    return compare(state(silo) / "ledger", running.kept / "ledger", running.roster)
 
 
 @pytest.mark.timeout(300)
@@ -100,14 +111,11 @@ def test_a_rolled_back_silo_stops_at_the_greeting_and_the_others_go_on(federatio
 @pytest.mark.timeout(300)
 def test_another_silo_tells_where_the_coordinator_does_not(federation):
     """The coordinator has forgotten all heads; east and south have not."""
-    federation.daemons["coordinator"].stop()
-    database = Database(federation.federation.state("coordinator") / "coordinator.sqlite")
+    database = Database(federation.kept / "coordinator.sqlite")
     with database.transaction():
         database._connection.execute("DELETE FROM heads")
     database.close()
-    held = json.loads((federation.federation.state("east") / "heads.json").read_bytes())["heads"][
-        "north"
-    ]
+    heads = json.loads((federation.federation.state("east") / "heads.json").read_bytes())
     roll_back(federation)
     submit(federation)
     federation.start_silo("east")
@@ -116,7 +124,7 @@ def test_another_silo_tells_where_the_coordinator_does_not(federation):
     stopped(federation, "east")
     ledger = audit.verify(federation.federation.state("north") / "ledger")
     assert ledger.ok
-    assert int(held.split("\n")[1]) > ledger.records
+    assert int(heads["heads"]["north"].split("\n")[1]) > ledger.records
 
 
 @pytest.mark.timeout(300)
@@ -127,11 +135,6 @@ def test_a_silo_that_was_not_rolled_back_is_told_so_by_all(federation):
     assert ended(federation, "job-3")["outcome"] == "completed"
     for silo in SILOS:
         federation.daemons[silo].stop()
-    lines = (
-        (federation.federation.state("north") / "ledger" / "seg-00000001.jsonl")
-        .read_text()
-        .splitlines()
-    )
-    said = [record["by"] for record in map(json.loads, lines) if record["type"] == "witness"]
+    said = [record["by"] for record in federation.records("north", "witness")]
     assert said.count("coordinator") == 2  # at the second and the third greeting
     assert {"east", "south"} <= set(said)

@@ -134,7 +134,8 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
 def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, document):
     running = start(*SILOS)
     security = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
-    job = running.job(document("blind", SILOS, "fedavg", rounds=2, min_cohort=3, security=security))
+    fields = {"options": {"models": 2, "lam": 0.0}, "rounds": 2, "min_cohort": 3}
+    job = running.job(document("blind", SILOS, "ppfl", security=security, **fields))
     running.start_coordinator(beat_seconds=2)
     with tapping(running) as tap:
         running.start_silos()

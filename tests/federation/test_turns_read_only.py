@@ -1,4 +1,4 @@
-"""A disk that turns read-only while a daemon runs, as ext4 does with one that has errors.
+"""A disk that is read-only, or turns so while a daemon runs, as ext4 does with one that has errors.
 
 Real processes and mounts.
 
@@ -8,6 +8,7 @@ The state of one daemon lies on a file system of its own, in a mount namespace o
 import asyncio
 import shutil
 import subprocess
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,7 +16,6 @@ from federation.conftest import free_port
 from support.raw_silo import SECONDS, Caller
 
 from staddle.commands.federation import local_federation
-from staddle.commands.federation.processes import launched
 from staddle.errors import AbortedError
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.operations_pb2_grpc import OperationsStub
@@ -25,13 +25,15 @@ from staddle.security.ledger.audit import LEDGER, verify
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 1}
 SILOS = ("north", "east")
+IN_MOUNTS = str(Path(__file__).with_name("in_mounts.py"))
 MEGABYTES = {"coordinator": 320, "north": 16}  # a coordinator keeps 256 MiB free
 
 
 class Mounts:
-    """A mount namespace, whose processes start with ``launch``."""
+    """A mount namespace, whose daemons start with ``launch``."""
 
-    def __init__(self):
+    def __init__(self, fork):
+        self._fork = fork
         self._process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", "echo; read -r _"],
             stdin=subprocess.PIPE,
@@ -41,7 +43,7 @@ class Mounts:
         self._inside = ("nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt")
 
     def launch(self, command):
-        return launched([*self._inside, *command])
+        return self._fork([*command[:2], IN_MOUNTS, str(self._process.pid), *command[2:]])
 
     def run(self, *command):
         return subprocess.run(
@@ -53,11 +55,11 @@ class Mounts:
 
 
 @pytest.fixture
-def mounts():
+def mounts(fork_server):
     needed = ("unshare", "nsenter", "mkfs.ext4", "mount")
     if not all(map(shutil.which, needed)):
         pytest.skip(f"needs {', '.join(needed)}")
-    made = Mounts()
+    made = Mounts(fork_server.launch)
     yield made
     made.close()
 
@@ -75,9 +77,32 @@ async def asked_to_stop_a_job(running, job):
     await caller.channel.close()
 
 
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("state", "LOCK: cannot write it: "), ("state/below", "below: cannot create it: ")],
+)
+def test_a_read_only_file_system_is_said_with_what_to_do(start, mounts, where, said):
+    running = start(*SILOS)
+    local_federation.write_coordinator(running.federation, [], {})
+    running.kept.mkdir(exist_ok=True)
+    for options in ("bind", "remount,ro,bind"):
+        if mounts.run("mount", "-o", options, running.kept, running.kept).returncode:
+            pytest.skip("this user may not mount file systems")
+    config = running.federation.coordinator_config
+    config.write_text(config.read_text().replace('directory = "state"', f'directory = "{where}"'))
+    running.launcher = mounts.launch
+    daemon = running.start_daemon("coordinator")
+    with pytest.raises(AbortedError, match="ended with code 1"):
+        daemon.wait_for("listening", 100)
+    text = " ".join(daemon.log.read_text().split())
+    assert "Traceback" not in text
+    why = "Read-only file system; mount it writable, or name a folder on another"
+    assert f"{running.kept}/{said}{why}" in text
+
+
 @pytest.mark.parametrize("who", ["coordinator", "north"])
 def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
-    tmp_path, start, mounts, document, who
+    tmp_path, start, mounts, document, fork_server, who
 ):
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=12))
@@ -94,19 +119,11 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
         pytest.skip("this user may not mount file systems")
 
     def begin(name):
-        if name == who:
-            shipped, running.launcher = running.launcher, mounts.launch
-            try:
-                return (
-                    running.restart_coordinator()
-                    if name == "coordinator"
-                    else running.start_silo(name)
-                )
-            finally:
-                running.launcher = shipped
-        return (
-            running.restart_coordinator() if name == "coordinator" else running.start_daemon(name)
-        )
+        running.launcher = mounts.launch if name == who else fork_server.launch
+        if name == "coordinator":
+            running.restart_coordinator()
+        else:
+            running.start_silo(name)
 
     begin("coordinator")
     for silo in SILOS:
