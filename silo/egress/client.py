@@ -33,15 +33,24 @@ HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 
 
 class UnreachableError(PeerError):
-    """The coordinator did not answer; trying again later may help."""
+    """The coordinator did not answer; trying again later may help.
+
+    The message may have reached the coordinator all the same.
+    """
 
 
 class TurnedAwayError(RefusedError):
-    """The coordinator refused a call of ours, with a code."""
+    """The coordinator refused a call of ours, with a code.
+
+    The code is of the protocol's closed list.
+    """
 
 
 class Client:
-    """One channel to one coordinator, whose certificate is pinned by the roster."""
+    """One channel to one coordinator, whose certificate is pinned by the roster.
+
+    Each call raises UnreachableError or TurnedAwayError.
+    """
 
     def __init__(
         self,
@@ -93,7 +102,10 @@ class Client:
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
     async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
-        """Open a session."""
+        """Open a session.
+
+        The reply's numbers are not bounded here.
+        """
         return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
 
     async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
@@ -103,7 +115,10 @@ class Client:
         )
 
     async def beat(self, request: pb.BeatRequest) -> pb.BeatReply:
-        """Say that we are alive."""
+        """Say that we are alive.
+
+        The reply says whether our work is still wanted.
+        """
         return cast("pb.BeatReply", await self._unary(self._stub.Beat, request, CALL_SECONDS))
 
     async def answer(self, request: pb.AnswerRequest) -> pb.AnswerReply:
@@ -148,7 +163,10 @@ class Client:
         await self._unary(self._stub.Padded, word, CALL_SECONDS)
 
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
-        """Download the frames of a delivery of at most ``largest`` bytes."""
+        """Download the frames of a delivery of at most ``largest`` bytes.
+
+        Each is decoded, and not checked against the job here.
+        """
         try:
             async for frame in self._fetch(request, timeout=transfer_seconds(largest)):
                 yield self._present(frame)
@@ -172,6 +190,7 @@ class Client:
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise self._ended(await self._final_status(call)) from None
         finally:
+            # A call that has ended stays as it is; an error of ``frames`` leaves one that has not.
             call.cancel()
 
     async def close(self) -> None:
@@ -193,6 +212,7 @@ class Client:
         return message
 
     async def _final_status(self, call: Any) -> tuple[Any, str, str]:
+        # The coordinator's code comes in the trailing metadata, next to gRPC's own.
         trailing = dict(await call.trailing_metadata() or ())
         return await call.code(), await call.details() or "", str(trailing.get(ERROR_METADATA, ""))
 
@@ -205,6 +225,7 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
+        # All are UNAVAILABLE to gRPC: the text alone tells them apart.
         if "Connection refused" in details:
             return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
         if "Domain name not found" in details or "DNS resolution failed" in details:

@@ -38,7 +38,10 @@ PROTOCOL = "protocol"  # the kind, in the log, of a secure sum's messages
 
 
 class ProtocolMessages:
-    """Sends one silo's protocol messages, and asks for the other silos'."""
+    """Sends one silo's protocol messages, and asks for the other silos'.
+
+    What it sends is in the ledger before it leaves; questions are counted alone.
+    """
 
     def __init__(
         self, session: CoordinatorSession, ledger: Ledger, policy: Policy, denials: Denials
@@ -97,7 +100,10 @@ class ProtocolMessages:
         return secagg_delivery_from_wire(message)
 
     def entered(self, job: Job) -> bool:
-        """Whether this silo uploaded keys into a secure sum of this job, as its ledger has it."""
+        """Whether this silo uploaded keys into a secure sum of this job, as its ledger has it.
+
+        The record comes before the message, which may not have left.
+        """
         return self._ledger.entered(job.digest)
 
     # The key of a job's silos.
@@ -105,7 +111,10 @@ class ProtocolMessages:
     async def contribute(
         self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
     ) -> None:
-        """Upload this silo's contribution to the key of a job; ``ctx`` is of its epoch."""
+        """Upload this silo's contribution to the key of a job; ``ctx`` is of its epoch.
+
+        Recorded before it leaves, whatever becomes of it.
+        """
         message = contributed_to_wire(
             Contributed(
                 self._session.token, job.name, bytes.fromhex(job.digest), contribution, pieces
@@ -127,7 +136,10 @@ class ProtocolMessages:
         await self._session.client.contribute(message)
 
     def contributed(self, job: Job) -> bool:
-        """Whether this silo uploaded anything for the key of this job, as its ledger has it."""
+        """Whether this silo uploaded anything for the key of this job, as its ledger has it.
+
+        The record comes before the message, which may not have left.
+        """
         return self._ledger.contributed(job.digest)
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
