@@ -8,12 +8,12 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
 
     stage     event                        next      effect
     offline   Connected                    waiting   Poll
-    offline   Lost                         offline   Connect(attempt + 1)
-    waiting   Told(None)                   waiting   Poll
-    waiting   Told(task)                   working   Decide | TakePart | Conclude
-    waiting   Lost                         offline   Connect(attempt + 1)
+    offline   ConnectionLost               offline   Connect(attempt + 1)
+    waiting   TaskReceived(None)           waiting   Poll
+    waiting   TaskReceived(task)           working   Decide | TakePart | Conclude
+    waiting   ConnectionLost               offline   Connect(attempt + 1)
     working   Worked                       waiting   Poll
-    working   Lost                         offline   Connect(attempt + 1): the task is told again
+    working   ConnectionLost               offline   Connect(attempt + 1): the task is told again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 

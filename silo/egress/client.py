@@ -40,10 +40,7 @@ class UnreachableError(PeerError):
 
 
 class TurnedAwayError(RefusedError):
-    """The coordinator refused a call of ours, with a code.
-
-    The code is of the protocol's closed list.
-    """
+    """The coordinator refused a call of ours, with a code."""
 
 
 class Client:
@@ -102,10 +99,7 @@ class Client:
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
     async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
-        """Open a session.
-
-        The reply's numbers are not bounded here.
-        """
+        """Open a session."""
         return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
 
     async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
@@ -115,10 +109,7 @@ class Client:
         )
 
     async def beat(self, request: pb.BeatRequest) -> pb.BeatReply:
-        """Say that we are alive.
-
-        The reply says whether our work is still wanted.
-        """
+        """Say that we are alive."""
         return cast("pb.BeatReply", await self._unary(self._stub.Beat, request, CALL_SECONDS))
 
     async def answer(self, request: pb.AnswerRequest) -> pb.AnswerReply:
@@ -163,10 +154,7 @@ class Client:
         await self._unary(self._stub.Padded, word, CALL_SECONDS)
 
     async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
-        """Download the frames of a delivery of at most ``largest`` bytes.
-
-        Each is decoded, and not checked against the job here.
-        """
+        """Download the frames of a delivery of at most ``largest`` bytes."""
         try:
             async for frame in self._fetch(request, timeout=transfer_seconds(largest)):
                 yield self._present(frame)

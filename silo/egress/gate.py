@@ -201,10 +201,7 @@ class Gate:
         rotating: Rotating,
         cohort: Sequence[str],
     ) -> None:
-        """Upload one part of a round as the rotated vectors of a Gram.
-
-        No word is signed on it, so nothing is returned.
-        """
+        """Upload one part of a round as the rotated vectors of a Gram."""
         part = declared.hidden_part(round_, rotating.use.group, Gram)
 
         # A rotation is used once: under one rotation, vectors of two rounds could be compared.

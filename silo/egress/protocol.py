@@ -111,10 +111,7 @@ class ProtocolMessages:
     async def contribute(
         self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
     ) -> None:
-        """Upload this silo's contribution to the key of a job; ``ctx`` is of its epoch.
-
-        Recorded before it leaves, whatever becomes of it.
-        """
+        """Upload this silo's contribution to the key of a job; ``ctx`` is of its epoch."""
         message = contributed_to_wire(
             Contributed(
                 self._session.token, job.name, bytes.fromhex(job.digest), contribution, pieces
@@ -136,10 +133,7 @@ class ProtocolMessages:
         await self._session.client.contribute(message)
 
     def contributed(self, job: Job) -> bool:
-        """Whether this silo uploaded anything for the key of this job, as its ledger has it.
-
-        The record comes before the message, which may not have left.
-        """
+        """Whether this silo uploaded anything for the key of this job, as its ledger has it."""
         return self._ledger.contributed(job.digest)
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:

@@ -192,10 +192,7 @@ class CoordinatorSession:
         return max(1, min(reply.beat_seconds, MAX_WAIT_SECONDS))
 
     async def end(self) -> None:
-        """Write the totals of the session's control messages.
-
-        A session that is not open has none.
-        """
+        """Write the totals of the session's control messages."""
         await self._counts.close()
 
     async def close(self) -> None:
@@ -211,10 +208,7 @@ class CoordinatorSession:
     # Tasks.
 
     async def poll(self) -> pb.Task:
-        """Wait for a task; what silos ask and say about each other's ledgers is dealt with here.
-
-        The task is empty where none came in time.
-        """
+        """Wait for a task; what silos ask and say about each other's ledgers is dealt with here."""
         request = pb.PollRequest(session=self.token)
         while True:
             self.count(request)
@@ -241,10 +235,7 @@ class CoordinatorSession:
     async def answer(
         self, job: str, digest: str, round_: int, kind: str, code: str = "UNSPECIFIED"
     ) -> None:
-        """Answer a task: a kind and a code, both of closed lists.
-
-        No text of ours leaves with it.
-        """
+        """Answer a task: a kind and a code, both of closed lists."""
         request = pb.AnswerRequest(
             session=self.token,
             job=job,
