@@ -26,11 +26,17 @@ message it refuses.
 
 
 class StaddleError(Exception):
-    """Root of all errors that Staddle raises on purpose; its text is written for people."""
+    """Root of all errors that Staddle raises on purpose; its text is written for people.
+
+    Commands print it without a traceback; anything else is a bug.
+    """
 
 
 class LocalError(StaddleError):
-    """Our own side is wrong: a configuration, a file, an argument."""
+    """Our own side is wrong: a configuration, a file, an argument.
+
+    Whoever runs this process can put it right.
+    """
 
 
 class CancelledError(LocalError):
@@ -46,7 +52,10 @@ class ExhaustedError(LocalError):
 
 
 class PeerError(StaddleError):
-    """A peer misbehaved. ``peer`` is its roster id, or its address where it has none."""
+    """A peer misbehaved. ``peer`` is its roster id, or its address where it has none.
+
+    ``why`` is the text without the peer.
+    """
 
     def __init__(self, peer: str, why: str) -> None:
         super().__init__(f"{peer}: {why}")
@@ -73,7 +82,10 @@ class LateError(RefusedError):
 
 
 class ProofError(StaddleError):
-    """A signed note, a checkpoint or a Merkle proof is malformed or does not hold."""
+    """A signed note, a checkpoint or a Merkle proof is malformed or does not hold.
+
+    It blames nobody: whoever asked for the proof knows whose it is.
+    """
 
 
 class AbortedError(StaddleError):
@@ -81,5 +93,8 @@ class AbortedError(StaddleError):
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused something, in its own words; its errors may have none."""
+    """Why the system refused something, in its own words; its errors may have none.
+
+    For texts of errors.
+    """
     return error.strerror or str(error)

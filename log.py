@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 Format = Literal["text", "json"]
 Follower: TypeAlias = Callable[[str, Mapping[str, object]], None]  # name of an event, its fields
+# One for the whole process: events of all modules go through it.
 _LOGGER = logging.getLogger("staddle")
 
 
@@ -28,6 +29,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
+        # The wall clock, in UTC: for people, and never compared.
         time = (
             datetime.fromtimestamp(record.created, UTC)
             .isoformat(timespec="milliseconds")
@@ -35,6 +37,8 @@ class _Lines(logging.Formatter):
         )
         if self._form == "json":
             head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+            # The head comes last again, so that no field of an event can replace it;
+            # and first, to be read first.
             return json.dumps({**head, **{k: _finite(v) for k, v in fields.items()}, **head})
         shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items())
         return f"{time} {record.levelname.lower():7} {record.getMessage()} {shown}".rstrip()
@@ -51,6 +55,7 @@ def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(_plain(v) for v in value)
     text = str(value)
+    # A value that a peer chose must not look like another field, nor break the line.
     one_word = text.isprintable() and " " not in text
     return text if one_word else repr(text)
 
@@ -62,6 +67,7 @@ class _Libraries(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
+        # Our own events have their handler already.
         if record.name != _LOGGER.name:
             fields = {"logger": record.name, "text": self.format(record)}
             _LOGGER.log(record.levelno, "library", extra={"fields": fields})
@@ -81,7 +87,11 @@ class _Following(logging.Handler):
 
 @contextmanager
 def followed(follower: Follower) -> Iterator[None]:
-    """Tell ``follower`` every event of this process while the block runs."""
+    """Tell ``follower`` every event of this process while the block runs.
+
+    Called in the thread that logs the event. An error of the follower is
+    reported and goes no further.
+    """
     following = _Following(follower)
     _LOGGER.handlers.insert(0, following)  # before what writes: who reads a line finds it counted
     try:
@@ -91,22 +101,33 @@ def followed(follower: Follower) -> Iterator[None]:
 
 
 def setup(form: Format) -> None:
-    """Send this process's events to standard error, and what libraries log as events "library"."""
+    """Send this process's events to standard error, and what libraries log as events "library".
+
+    Earlier handlers of ours are replaced.
+    """
     others = logging.getLogger()
+    # ``setup`` may be called again in one process, as in tests.
     if not any(isinstance(handler, _Libraries) for handler in others.handlers):
         others.addHandler(_Libraries())
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(_Lines(form))
     _LOGGER.handlers[:] = [stream]
     _LOGGER.setLevel(logging.INFO)
+    # Else each event would come a second time, as a library's.
     _LOGGER.propagate = False
 
 
 def event(name: str, **fields: object) -> None:
-    """Something happened."""
+    """Something happened.
+
+    ``fields`` are names, counts, sizes and codes; never data, parameters or secrets.
+    """
     _LOGGER.info(name, extra={"fields": fields})
 
 
 def problem(name: str, **fields: object) -> None:
-    """Something went wrong and the daemon goes on."""
+    """Something went wrong and the daemon goes on.
+
+    ``fields`` as for ``event``. What ends a daemon is raised, not logged.
+    """
     _LOGGER.warning(name, extra={"fields": fields})

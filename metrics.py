@@ -23,6 +23,7 @@ from .metrics_listener import listening
 
 
 def _loopback(listen: str) -> str:
+    # From the last colon: IPv6 addresses have others.
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
         raise ValueError("is not host:port with a port up to 65535, such as 127.0.0.1:9464")
@@ -40,11 +41,15 @@ def _stays_here(host: str) -> bool:
         address = ipaddress.ip_address(host[1:-1] if bracketed else host)
     except ValueError:
         return host == "localhost"
+    # As in a URL: IPv6 in brackets, IPv4 without.
     return address.is_loopback and bracketed == (address.version == 6)
 
 
 class MetricsConfig(Strict):
-    """The table ``[metrics]`` of both configurations."""
+    """The table ``[metrics]`` of both configurations.
+
+    Loopback only: metrics need no key, so nobody elsewhere may read them.
+    """
 
     listen: Annotated[str, pydantic.AfterValidator(_loopback)]
 
@@ -64,6 +69,7 @@ class MetricRule:
     each: bool = False  # a summary: how often, and how much in all
 
 
+# Each rule follows an event of the log, so that log and metrics cannot disagree.
 COORDINATOR = (
     MetricRule(
         "upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)
@@ -134,7 +140,10 @@ SILO = (
 
 @dataclass(frozen=True)
 class Gauge:
-    """Something that has a value at any time, by the values of its labels."""
+    """Something that has a value at any time, by the values of its labels.
+
+    Read when Prometheus asks, from a thread of its own.
+    """
 
     name: str
     help: str
@@ -153,18 +162,21 @@ class _Counts:
     ) -> None:
         self._counting: dict[str, tuple[MetricRule, prometheus.Counter | prometheus.Summary]] = {}
         for rule in rules:
+            # A summary also says how often, which gives a mean.
             kind = prometheus.Summary if rule.each else prometheus.Counter
             metric = kind(f"staddle_{role}_{rule.name}", rule.help, rule.labels, registry=registry)
             self._counting[rule.event] = (rule, metric)
 
     def follow(self, event: str, fields: Mapping[str, object]) -> None:
         """Count one event."""
+        # Most events count nothing.
         if event not in self._counting:
             return
         rule, metric = self._counting[event]
         if rule.labels:
             # of a method
             metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))
+        # Fields are objects; a number is written and read again.
         amount = float(str(fields[rule.amount])) if rule.amount else 1.0
         if isinstance(metric, prometheus.Summary):
             metric.observe(amount)
@@ -180,6 +192,7 @@ class _Now(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        # Asked now, so that nothing has to be kept up to date.
         for gauge in self._gauges():
             family = GaugeMetricFamily(
                 f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels
@@ -196,11 +209,15 @@ def served(
     """Count and answer while the block runs, in a thread of its own.
 
     Nothing at all without a configuration.
+
+    LocalError where the address cannot be bound.
     """
     if config is None:
         yield
         return
+    # One more series per counter, with a time that nobody asks for.
     prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+    # Not the library's global one, which a second daemon in one process would share.
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
     registry.register(_Now(role, gauges))

@@ -31,17 +31,21 @@ def listening(host: str, port: int, app: App) -> Iterator[int]:
 
     The application must need only the request's line and headers. Yields the port; raises OSError
     where the address cannot be bound.
+
+    The application runs in the listener's thread, one request at a time.
     """
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
         listener = _Listener(app)
+        # daemon: a listener must not keep the process from ending.
         thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
         thread.start()
         try:
             yield bound.getsockname()[1]
         finally:
+            # Joined, so that the port is free when the block has ended.
             listener.stop()
             thread.join()
 
@@ -51,6 +55,7 @@ class _Listener:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        # Not the daemon's own: a slow scraper must not hold up silos.
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
@@ -67,6 +72,7 @@ class _Listener:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _serve(self, bound: socket.socket) -> None:
+        # ``limit`` bounds what is buffered of a request.
         server = await asyncio.start_server(self._connected, sock=bound, limit=MOST_BYTES)
         await self._stop.wait()
         # before close(), with which asyncio forgets what it is just accepting
@@ -79,6 +85,7 @@ class _Listener:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open[writer] = None
+        # The oldest goes and not the newest: a scraper that comes now is served.
         if len(self._open) > MOST_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]  # now: the next to come must not find it again
@@ -105,12 +112,14 @@ class _Listener:
             return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _answer(self, request: bytes) -> bytes:
+        # Only the first line and headers: a body is never read.
         line, _, headers = request.partition(b"\r\n")
         try:
             method, target, _ = line.decode("ascii").split(" ")
             fields, where = http.client.parse_headers(io.BytesIO(headers)), urlsplit(target)
         except (ValueError, http.client.HTTPException):
             return _response(HTTPStatus.BAD_REQUEST)
+        # As little of WSGI as the metrics application looks at.
         environment = {
             "REQUEST_METHOD": method,
             "PATH_INFO": where.path,
@@ -129,6 +138,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     """Close a connection, and drop what the kernel still holds for a peer that does not read."""
     own = writer.get_extra_info("socket")
     if own.fileno() != -1:  # not closed already
+        # With linger 0 the kernel drops unsent bytes and sends a reset.
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
@@ -139,5 +149,6 @@ def _response(status: HTTPStatus) -> bytes:
 
 def _written(status: str, fields: list[tuple[str, str]], body: bytes) -> bytes:
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields)]
+    # One answer per connection, so that it can be closed at once.
     lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
     return "\r\n".join(lines).encode("ascii") + body

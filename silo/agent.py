@@ -82,7 +82,11 @@ PAUSE_SECONDS = 0.5
 
 
 class Agent:
-    """The agent of one silo at one coordinator."""
+    """The agent of one silo at one coordinator.
+
+    One task at a time, and training in a thread of its own. ``connected`` says whether a
+    session is open, for the metrics.
+    """
 
     def __init__(
         self,
@@ -107,6 +111,8 @@ class Agent:
         self._trainer = Trainer()
         training = config.training
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
+        # Kept, since the checks read the whole data set, and every task of a
+        # job needs what came of them.
         self._admitted: dict[str, Admitted] = {}
 
         # Each notice goes into the log once: a coordinator that tells a round
@@ -114,12 +120,16 @@ class Agent:
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
 
+        # Until the coordinator says how often.
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
 
     def stop(self) -> None:
-        """Leave at the next chance; training ends at its next batch."""
+        """Leave at the next chance; training ends at its next batch.
+
+        A signal handler of the loop may call it: it does not wait.
+        """
         self._stop.set()
         self._trainer.cancel()
 
@@ -146,10 +156,13 @@ class Agent:
                 event = work.result()
                 stop.cancel()
             else:
+                # No waiting for a long poll or an upload: the next
+                # session settles what was under way.
                 work.cancel()
                 await asyncio.wait({work})
                 event = StopAsked()
             state, effect = advance(state, event)
+            # The metrics ask for it from another thread.
             self.connected = state.stage in ("waiting", "working")
         return effect.why
 
@@ -180,9 +193,11 @@ class Agent:
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
         """Stop, greet again or continue, by what the coordinator turned away, and why."""
+        # An operator has to mend these.
         if error.code in BARRING:
             return Barred(str(error))
         log.problem("turned.away", code=error.code, why=str(error))
+        # A refused task leaves the session open. A refused greeting or poll needs another one.
         if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
             return ConnectionLost(str(error))
         await asyncio.sleep(PAUSE_SECONDS)
@@ -235,10 +250,13 @@ class Agent:
         await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         if job.keyed:
+            # Begun before our contribution to the key: memory of rows
+            # that is missing later was lost.
             await asyncio.to_thread(self._mixed(job.name).begin, job)
             try:
                 await self._group_keys.contribute(job)
             except TurnedAwayError as error:
+                # A contribution that is not taken leaves this silo without the key of the job.
                 if error.code != REFUSED:
                     raise
                 return await self._decline(offer, error)
@@ -259,8 +277,10 @@ class Agent:
 
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
+        # As with an acceptance: recorded before it is said.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
         await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
+        # The coordinator may offer the job again at once.
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
@@ -295,6 +315,7 @@ class Agent:
         signed = self._folder(job).signed() if known is None else None
         if signed is not None:
             known = self._admitted[job] = self._checked(signed)
+        # A namesake is another job, whose signature this silo has not seen.
         if known is None or known.job.digest != digest:
             raise RefusedError(
                 self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}"
@@ -419,7 +440,9 @@ class Agent:
             if job.privacy is not None or self._gate.left(job, round_):
                 raise
             log.problem("outbox.damaged", job=job.name, round=round_, why=str(error))
+        # Nothing of it has left and it has cost no privacy, so training again costs time alone.
         await asyncio.to_thread(folder.forget, round_)
+        # No task, or one that this release does not know: the next poll may bring another.
         return None
 
     async def _await_word(self, asked: RoundOpened) -> None:
@@ -464,6 +487,8 @@ class Agent:
                 train, asked.round, asked.counted, delivered.tensors
             )
         except TrapError as error:
+            # Raises DeniedError, so that the round is answered with a
+            # code, and the ledger says why.
             await self._gate.hold_back(admitted.job, asked.round, "delivery", str(error))
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
@@ -484,6 +509,7 @@ class Agent:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
         limits = self._policy.file.limits
+        # A policy that sets no limit has none.
         caution = Caution(
             math.inf if limits.max_step is None else limits.max_step,
             math.inf if limits.max_parallel is None else limits.max_parallel,
@@ -515,6 +541,8 @@ class Agent:
             try:
                 if not await self._gate.session.beat(job, round_):
                     self._trainer.cancel()
+            # Work continues without a heartbeat: the call that needs the
+            # connection says whether it is lost.
             except StaddleError as error:
                 log.problem("beat.failed", job=job, round=round_, why=str(error))
 
@@ -528,6 +556,7 @@ class Agent:
         awaited = finished.completed and not folder.finished
         if ended and awaited:
             code = "DELIVERY"
+        # Nothing is left to do here, so a coordinator could repeat this at once.
         if ended or not awaited:
             await asyncio.sleep(PAUSE_SECONDS)
         try:
@@ -585,6 +614,7 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             )
         case _:
             return None
+    # The name becomes a folder's, so no path may come in by it.
     if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:
         raise PeerError(
             coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes"

@@ -41,7 +41,11 @@ STATES = 3
 
 
 def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
-    """Findings in running order; a step that needs one that failed is skipped."""
+    """Findings in running order; a step that needs one that failed is skipped.
+
+    ``jobs`` are files of signed jobs, tried as if they were offered now. What fails is
+    a finding, not an exception.
+    """
     report = PreflightReport()
     config = report.look("configuration", partial(_config, path))
     if config is None:
@@ -94,6 +98,7 @@ def _reach(
 def _config(path: Path) -> tuple[SiloConfig, str]:
     config = configs.load(path)
     checked_address(config.coordinator)
+    # The agent refuses to start without them, too.
     device, precision = find(config.training.device), config.training.precision
     check_precision(device, precision)
     return config, f"{path}; trains on {device} in {precision}"
@@ -148,6 +153,7 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:
+    # Whether its values fit depends on the job: ``--job`` loads them.
     with own.file.open("rb"):
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
 
@@ -179,6 +185,7 @@ def _job(
     if why:
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
+    # It runs here already, which ``check_new`` would take for a repetition.
     if folder.signed() == signed:
         return (
             job,
@@ -187,6 +194,7 @@ def _job(
     folder.check_new(signed)
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
+        # The key above is thrown away, so the agent splits by another one.
         counts = f"about {counts}: which ones is drawn at the first start"
     said = "; ".join((counts, *advice(job, len(admitted.train))))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
@@ -195,13 +203,17 @@ def _job(
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
+    # The agent makes it when it is started for the first time.
     if not ledger.is_dir():
         return []
     return [record for _, record in messages.of_type(ledger, SumSigned)]
 
 
 def footprint(job: Job, silo: str) -> int:
-    """Bytes that a job takes on this silo's disk at most: its states, and a round's uploads."""
+    """Bytes that a job takes on this silo's disk at most: its states, and a round's uploads.
+
+    An upper bound over the job's phases, from shapes alone.
+    """
     state = sum(map(_module_bytes, job.method().modules(silo).values()))
     items = contribution_items if job.security.required else upload_items
     uploads = (items(job.up(start)) for start in job.phase_starts)

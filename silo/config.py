@@ -4,15 +4,14 @@
 
     version = 1
     coordinator = "federation.example:7443"
-    directory = "state"               # personal parts, ledger, reports; paths are relative to this
-                                      file
+    directory = "state"               # personal parts, ledger, reports; paths are relative to
+                                      # this file
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
     dataset = "data"                  # whose [dataset.NAME] of the policy these data are, whose
-                                      privacy budget, and
-                                      # by what name the silo remembers over whom sums of them were
-        opened
+                                      # privacy budget, and by what name the silo remembers over
+                                      # whom sums of them were opened
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -32,13 +31,13 @@
     graphs = true          # on a GPU: steps of small models are recorded once a stage, and replayed
 
     [[weights]]                       # initial values for a part that never leaves, instead of
-                                      training it from scratch
+                                      # training it from scratch
     jobs = ["digits-*"]               # names of jobs; * stands for any characters
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
     public = false                    # true: trained on none of the records here; else a private
-                                      job keeps it in
+                                      # job keeps it in
 
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9465"
@@ -59,7 +58,10 @@ from ..security.policy.policy import DATASET
 
 
 class Training(Strict):
-    """How the silo trains."""
+    """How the silo trains.
+
+    A private job is always trained on the processor, whatever ``device`` says.
+    """
 
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
@@ -68,7 +70,11 @@ class Training(Strict):
 
 
 class Weights(Strict):
-    """Initial values for a private part, from a file of this machine."""
+    """Initial values for a private part, from a file of this machine.
+
+    ``jobs`` are patterns, in which * stands for any characters. ``public`` says that none of
+    this silo's records were used.
+    """
 
     jobs: tuple[str, ...] = pydantic.Field(min_length=1)
     part: str
@@ -78,7 +84,10 @@ class Weights(Strict):
 
 
 class SiloConfig(Strict):
-    """What the file may hold."""
+    """What the file may hold.
+
+    Its paths are relative to the file until ``load`` resolves them.
+    """
 
     version: Literal[1]
     coordinator: str
@@ -96,8 +105,13 @@ class SiloConfig(Strict):
 
 
 def load(path: Path) -> SiloConfig:
-    """Read the file; its paths become relative to it."""
+    """Read the file; its paths become relative to it.
+
+    LocalError where it cannot be read, or has a key that is not known. The files
+    that it names are not opened.
+    """
     config = read_toml(path, SiloConfig)
+    # Joining leaves an absolute path as it is.
     base = path.parent
     return config.model_copy(
         update={

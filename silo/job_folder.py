@@ -4,20 +4,18 @@
 
     <directory>/jobs/<job>/job.json                the job as its operator signed it
     <directory>/jobs/<job>/state-<n>.safetensors   personal parts after round n - 1: of the last
-                                                   round that was trained
-                                                   here, and of the one before it that counted
+                                                   round that was trained here, and of the one
+                                                   before it that counted
     <directory>/jobs/<job>/counted                 the most rounds that the coordinator ever said to
                                                    count
     <directory>/jobs/<job>/outbox-<n>.safetensors  what the last of them gives; sent again, not
-                                                   trained again
-                                                   (silo/parts/contributions.py)
+                                                   trained again (silo/parts/contributions.py)
     <directory>/jobs/<job>/counts.json             of a private job: silo/admission/accountant.py
     <directory>/jobs/<job>/model.safetensors       the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                  of a job that ended without its result; empty
     <directory>/jobs/<job>/report.json             accuracy by round, for the silo's own eyes
     <directory>/jobs/<job>/group.*                 keys that it shares with the job's silos, until
-                                                   the job ends:
-                                                   silo/blind/group_keys.py
+                                                   the job ends: silo/blind/group_keys.py
     <directory>/split.key                          secret of the train/test split
 
 Every file is replaced as a whole, and shows whether a disk changed it: tensors by tensor_file.py,
@@ -93,17 +91,22 @@ class JobFolder:
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
         write_atomic(self.path / "job.json", signed)
+        # Offered again before its first round was over, it may still come to a result.
         remove(self.path / "failed")
 
     @property
     def rounds_done(self) -> int:
         """The number of the next round: all before it are over for this silo."""
         numbers = (path.stem.partition("-")[2] for path in self.path.glob("state-*.safetensors"))
+        # A copy that somebody made by hand, as state-3-old, is no round.
         return max(map(int, filter(str.isdecimal, numbers)), default=0)
 
     @property
     def finished(self) -> bool:
-        """Whether the job has ended here."""
+        """Whether the job has ended here.
+
+        It is then taken for over, whatever rounds this silo missed.
+        """
         return (self.path / "model.safetensors").exists()
 
     @property
@@ -117,7 +120,10 @@ class JobFolder:
             write_atomic(self.path / "failed", b"")
 
     def signed(self) -> bytes | None:
-        """The job that was accepted, or None."""
+        """The job that was accepted, or None.
+
+        As it came: whoever uses it checks its signature again.
+        """
         kept = self.path / "job.json"
         return read_bytes(kept) if kept.exists() else None
 
@@ -131,6 +137,7 @@ class JobFolder:
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
+        # A round is over by its state, and must not be over without what it uploads.
         write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
 
@@ -144,7 +151,10 @@ class JobFolder:
                 remove(path)
 
     def save_model(self, state: SiloState) -> None:
-        """Keep the model that the job ends with."""
+        """Keep the model that the job ends with.
+
+        Durable when it returns, and the job counts as finished from then on.
+        """
         write_atomic(self.path / "model.safetensors", state_to_bytes(state))
 
     def state(self, counted: int) -> SiloState | None:
@@ -171,6 +181,7 @@ class JobFolder:
                 f" trained here is {done - 1}: an old state was restored; restore the latest, or"
                 " have the job signed under a new name"
             )
+        # It went when a round was kept that did not begin from it.
         if not path.exists():
             raise LocalError(
                 f"{path}: missing; the coordinator says that our last round to count is"
@@ -185,8 +196,12 @@ class JobFolder:
             ) from error
 
     def outbox(self, round_: int) -> Contributions | None:
-        """A round's contributions, if it is the one that was trained last."""
+        """A round's contributions, if it is the one that was trained last.
+
+        LocalError where the disk changed the file.
+        """
         path = self._outbox(round_ + 1)
+        # A crash between the two leaves an outbox alone: that round is trained again.
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
         return contributions.read(path)
@@ -210,7 +225,10 @@ class JobFolder:
     # The silo's own report.
 
     def report(self) -> dict[str, Any]:
-        """The report so far."""
+        """The report so far.
+
+        LocalError where the file is no report, or the disk changed it.
+        """
         path = self.path / "report.json"
         if not path.exists():
             return {"rounds": [], "final": None}
@@ -223,13 +241,20 @@ class JobFolder:
         raise LocalError(f"{path}: not a report as the silo writes it; move it away")
 
     def add_round(self, report: RoundReport, facts: Mapping[str, object]) -> None:
-        """Append a round; repeating one replaces it."""
+        """Append a round; repeating one replaces it.
+
+        ``facts`` are of the whole job, and replace those that stood there.
+        """
         document = self.report()
+        # A round that is trained again has one entry, that of the last training.
         rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
         self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
 
     def finish(self, report: RoundReport, facts: Mapping[str, object]) -> None:
-        """Add the final evaluation."""
+        """Add the final evaluation.
+
+        ``facts`` as in ``add_round``. Durable when it returns.
+        """
         self._write({**self.report(), **facts, "final": asdict(report)})
 
     def _write(self, document: Mapping[str, Any]) -> None:
@@ -256,7 +281,11 @@ def _digest(report: Mapping[str, Any]) -> str:
 
 
 def split_key(directory: Path) -> bytes:
-    """The secret that assigns records to training and test; made once, never sent."""
+    """The secret that assigns records to training and test; made once, never sent.
+
+    LocalError where the disk changed it: under another key, records that were
+    trained on would be tested on.
+    """
     path = directory / "split.key"
     if not path.exists():
         write_new(path, checked_file.to_bytes(secrets.token_bytes(32)))

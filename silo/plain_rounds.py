@@ -36,7 +36,11 @@ class PlainRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Upload the ``kept`` contributions, or newly trained ones."""
+        """Upload the ``kept`` contributions, or newly trained ones.
+
+        Returns once the coordinator has all of it. ``waiting`` is for
+        blind rounds, and not read here.
+        """
         if kept is None:
             kept = await train(await self.fetch(plan, local))
         else:
@@ -44,5 +48,8 @@ class PlainRounds:
         await self._gate.upload_plain(declared, plan.round, kept, cohort)
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """Download the delivery for a round, the final one too."""
+        """Download the delivery for a round, the final one too.
+
+        ``local`` is for blind rounds, and not read here.
+        """
         return await self._gate.session.fetch(plan)

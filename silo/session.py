@@ -8,12 +8,12 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
 
     stage     event                        next      effect
     offline   Connected                    waiting   Poll
-    offline   Lost                         offline   Connect(attempt + 1)
-    waiting   Told(None)                   waiting   Poll
-    waiting   Told(task)                   working   Decide | TakePart | Conclude
-    waiting   Lost                         offline   Connect(attempt + 1)
+    offline   ConnectionLost               offline   Connect(attempt + 1)
+    waiting   TaskReceived(None)           waiting   Poll
+    waiting   TaskReceived(task)           working   Decide | TakePart | Conclude
+    waiting   ConnectionLost               offline   Connect(attempt + 1)
     working   Worked                       waiting   Poll
-    working   Lost                         offline   Connect(attempt + 1): the task is told again
+    working   ConnectionLost               offline   Connect(attempt + 1): the task is told again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 
@@ -34,7 +34,10 @@ Stage: TypeAlias = Literal["offline", "waiting", "working", "stopped"]
 
 @dataclass(frozen=True)
 class JobOffered:
-    """A job to decide on, as its operator signed it."""
+    """A job to decide on, as its operator signed it.
+
+    ``digest`` is in hex. Nothing of ``signed`` has been checked yet.
+    """
 
     job: str
     digest: str
@@ -73,7 +76,10 @@ Task: TypeAlias = JobOffered | RoundOpened | JobFinished
 
 @dataclass(frozen=True)
 class SessionState:
-    """The stage of the conversation."""
+    """The stage of the conversation.
+
+    ``attempt`` counts the connections lost in a row; ``task`` is the one that is worked on.
+    """
 
     stage: Stage = "offline"
     attempt: int = 0
@@ -85,7 +91,10 @@ class SessionState:
 
 @dataclass(frozen=True)
 class Connected:
-    """The coordinator opened a session."""
+    """The coordinator opened a session.
+
+    That alone does not set the attempts back.
+    """
 
 
 @dataclass(frozen=True)
@@ -102,21 +111,30 @@ class Worked:
 
 @dataclass(frozen=True)
 class ConnectionLost:
-    """The coordinator cannot be reached, or knows our session no more."""
+    """The coordinator cannot be reached, or knows our session no more.
+
+    The task is dropped; the coordinator tells it again.
+    """
 
     why: str
 
 
 @dataclass(frozen=True)
 class Barred:
-    """The coordinator refuses us for a reason that trying again does not cure."""
+    """The coordinator refuses us for a reason that trying again does not cure.
+
+    The agent stops, and shows ``why`` to its operator.
+    """
 
     why: str
 
 
 @dataclass(frozen=True)
 class StopAsked:
-    """Someone asked this process to stop."""
+    """Someone asked this process to stop.
+
+    It counts in every stage.
+    """
 
 
 Event: TypeAlias = Connected | TaskReceived | Worked | ConnectionLost | Barred | StopAsked
@@ -134,26 +152,38 @@ class Connect:
 
 @dataclass(frozen=True)
 class Poll:
-    """Wait for a task."""
+    """Wait for a task.
+
+    The answer may be that there is none.
+    """
 
 
 @dataclass(frozen=True)
 class Decide:
-    """Accept or decline a job."""
+    """Accept or decline a job.
+
+    The answer is in the ledger before it leaves.
+    """
 
     offer: JobOffered
 
 
 @dataclass(frozen=True)
 class TakePart:
-    """Fetch, train, upload."""
+    """Fetch, train, upload.
+
+    A failure on our side is answered with a code.
+    """
 
     asked: RoundOpened
 
 
 @dataclass(frozen=True)
 class Conclude:
-    """Fetch the last results, evaluate, confirm."""
+    """Fetch the last results, evaluate, confirm.
+
+    Confirmed in any case, so that nobody waits for us.
+    """
 
     finished: JobFinished
 
@@ -169,13 +199,20 @@ Effect: TypeAlias = Connect | Poll | Decide | TakePart | Conclude | Exit
 
 
 def begin() -> tuple[SessionState, Effect]:
-    """The first state and effect."""
+    """The first state and effect.
+
+    The first attempt comes without a wait.
+    """
     return SessionState(), Connect(0)
 
 
 def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
-    """The next state and what to do; LocalError for an event that cannot come in this stage."""
+    """The next state and what to do; LocalError for an event that cannot come in this stage.
+
+    It reads nothing but its arguments and changes nothing.
+    """
     match event:
+        # These two end the session in whatever stage it is.
         case StopAsked():
             return SessionState("stopped"), Exit("")
         case Barred(why):
@@ -188,6 +225,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         # and then refuses is not hammered.
         case Connected() if state.stage == "offline":
             return replace(state, stage="waiting"), Poll()
+        # An empty answer is a success, too: attempts are counted from it again.
         case TaskReceived(None) if state.stage == "waiting":
             return SessionState("waiting"), Poll()
         case TaskReceived(task) if state.stage == "waiting" and task is not None:
@@ -195,6 +233,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         case Worked() if state.stage == "working":
             return SessionState("waiting"), Poll()
         case _:
+            # Effects are run one at a time, so any other event is a mistake of ours.
             raise LocalError(
                 f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle"
             )

@@ -22,7 +22,10 @@ from .job_folder import JobFolder
 
 @dataclass(frozen=True)
 class SiloJobStatus:
-    """One job that the silo accepted."""
+    """One job that the silo accepted.
+
+    Where ``problem`` says why, the numbers are those of a job without rounds.
+    """
 
     job: str
     finished: bool = False
@@ -37,7 +40,10 @@ class SiloJobStatus:
 
 @dataclass(frozen=True)
 class LedgerStatus:
-    """The ledger, checked from its first byte to its last."""
+    """The ledger, checked from its first byte to its last.
+
+    Nothing is summed of a ledger that fails the check.
+    """
 
     verified: AuditResult
     # (job, part) → what left; empty where the ledger does not hold
@@ -48,7 +54,11 @@ class LedgerStatus:
 
 @dataclass(frozen=True)
 class SiloStatus:
-    """The status of a silo's folder."""
+    """The status of a silo's folder.
+
+    ``running`` says whether an agent holds the folder's lock. ``jobs`` are in the order
+    in which they were accepted.
+    """
 
     directory: Path
     running: bool
@@ -71,6 +81,7 @@ def read(config: SiloConfig) -> SiloStatus:
     if verified.ok:
         spent = {head.dataset: head for _, head in of_type(folder, PrivacyHead)}
         ledger = LedgerStatus(verified, summary(folder), spent)
+    # The file is written when a job is accepted, so its time gives their order.
     kept = sorted(
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
     )
@@ -86,8 +97,10 @@ def _job(folder: JobFolder) -> SiloJobStatus:
         signed = parse_json(read_bytes(path), str(path))
         document = signed.get("document") if isinstance(signed, dict) else None
         job = Job.from_document(document, str(path))
+        # A silo that missed the last rounds is done with the job all the same.
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
+    # One damaged job must not hide the others.
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
     return SiloJobStatus(
@@ -101,6 +114,7 @@ def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | No
     Before that, in the last round after local training.
     """
     final, rounds = report["final"], report["rounds"]
+    # The final entry has the accuracy of both models; the product is the one that is kept.
     if final:
         return final["tested"], final[f"correct_{job.method().product}"]
     if rounds:

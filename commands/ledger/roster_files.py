@@ -40,7 +40,7 @@ Threshold = Annotated[
 class Rosters:
     """Rosters whose signatures hold, and the founders' fingerprints by which they were checked.
 
-    Empty where the user gave none.
+    Empty where the user named none.
     """
 
     each: tuple[Roster, ...] = ()  # oldest first

@@ -97,8 +97,8 @@ class SiloFailed:
 class SiloLost:
     """A silo was not heard of for some beats; it may come back.
 
-    It counts as an answer that does not come: a round goes on without the silo, and the end of
-    the job does not wait for it.
+    It counts as an answer that does not come: a round continues without the silo, and the end
+    of the job does not wait for it.
     """
 
     silo: str
@@ -230,7 +230,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class StartRoundTimer:
-    """Raise Deadline(stage, round) when the time of this stage is over.
+    """Raise RoundDeadline(stage, round) when the time of this stage is over.
 
     A timer of an earlier stage of the job is replaced.
     """

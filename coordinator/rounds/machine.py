@@ -1,7 +1,7 @@
 """A job at the coordinator as a pure state machine: ``advance(state, event) -> (state, effects)``.
 
-Names and digests only: no tensor, no clock, no file. Time is an event (Deadline). Replaying the
-events gives the state.
+Names and digests only: no tensor, no clock, no file. Time is an event (RoundDeadline). Replaying
+the events gives the state.
 
 ::
 
@@ -26,15 +26,15 @@ events gives the state.
     any        of a keyed job: its key no longer fits         finishing (failed), unless it is there
                (Unkeyed)                                      already
 
-An operator's Stopped leads to stopped from queued, admitting, drawing and round, and from folding
+OperatorStopped leads to stopped from queued, admitting, drawing and round, and from folding
 once the fold is done; uploads of the open round stay. A silo that did not answer in time may still
 do so: it is drawn from then on. A silo that is known to be lost when a round opens is not awaited
 in it (``Drawn``).
 
 In a blind job (``blind``) a round is one secure sum, which coordinator/blind/secure_sum.py makes.
 A silo that fails drops out of an attempt at it, and may take part in the next unless its privacy
-budget is spent. A silo that is shown to have broken the rules (codes.GUILTY) is ``excluded`` from
-all later attempts and rounds.
+budget is spent. A silo that is shown to have broken the rules (GUILTY) is ``excluded`` from all
+later attempts and rounds.
 
 Silos of one batch are asked together (``batches``). The next attempt is made without the batch of a
 silo that was lost while enough others are left, and else with all of the cohort again. A silo that
@@ -250,7 +250,7 @@ def advance(state: JobState, event: Event) -> Step:
 
 def _began(state: JobState, _: Began) -> Step:
     """Offer the job, or resume it where it was stopped."""
-    # A job that was stopped in a round: uploads are still there, so the round goes on.
+    # A job that was stopped in a round: uploads are still there, so the round continues.
     if state.cohort:
         return _reopened(replace(state, stage="round"))
     # Stopped between two rounds: silos have answered, so nothing is offered again.

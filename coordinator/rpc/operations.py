@@ -60,7 +60,7 @@ class Operations:
         """
         operator = caller(context, self._daemon.roster).id
         try:
-            # In a thread: signatures and a whole job are checked while other calls go on.
+            # In a thread: signatures and a whole job are checked while other calls run.
             job = await asyncio.to_thread(
                 job_of, request.signed_job, self._daemon.roster, "the submitted job"
             )

@@ -40,7 +40,7 @@ class Spool:
         """``going_on``: behind what an interrupted upload left there."""
         self._path = path
         self._silo = silo
-        # What an upload before it left is cut off, unless this one goes on from there.
+        # What an upload before it left is cut off, unless this one resumes there.
         how = os.O_APPEND if going_on else os.O_CREAT | os.O_TRUNC
         # Unbuffered: a full disk is met by write, not by close.
         self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
@@ -58,7 +58,7 @@ class Spool:
     def held(self) -> Iterator[bytes]:
         """The bytes in the file, piece by piece.
 
-        To be hashed again before the upload goes on. RefusedError STORAGE where the disk fails.
+        To be hashed again before the upload resumes. RefusedError STORAGE where the disk fails.
         """
         with disk_errors(self._silo), self._path.open("rb") as file:
             while piece := file.read(CHUNK_BYTES):

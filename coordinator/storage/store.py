@@ -441,7 +441,7 @@ class JobStore:
 
         ``uploads`` are those of the open round, ``mixed`` the padded words of rows put aside.
 
-        To be called before the job goes on, while nobody reads. Files of other kinds stay.
+        To be called before the job resumes, while nobody reads. Files of other kinds stay.
         """
         self._mixed = mixed
         # The result has no row, and stays whatever the database says.

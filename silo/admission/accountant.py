@@ -46,7 +46,10 @@ class KeptCounts(Strict):
 
 @dataclass(frozen=True)
 class OpenSpending:
-    """Steps that were set aside, by purpose."""
+    """Steps that were set aside, by purpose.
+
+    ``purposes`` are in the order of the reservation's events.
+    """
 
     steppers: Steppers
     purposes: Sequence[str]  # of the events of the reservation
@@ -57,7 +60,10 @@ class OpenSpending:
         return self.steppers.reservation.seq
 
     def take(self, purpose: str) -> None:
-        """Take one step for this purpose; LocalError for one without a reservation."""
+        """Take one step for this purpose; LocalError for one without a reservation.
+
+        The step is spent, whatever comes of it.
+        """
         if purpose not in self.purposes:
             raise LocalError(
                 f"reservation {self.id} has no step for {purpose!r}; this is a bug in Staddle"
@@ -66,16 +72,23 @@ class OpenSpending:
 
 
 class JobAccount:
-    """The privacy account of one job at this silo."""
+    """The privacy account of one job at this silo.
+
+    ``folder`` is the job's, where its counts lie.
+    """
 
     def __init__(self, budget: DatasetBudget, job: Job, folder: JobFolder) -> None:
         self._budget = budget
         self._job = job
         self._path = folder.path / COUNTS
+        # The job's own target, which it must keep though the budget had room for more.
         self._ceiling = Ceiling(decimal(job.private.epsilon), decimal(job.private.delta))
 
     def counts(self) -> Counts | None:
-        """The counts that were released before, after a restart too."""
+        """The counts that were released before, after a restart too.
+
+        None before any were released. LocalError for counts that this job did not pay for.
+        """
         if not self._path.exists():
             return None
 
@@ -91,15 +104,24 @@ class JobAccount:
         return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
 
     def keep_counts(self, counts: Counts) -> None:
-        """Write the counts; durable before they are used."""
+        """Write the counts; durable before they are used.
+
+        They are drawn once, and sent again at no cost.
+        """
         kept = KeptCounts(counts=tuple(counts.counts.tolist()), reservation=counts.id)
         checked_file.write_json(self._path, kept)
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
-        """Set steps aside; ExhaustedError where the job's target or the budget does not do."""
+        """Set steps aside; ExhaustedError where the job's target or the budget does not do.
+
+        Durable in the budget's log and in the silo's ledger when it returns.
+        """
         steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
         return OpenSpending(steppers, [spend.purpose for spend in spends])
 
     def commit(self, spending: ReservedSteps) -> None:
-        """Commit the steps that were taken, whose results are durable; the rest is free again."""
+        """Commit the steps that were taken, whose results are durable; the rest is free again.
+
+        LocalError where the reservation is not open in this process.
+        """
         self._budget.commit(self._job, spending.id)

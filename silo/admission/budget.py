@@ -77,7 +77,10 @@ class DatasetBudget:
             return self._open[job.digest]
 
     def commit(self, job: Job, reservation: int) -> None:
-        """What came of the job's reservation is durable, and no more of its steps are taken."""
+        """Commit a reservation of the job: what came of it is durable, and no more steps are taken.
+
+        LocalError for a reservation that is not open in this process.
+        """
         with self._mutex:
             steppers = self._open.get(job.digest)
             if steppers is None or steppers.reservation.seq != reservation:
@@ -88,7 +91,7 @@ class DatasetBudget:
             self._let_go(job.digest)
 
     def close(self) -> None:
-        """Nothing trains any more: steps that were not taken are free again."""
+        """Free the steps that were not taken, as nothing trains any more."""
         with self._mutex:
             for digest in tuple(self._open):
                 self._let_go(digest)
@@ -96,6 +99,7 @@ class DatasetBudget:
     def _let_go(self, job_digest: str) -> None:
         steppers = self._open.pop(job_digest, None)
         if steppers is not None:
+            # ``end`` tells how many steps were taken, and lets no more be taken.
             self._budget.commit(steppers.reservation, steppers.end())
 
     def paid(self, reservation: int, job_digest: str) -> bool:
@@ -121,6 +125,7 @@ def opened(
     with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
         # An older copy of the folder would have forgotten what was spent.
         if head is not None:
+            # The origin names all three, so that the head of no other budget fits.
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
             budget.check_held(
                 HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root)))
@@ -130,6 +135,7 @@ def opened(
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
         ours = DatasetBudget(budget, ledger)
         yield ours
+        # Skipped after an error: the reservation stays open then, so all its steps count as spent.
         ours.close()
 
 
@@ -162,6 +168,7 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     if folder.is_dir():
         present.update(path.name for path in folder.iterdir() if path.is_dir())
     found = []
+    # All three: the ledger alone knows a budget that is gone, the disk one that the policy lacks.
     for dataset in sorted({*policy.file.dataset, *heads, *present}):
         head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
         if (path := folder / dataset).is_dir() and segments(path):
@@ -197,6 +204,7 @@ def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
 def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     """The last head of each budget that the silo's ledger has."""
     ledger = config.directory / LEDGER
+    # The agent makes it when it is started for the first time.
     if not ledger.is_dir():
         return {}
     return {head.dataset: head for _, head in messages.of_type(ledger, PrivacyHead)}

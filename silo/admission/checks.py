@@ -34,7 +34,10 @@ TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 
 @dataclass(frozen=True)
 class Admitted:
-    """A job that this silo takes part in, with its own data and its own initial weights."""
+    """A job that this silo takes part in, with its own data and its own initial weights.
+
+    ``declared`` is read from the signed document alone; ``signer`` is the operator's id.
+    """
 
     plan: JobPlan
     declared: Declared
@@ -54,7 +57,10 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Outflow:
-    """What a silo would upload in each of some rounds in a row, and what the policy says to it."""
+    """What a silo would upload in each of some rounds in a row, and what the policy says to it.
+
+    ``first`` and ``last`` are rounds, both of them included.
+    """
 
     first: int
     last: int
@@ -68,7 +74,10 @@ class Outflow:
 
 
 def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> tuple[Job, str]:
-    """The job of a signed file and its signer; checks (1) and (2) of ``admit``."""
+    """The job of a signed file and its signer; checks (1) and (2) of ``admit``.
+
+    RefusedError with the code JOB_SIGNATURE or JOB_INVALID. Nothing of the silo's own is read.
+    """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
     try:
@@ -88,7 +97,10 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
 
 
 def check_member(job: Job, silo: str, roster: Roster) -> None:
-    """Check (3) of ``admit``: we are one of the job's silos."""
+    """Check (3) of ``admit``: we are one of the job's silos.
+
+    RefusedError with the code JOB_INVALID.
+    """
     if silo not in job.silos:
         raise RefusedError(
             roster.coordinator.id, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}"
@@ -137,6 +149,7 @@ def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
             found[phase.round] = last = releases
     return [
         Outflow(first, following - 1, *_decided(plan.job, roster, policy, found[first]))
+        # Each ends where the next begins, the last with the job.
         for first, following in pairwise((*found, plan.job.length))
     ]
 
@@ -164,7 +177,10 @@ def _decided(
 
 
 def asked_of_rows(made: Terms, policy: Policy) -> Terms:
-    """The terms of each row that this silo opens: the stricter of the job's and its policy's."""
+    """The terms of each row that this silo opens: the stricter of the job's and its policy's.
+
+    Each number by itself: whichever of the two asks for more.
+    """
     terms = policy.terms
     return Terms(
         max(made.min_cohort, terms.min_cohort),
@@ -174,7 +190,10 @@ def asked_of_rows(made: Terms, policy: Policy) -> Terms:
 
 
 def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
-    """Every objection of the policy to a blind job, each with its fix, whatever its cohorts are."""
+    """Every objection of the policy to a blind job, each with its fix, whatever its cohorts are.
+
+    Empty for a job without blind sums. What its cohorts reveal is judged in signed_sets.py.
+    """
     objections: list[str] = []
     if plan.job.security.required:
         objections += _objections(plan, policy)
@@ -273,6 +292,7 @@ def _rings(plan: JobPlan) -> Iterator[str]:
     sums = chain.from_iterable(phase.sums for phase in plan.phases)
     for own in dict.fromkeys(group(part, plan.bounds) for part in sums):
         try:
+            # With all silos of the job, the most that a sum can have.
             scale_exponent(own.ring, len(plan.job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
             yield f"part {own.name!r}: {error}"
@@ -311,6 +331,7 @@ def _instead_of_key(plan: JobPlan) -> str:
     """What to ask for in place of a job whose silos all have its key."""
     parts = plan.uploads.values()
     keyless = {_keyless(part, plan.job) for part in parts}
+    # One part is enough that nothing but such a key hides.
     if "" in keyless:
         return SUMS_ALONE
     if keyless:
@@ -325,6 +346,7 @@ def _keyless(part: Part, job: Job) -> str:
     match part.exchange:
         case Mix() if job.method().directed_for:
             return 'security.mix = "directed"'
+        # Sketches are made with the key; shares compare whole vectors alone.
         case Gram(sketch=0):
             return 'security.compare = "shared"'
         case _:
@@ -383,7 +405,10 @@ def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
 def admit(
     signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes
 ) -> Admitted:
-    """The admitted job; RefusedError with the code of the first check that fails."""
+    """The admitted job; RefusedError with the code of the first check that fails.
+
+    It reads the whole data set, and writes nothing.
+    """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
     job, signer = read_job(signed, roster)
@@ -396,6 +421,7 @@ def admit(
     # rounds uploads.
     objections = (*privacy_objections(job, policy), *sum_objections(plan, policy, roster))
     if objections:
+        # All at once, so that one new signature can mend them.
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(plan, roster, policy):
         if not outflow.decision.allow:
@@ -431,6 +457,7 @@ def _own_weights(
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
     """The weights and the digests of their files by part, and the parts with public weights."""
     meant = (own for own in config.weights if _is_meant(own.jobs, job))
+    # Of several files for one part, the last in the configuration counts.
     chosen = {own.part: own for own in meant}
     weights, digests = {}, {}
     for part, own in chosen.items():
@@ -439,4 +466,5 @@ def _own_weights(
 
 
 def _is_meant(patterns: Sequence[str], job: Job) -> bool:
+    # Upper and lower case differ on every system, which ``fnmatch`` leaves to the system.
     return any(fnmatchcase(job.name, pattern) for pattern in patterns)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def check_signed(job: Job) -> None:
-    """LocalError where a private job, with its signed noise, costs more than it says itself."""
+    """LocalError where a private job, with its signed noise, costs more than it says itself.
+
+    A plain job is left alone.
+    """
     if job.privacy is None:
         return
     from ...security.dp.noise_planner import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
@@ -30,13 +33,17 @@ def check_signed(job: Job) -> None:
     )
 
     epsilon, delta = decimal(job.privacy.epsilon), job.privacy.delta
+    # The plan is not taken on trust: what the signed noise costs is computed here.
     fault = overspent(spends_by_sigma(job), signed_sigma(job), epsilon, delta)
     if fault:
         raise LocalError(f"privacy.{fault}")
 
 
 def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
-    """Every objection of the policy to what a job does with the data set, each with its fix."""
+    """Every objection of the policy to what a job does with the data set, each with its fix.
+
+    No answer depends on a record of the silo.
+    """
     asked, table, named = policy.budget, job.privacy, f"[dataset.{policy.dataset}]"
     # (1) What must cost something does.
     if table is None:
@@ -73,13 +80,19 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
 
 
 def check_room(job: Job, budget: "DatasetBudget | None") -> None:
-    """ExhaustedError unless the budget covers all of a new job, interrupted rounds included."""
+    """ExhaustedError unless the budget covers all of a new job, interrupted rounds included.
+
+    A plain job needs no room.
+    """
     if job.privacy is not None and budget is not None:
         budget.check_room(job, job_spends(job, signed_sigma(job)))
 
 
 def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> PrivateSilo | None:
-    """What a private job takes besides a plain one; None for a plain one."""
+    """The account and the randomness of a private job; None for a plain one.
+
+    LocalError without a budget, which admission rules out.
+    """
     if job.privacy is None:
         return None
     from ...security.dp.noise import (  # noqa: PLC0415 with what follows two seconds that plain jobs need not

@@ -7,14 +7,12 @@ of their epoch (job and roster), 32 bytes, the first two go on in pieces of 32, 
 with their digest (files/checked_file.py)::
 
     group.secret    what it gave, the ephemeral key under which that was sealed, and the private
-                    half of its first
-                    prekey; gone once the key is made
+                    half of its first prekey; gone once the key is made
     group.key       the key, what it is made of (``parts_of``), and the first prekeys of the job's
-                    other silos, in
-                    order of ids
+                    other silos, in order of ids
     group.prekeys   the private halves of its prekeys, the first and later ones:
-                    silo/ingress/keyed_job.py, as
-    prekeys.json group.ended     empty: the job has ended here, and the others are gone for good
+                    silo/ingress/keyed_job.py, as prekeys.json
+    group.ended     empty: the job has ended here, and the others are gone for good
 
 ``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives
 the very same; the prekeys are durable before the key is, and this before ``group.secret`` goes, so
@@ -81,7 +79,10 @@ class KeyGate(Protocol):
 
 
 class GroupKeys:
-    """The keys of one silo's jobs, under one roster."""
+    """The keys of one silo's jobs, under one roster.
+
+    A key's context covers the roster: one that was made under another roster is refused.
+    """
 
     def __init__(self, roster: Roster, keys: Keys, door: KeyGate, jobs: Path) -> None:
         """``jobs`` is the folder of the jobs' folders."""
@@ -107,6 +108,7 @@ class GroupKeys:
                 f"{path}: a job of this name has its key already, and this silo's share of it is"
                 " gone; the operator must sign the job under a new name"
             )
+        # A damaged file is found now, before the job is accepted.
         self._kept_secret(job, epoch)
 
     async def contribute(self, job: Job) -> None:
@@ -133,7 +135,10 @@ class GroupKeys:
         return kept
 
     def ended(self, job: str) -> bool:
-        """Whether a job's keys were erased, since it has ended."""
+        """Whether a job's keys were erased, since it has ended.
+
+        A file says so, after a restart as well.
+        """
         return (self._jobs / job / ENDED).exists()
 
     def end(self, job: str) -> None:
@@ -167,6 +172,8 @@ class GroupKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+            # Durable before anything made of it leaves: drawn again, it
+            # would make another contribution.
             pieces = (epoch.context(), kept.secret, kept.ephemeral, kept.prekey)
             checked_file.write_bytes(self._jobs / job.name / SECRET, b"".join(pieces))
         return self._given(epoch, kept)
@@ -191,6 +198,7 @@ class GroupKeys:
         key = make_key(epoch, self._silo, seed, own, kept.secret, relayed, signers)
         parts = parts_of((own, *(each.contribution for each in relayed)))
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
+        # In the order in which ``_kept_keys`` reads them back.
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
 
         # The secret goes last: a process that dies before makes the very same key again.
@@ -240,6 +248,7 @@ class GroupKeys:
             return
         remove(path)
         try:
+            # Without this a power failure could bring the file back.
             sync_directory(path.parent)
         except OSError as error:
             raise UnwritableError(f"{path}: cannot remove it: {unwritable(error)}") from error

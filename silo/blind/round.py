@@ -69,7 +69,10 @@ class SumMessages(Protocol):
     """The protocol messages that a blind round needs."""
 
     async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
-        """Wait for the next message; None where none came."""
+        """Wait for the next message; None where none came.
+
+        ``had`` is how many messages of the round were taken before.
+        """
         ...
 
     async def secure(self, attempt: Attempt, body: UploadBody) -> None:
@@ -110,14 +113,21 @@ def no_pads(_: RoundSpec) -> Mapping[int, Term]:
 
 @dataclass(frozen=True)
 class Doing:
-    """An effect, and the attempt that it belongs to."""
+    """An effect, and the attempt that it belongs to.
+
+    It stays in the queue until it is done, so that an interrupted one is run again.
+    """
 
     attempt: Attempt
     effect: Effect | Over
 
 
 class BlindRound:
-    """The sums of one round; ``training`` makes this silo's contributions to it."""
+    """The sums of one round; ``training`` makes this silo's contributions to it.
+
+    It outlives lost connections, and with it the secrets of an attempt. ``summed``
+    says whether the sum is open.
+    """
 
     def __init__(
         self,
@@ -154,6 +164,7 @@ class BlindRound:
         self._key = key
         self._pads = pads
         self._start = start
+        # Each poll asks for what is behind the messages had; the other two keep the pace.
         self._had = self._again = self._idle = 0
         self._state: SiloAttempt | None = None
         self._todo: deque[Doing] = deque()
@@ -165,6 +176,7 @@ class BlindRound:
 
         After a lost connection it may be run again.
         """
+        # First of all what a lost connection interrupted.
         await self._do_all()
         while not self.summed:
             await self._next()
@@ -183,6 +195,7 @@ class BlindRound:
             delivery = await self._door.protocol.secure_next(self.job, self.round, self._had)
             if delivery is not None:
                 await self._take(delivery)
+        # A RefusedError, too, but of our call: no message misled us.
         except TurnedAwayError:
             raise
         except RefusedError as error:
@@ -221,7 +234,10 @@ class BlindRound:
         return self._again <= MOST_AGAIN
 
     def accepted(self, ctx: bytes) -> None:
-        """Note that the coordinator has the upload bound to this, whose connection broke."""
+        """Note that the coordinator has the upload bound to this, whose connection broke.
+
+        The upload is then made again for its header, and does not leave.
+        """
         self._uploaded = ctx
 
     def _attempt(self, state: SiloAttempt) -> Attempt:
@@ -249,6 +265,7 @@ class BlindRound:
                 await self._begin(attempt, body)
             case Over(code) if current:
                 self._advance(AttemptStopped(f"the coordinator ended the attempt: {code}"))
+            # Of the attempt that an earlier process was in: the memory knows whether it was signed.
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
             case SurvivorsReceived(headers) if current and (why := self._objection(state, headers)):
@@ -300,6 +317,7 @@ class BlindRound:
             "this silo entered the attempt before its process began anew or its round failed;"
             " the secrets are gone"
         )
+        # Recorded, then said, so that the coordinator does not wait for us.
         self._todo += [
             Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)),
             Doing(attempt, Over(Code.STOPPED)),
@@ -323,6 +341,7 @@ class BlindRound:
         except RefusedError as error:
             log.problem("secagg.not_abandoned", job=self.job.name, round=self.round, why=error.why)
             return
+        # Durable before it leaves: survivors of an abandoned attempt are never signed.
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
@@ -370,6 +389,7 @@ class BlindRound:
                 self.summed = True
             case LeaveAttempt(code):
                 await self._end(attempt, effect)
+                # STOPPED is the coordinator's own doing: it need not hear of it.
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
             case (
@@ -394,7 +414,9 @@ class BlindRound:
     async def _misled(self, error: RefusedError) -> None:
         """End the round for us, and with it the attempt, after an invalid message."""
         state = self._state
+        # An attempt that is over has its record.
         if state is not None and state.stage not in ("done", "ended"):
+            # The ledger has the codes of the protocol alone.
             code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
             await self._end(self._attempt(state), LeaveAttempt(code, error.peer, error.why))
 
@@ -449,6 +471,7 @@ class BlindRound:
         contributions = await asyncio.shield(self._training)
         if self._before is not None:
             await self._before.give(contributions)
+        # U2: the silos that dealt shares.
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
@@ -467,6 +490,7 @@ class BlindRound:
                     self._declared, self.round, contributions, masking
                 )
             except RefusedError as error:
+                # The attempt is over for us; the training is kept for the next one.
                 if error.code not in (REFUSED, CLOSED):
                     raise
                 self._advance(AttemptStopped(f"the coordinator refused our upload: {error.why}"))

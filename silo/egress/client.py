@@ -33,7 +33,10 @@ HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 
 
 class UnreachableError(PeerError):
-    """The coordinator did not answer; trying again later may help."""
+    """The coordinator did not answer; trying again later may help.
+
+    The message may have reached the coordinator all the same.
+    """
 
 
 class TurnedAwayError(RefusedError):
@@ -41,7 +44,10 @@ class TurnedAwayError(RefusedError):
 
 
 class Client:
-    """One channel to one coordinator, whose certificate is pinned by the roster."""
+    """One channel to one coordinator, whose certificate is pinned by the roster.
+
+    Each call raises UnreachableError or TurnedAwayError.
+    """
 
     def __init__(
         self,
@@ -172,6 +178,7 @@ class Client:
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise self._ended(await self._final_status(call)) from None
         finally:
+            # A call that has ended stays as it is; an error of ``frames`` leaves one that has not.
             call.cancel()
 
     async def close(self) -> None:
@@ -193,6 +200,7 @@ class Client:
         return message
 
     async def _final_status(self, call: Any) -> tuple[Any, str, str]:
+        # The coordinator's code comes in the trailing metadata, next to gRPC's own.
         trailing = dict(await call.trailing_metadata() or ())
         return await call.code(), await call.details() or "", str(trailing.get(ERROR_METADATA, ""))
 
@@ -205,6 +213,7 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
+        # All are UNAVAILABLE to gRPC: the text alone tells them apart.
         if "Connection refused" in details:
             return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
         if "Domain name not found" in details or "DNS resolution failed" in details:

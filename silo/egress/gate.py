@@ -250,6 +250,7 @@ class Gate:
         offset = self._outcomes.offset(
             declared.digest, round_, outgoing.size, outgoing.context.hex()
         )
+        # Norms need a pass over all values, so only a policy that bounds them has them made.
         lengths = None
         if self._policy.bounds_norms:
             lengths = await asyncio.to_thread(norms, items, values)
@@ -349,6 +350,7 @@ class Gate:
     async def _stream(self, intent: int, manifest: tensor.Manifest, outgoing: Outgoing) -> Digests:
         """Steps (7) to (10); returns the digests of all that was streamed."""
         sent = _Sent()
+        # An error of our own leaves it unknown, which counts as left.
         status: Status | Literal["open"] = "unknown"
         receipt = b""
         try:
@@ -357,9 +359,11 @@ class Gate:
             # Only the coordinator's signature over this very place of our ledger says ``sent``.
             place = self._outcomes.check_receipt(intent, reply)
             status, receipt = "sent", reply.signature
+            # The receipt signs the root of our ledger at this place, so that head is held.
             self.session.witness.accepted(place)
             await self.session.witness.coordinator_head(reply.head)
         except TurnedAwayError:
+            # The coordinator's refusal says that the message does not count.
             status = "failed"
             raise
         except (UnreachableError, asyncio.CancelledError):
@@ -385,6 +389,7 @@ class Gate:
             digester.update(chunk.payload)
             at += len(chunk.payload)
             if at <= manifest.offset:  # it is there already
+                # Nothing is awaited for these chunks, and heartbeats need the loop.
                 await asyncio.sleep(0)
                 continue
             sent.size += len(chunk.payload)
@@ -415,7 +420,10 @@ class Gate:
         )
 
     async def hold_back(self, job: Job, round_: int, purpose: str, reason: str) -> NoReturn:
-        """Record that the policy has something against a round, then raise DeniedError."""
+        """Record that the policy has something against a round, then raise DeniedError.
+
+        ``purpose`` says in the ledger what was held back.
+        """
         await self._denials.deny(job.name, job.digest, round_, (reason,), purpose)
 
     # What became of uploads.
@@ -432,9 +440,15 @@ class Gate:
         return settled
 
     def left(self, job: Job, round_: int) -> bool:
-        """Whether something of a round left, or may have, restarts included."""
+        """Whether something of a round left, or may have, restarts included.
+
+        An upload with an unknown outcome counts.
+        """
         return self._ledger.sent(job.digest, round_) > 0
 
     def part_left(self, declared: Declared, round_: int, part: str) -> bool:
-        """Whether any of a padded or rotated part left in a round, or may have."""
+        """Whether any of a padded or rotated part left in a round, or may have.
+
+        Attempts count, whatever came of them.
+        """
         return self._ledger.attempts(declared.digest, round_, part) > 0

@@ -60,7 +60,10 @@ from ..parts.tensors import exactly, flat, vectors_of
 
 @dataclass(frozen=True)
 class Outgoing:
-    """An upload that is about to leave."""
+    """An upload that is about to leave.
+
+    ``chunks`` may be called again, and makes the same bytes each time.
+    """
 
     form: str
     readers: tuple[str, ...]  # all who can open some of it
@@ -113,7 +116,10 @@ class UploadForm:
 
 
 def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
-    """The upload of the values as they are, for ``readers``."""
+    """The upload of the values as they are, for ``readers``.
+
+    Each tensor is hashed by itself, as the ledger has it.
+    """
 
     def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
         named = zip(items, digests.tensors, strict=True)
@@ -185,6 +191,7 @@ class _Tagging:
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
         yield from masked_chunks(spec, masking.silo, contributions, masking.terms, tagger, pads)
         own = {index: pad.key for index, pad in masking.pads.items()}
+        # Behind the last chunk, as tags are over all words.
         self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
     def tags(self) -> bytes:
@@ -212,6 +219,7 @@ def masked(
     contributions: list[GroupValues] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
+        # A row's weights are the coordinator's; the method of a private job knows a noisy count.
         if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         contributions.append(given(part, own, tensors))
@@ -296,7 +304,10 @@ def streamed(outgoing: Outgoing, digests: Digests) -> Streamed:
 def streamed_of(
     declared: Declared, round_: int, contributions: Contributions, masking: Masking
 ) -> Streamed:
-    """What the masked upload of these values is, without sending it."""
+    """The header's account of the masked upload of these values, which is not sent.
+
+    For an upload whose receipt was lost with the connection.
+    """
     items = declared.items(round_)
     parts, _ = declared.groups(round_, masking.readers)
     outgoing = masked(parts, items, exactly(items, contributions.tensors), masking)
@@ -309,7 +320,10 @@ def streamed_of(
 
 @dataclass(frozen=True)
 class Padding:
-    """The line, version, fresh seed and key of the job's silos that hide a part of a Mix."""
+    """The line, version, fresh seed and key of the job's silos that hide a part of a Mix.
+
+    The seed is for this version alone: one stream hides one vector.
+    """
 
     line: MixContext
     version: Version
@@ -338,6 +352,7 @@ def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
 
     # Made anew each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
+        # Known behind the last chunk.
         nonlocal tag
         tagger = tagger_of(padding.line, padding.key)
         words = hidden_pieces(padding.line, padding.version, padding.seed, reals, tagger)
@@ -359,12 +374,15 @@ def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
 
 
 def sent(outgoing: Outgoing, digests: Digests) -> Sent:
-    """What a padded upload was whose chunks were made to the last."""
+    """The hash and the tag of a padded upload whose chunks were made to the last."""
     return Sent(digests.tensors[0], outgoing.tags())
 
 
 def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
-    """What the padded upload of these values is, without sending it."""
+    """The hash and the tag of the padded upload of these values, which is not sent.
+
+    For an upload whose receipt was lost with the connection.
+    """
     outgoing = padded(part, values, padding)
     return sent(outgoing, outgoing.digests())
 

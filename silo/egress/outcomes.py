@@ -31,7 +31,10 @@ Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]
 
 @dataclass(frozen=True)
 class SettledUpload:
-    """What became of an upload whose connection broke, and why if it is not ``sent``."""
+    """What became of an upload whose connection broke, and why if it is not ``sent``.
+
+    ``why`` is for the log. ``ctx`` tells a blind round which of its uploads it was.
+    """
 
     job: str
     round: int
@@ -42,11 +45,17 @@ class SettledUpload:
 
 
 class DeniedError(LocalError):
-    """The silo's own policy holds a message back; nothing left."""
+    """The silo's own policy holds a message back; nothing left.
+
+    The denial is in the ledger when this is raised.
+    """
 
 
 class Denials:
-    """Records what the policy held back, and says so."""
+    """Records what the policy held back, and says so.
+
+    After a restart, the same denial is recorded once more.
+    """
 
     def __init__(self, ledger: Ledger, policy: str) -> None:
         """``policy`` is the digest of the one in force."""
@@ -58,7 +67,10 @@ class Denials:
     async def deny(
         self, job: str, digest: str, round_: int, reasons: tuple[str, ...], purpose: str = "update"
     ) -> NoReturn:
-        """Record why a round is held back, then raise DeniedError."""
+        """Record why a round is held back, then raise DeniedError.
+
+        The last denial again has no record of its own.
+        """
         denial = (digest, round_, reasons)
         # The coordinator may ask for the same round without end, and the ledger must not grow by
         # that: the same denial in a row is recorded once.
@@ -112,7 +124,10 @@ class Outcomes:
         return message.place.seq
 
     async def close(self, intent: int, status: Status, size: int, receipt: bytes = b"") -> None:
-        """Write OUTCOME; ``size`` payload bytes were handed to the transport."""
+        """Write OUTCOME; ``size`` payload bytes were handed to the transport.
+
+        Durable when it returns.
+        """
         record = OutcomeRecord(
             ref=intent, status=status, bytes_sent=size, receipt=receipt.hex() or None
         )
@@ -146,6 +161,7 @@ class Outcomes:
         status, receipt, why = await self._standing(ask, message)
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
+        # By the receipt all of it left, whatever the transport had said.
         await self.close(
             message.seq, status, intent.message.bytes if status == "sent" else handed, receipt
         )
@@ -160,9 +176,11 @@ class Outcomes:
             part = intent.tensors[0].part if intent.hidden else ""
             reply = await ask(intent.job, intent.job_digest, intent.round, part)
         except RefusedError as error:
+            # A coordinator that has lost the job has nothing to tell: the bytes count as left.
             if error.code != "UNKNOWN_JOB":
                 raise
             return "unknown", b"", str(error)
+        # The next upload of the same bytes resumes behind these.
         self._received[intent.job_digest, intent.round, _ctx(intent)] = reply.received
         if not reply.HasField("receipt"):
             return (
@@ -190,7 +208,7 @@ class SumRecords:
         self._ledger = ledger
 
     async def summed(self, attempt: Attempt, done: Finish) -> None:
-        """The sum was opened, over these survivors."""
+        """Record that the sum was opened, over these survivors."""
         record = SumOpened(
             job=attempt.job,
             job_digest=attempt.job_digest.hex(),
@@ -202,7 +220,7 @@ class SumRecords:
         await asyncio.to_thread(self._ledger.append, record)
 
     async def ended(self, attempt: Attempt, ended: LeaveAttempt) -> None:
-        """An attempt ended without a sum, by whose fault and why; a long reason is cut."""
+        """Record that an attempt ended without a sum, and by whose fault; a long reason is cut."""
         record = SumEnd(
             job=attempt.job,
             job_digest=attempt.job_digest.hex(),
@@ -215,7 +233,7 @@ class SumRecords:
         await asyncio.to_thread(self._ledger.append, record)
 
     async def refused(self, job: str, job_digest: str, refusal: Refusal) -> None:
-        """A sum that came down was rejected: recorded as an attempt that ended."""
+        """Record that a sum which came down was rejected, as an attempt that ended."""
         error = refusal.error
         attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
         await self.ended(attempt, LeaveAttempt(Code(error.code), error.peer, error.why))

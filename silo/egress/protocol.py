@@ -38,7 +38,10 @@ PROTOCOL = "protocol"  # the kind, in the log, of a secure sum's messages
 
 
 class ProtocolMessages:
-    """Sends one silo's protocol messages, and asks for the other silos'."""
+    """Sends one silo's protocol messages, and asks for the other silos'.
+
+    What it sends is in the ledger before it leaves; questions are counted alone.
+    """
 
     def __init__(
         self, session: CoordinatorSession, ledger: Ledger, policy: Policy, denials: Denials
@@ -97,7 +100,10 @@ class ProtocolMessages:
         return secagg_delivery_from_wire(message)
 
     def entered(self, job: Job) -> bool:
-        """Whether this silo uploaded keys into a secure sum of this job, as its ledger has it."""
+        """Whether this silo uploaded keys into a secure sum of this job, as its ledger has it.
+
+        The record comes before the message, which may not have left.
+        """
         return self._ledger.entered(job.digest)
 
     # The key of a job's silos.

@@ -50,7 +50,10 @@ __all__ = [
 
 
 def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
-    """The channel to the roster's coordinator, whose certificate alone is trusted."""
+    """The channel to the roster's coordinator, whose certificate alone is trusted.
+
+    The first call connects.
+    """
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
     hint = handshake_hint(keys.entry.tls_fingerprint, roster.version, coordinator.id)
@@ -58,7 +61,10 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
 
 
 class SessionCounts:
-    """Counts of the open session's control messages, and the record that holds their caps."""
+    """Counts of the open session's control messages, and the record that holds their caps.
+
+    The record is durable before the greeting; the totals are written at the session's end.
+    """
 
     def __init__(self, ledger: Ledger, caps: Caps, recipient: Peer) -> None:
         self._ledger = ledger
@@ -97,6 +103,7 @@ class SessionCounts:
         size = message.ByteSize()
         if self._ref is None:
             return "no session is open; say hello first"
+        # What is longer could hold more than names, numbers and codes, and has no record.
         if size > MAX_CONTROL_BYTES:
             raise LocalError(
                 f"a control message of {size} bytes, at most {MAX_CONTROL_BYTES} may leave"
@@ -111,6 +118,7 @@ class SessionCounts:
     async def close(self) -> None:
         """Write the totals of the session, if one is open."""
         if self._ref is not None:
+            # Cleared first: a ledger that fails is not written to again.
             ref, self._ref = self._ref, None
             record = ControlClose(ref=ref, messages=self.messages, bytes=self.size)
             await asyncio.to_thread(self._ledger.append, record)
@@ -206,6 +214,7 @@ class CoordinatorSession:
             self.count(request)
             task = await self.client.poll(request, self.hold)
             if task.WhichOneof("body") != "witness":
+                # Heads come with rounds; any other task has none.
                 await self.witness.relayed(task.round.heads)
                 return task
             await self._attend(task.witness)
@@ -219,6 +228,7 @@ class CoordinatorSession:
         request = pb.BeatRequest(session=self.token, job=job, round=round_)
         self.count(request)
         reply = await self.client.beat(request)
+        # No poll runs while a round does, so other silos' questions come with heartbeats.
         await self._attest(reply.asked)
         return reply.wanted
 
@@ -240,7 +250,10 @@ class CoordinatorSession:
     async def record_decision(
         self, job: str, digest: str, signer: str, reasons: tuple[str, ...] | None
     ) -> None:
-        """Record that we take part (None) or do not, before the answer leaves."""
+        """Record that we take part (None) or do not, before the answer leaves.
+
+        Durable when it returns; long reasons are cut.
+        """
         decision: JobAccept | JobDecline
         if reasons is None:
             decision = JobAccept(job=job, job_digest=digest, signer=signer)
@@ -252,7 +265,10 @@ class CoordinatorSession:
     # Uploads and deliveries.
 
     async def standing(self, job: str, digest: str, round_: int, part: str) -> pb.StandingReply:
-        """Ask what became of an upload."""
+        """Ask what became of an upload.
+
+        ``part`` is empty for an upload of the whole round.
+        """
         request = pb.StandingRequest(
             session=self.token,
             job=job,
@@ -302,6 +318,7 @@ class CoordinatorSession:
         return self.witness.independent
 
     async def _attend(self, witness: pb.Witness) -> None:
+        # More than one per member cannot count.
         for said in witness.told[: len(self._roster.entries)]:
             await self.witness.attested(said)
         await self._attest(witness.asked)

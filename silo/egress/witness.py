@@ -65,6 +65,7 @@ class Witness:
         self._path = path
         self._heads = checked_file.read_json(path, MemberHeads) if path.exists() else MemberHeads()
         self._kept = self._heads  # as it lies on the disk
+        # A file that cannot be read is found now, not in the middle of a round.
         for member in self._heads.heads:
             if member in roster:
                 self._held(member)
@@ -75,11 +76,14 @@ class Witness:
     # What others hold of our ledger.
 
     def begin(self, challenge: bytes) -> None:
-        """A new session, under this challenge."""
+        """Begin a session, under this challenge.
+
+        Whatever silos said in the session before counts no more.
+        """
         self.challenge, self.told = challenge, set()
 
     async def greeted(self, held: bytes) -> None:
-        """The coordinator says what it holds.
+        """Compare the head that the coordinator says it holds with our ledger.
 
         LocalError if we signed that and it is no head of this ledger.
         """
@@ -91,10 +95,11 @@ class Witness:
             log.problem("head.ignored", holder=coordinator, why=str(error))
             head = None
         await self._check(coordinator, head)
+        # The next upload proves that our ledger grew from this head.
         self._by_coordinator = head.size if head else 0
 
     async def attested(self, said: pb.Attestation) -> None:
-        """Another silo says what it holds.
+        """Compare the head that another silo says it holds with our ledger.
 
         PeerError where it did not say so, LocalError as for ``greeted``.
         """
@@ -121,6 +126,7 @@ class Witness:
             log.problem("head.ignored", holder=said.by, why=str(error))
             return
         await self._check(said.by, head)
+        # Last: a word that does not hold must not count.
         self.told.add(said.by)
 
     async def _check(self, holder: str, head: TreeHead | None) -> None:
@@ -142,6 +148,7 @@ class Witness:
         if not data:
             return None
         note = _parsed(data)
+        # Earlier keys count, too: a head from before a change of keys is still ours.
         keys = {(key.name, key.key_id): key for key in self._ledger.keys}
         signer = keys.get((note.signatures[0].name, note.signatures[0].key_id))
         if signer is None:
@@ -160,7 +167,10 @@ class Witness:
 
     @property
     def independent(self) -> frozenset[str]:
-        """The other silos, but for those that whoever runs the coordinator runs too."""
+        """The other silos, but for those that whoever runs the coordinator runs too.
+
+        Whoever runs both could agree on an older copy.
+        """
         return frozenset(self._silos() - {entry.id for entry in self._roster.in_one_hand})
 
     # The head that goes with an upload.
@@ -183,7 +193,10 @@ class Witness:
 
     @property
     def holds(self) -> int:
-        """Records of the coordinator's ledger whose head we hold."""
+        """Records of the coordinator's ledger whose head we hold.
+
+        0 where we hold none.
+        """
         held = self._held(self._roster.coordinator.id)
         return held.size if held else 0
 
@@ -313,7 +326,10 @@ class Witness:
         return log_key(self._roster.federation, member, self._roster[member].log_key)
 
     async def flush(self) -> None:
-        """Write the heads that were passed on last to the disk."""
+        """Write the heads that were passed on last to the disk.
+
+        They could be had again, so they are not written one by one.
+        """
         if self._heads != self._kept:
             await self._keep()
 
@@ -323,6 +339,7 @@ class Witness:
         self._heads = MemberHeads(
             heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {})
         )
+        # Another head may come while the file is written.
         kept = self._heads
         await asyncio.to_thread(checked_file.write_json, self._path, kept)
         self._kept = kept

@@ -75,7 +75,10 @@ class DirectedRows:
     def announced(
         self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]
     ) -> list[int]:
-        """The bytes of each row; RefusedError for impossible rows, before any is used."""
+        """The bytes of each row; RefusedError for impossible rows, before any is used.
+
+        What a directed job cannot have is refused: later prekeys, and rows of uploads.
+        """
         check(
             not prekeys,
             COORDINATOR,
@@ -104,6 +107,7 @@ class DirectedRows:
                 found.append(self._checked(each, before, found))
             coming += found
             specs = [each.spec for each in found]
+            # Rows that come again are of rounds up to the newest, which they must not set back.
             newest, contexts = (
                 max(before.newest, specs[-1].round),
                 tuple(spec.context().hex() for spec in specs),
@@ -124,7 +128,10 @@ class DirectedRows:
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The mixed tensors, part by part."""
+        """The mixed tensors, part by part.
+
+        Complete once all announced bytes have been written.
+        """
         return self._made
 
     def _checked(
@@ -171,6 +178,7 @@ class DirectedRows:
         )
         terms = replace(self._asked, batches=job.batches, excused=sharing.proven(self.proofs))
         spec = check_claim(claim, frame, terms, sharing.signers)
+        # The coordinator does not choose who is in a sum.
         drawn = set(spec.cohort) <= set(job.cohort(round_))
         check(
             drawn,
@@ -194,6 +202,7 @@ class DirectedRows:
         )
         index = names.index(own)
         group = spec.groups[index]
+        # Of the survivors alone: the others' values are not in the sum.
         weights = {silo: group.counts[spec.cohort.index(silo)] for silo in claim.survivors}
         check(
             any(weights.values()),
@@ -203,6 +212,8 @@ class DirectedRows:
         )
         whole = sum(weights.values())
         shares = {silo: weight / whole for silo, weight in weights.items() if weight}
+        # A member mixes in what it uploaded in that very round, so the
+        # sum's weights say how much stays.
         if self._members:
             own_part = kept(spec, group, claim.survivors)
             why = (
@@ -212,6 +223,7 @@ class DirectedRows:
             check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
+        # Made with the private half of its prekey, so that nobody else can read the row.
         pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
         return _AwaitedRow(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
 

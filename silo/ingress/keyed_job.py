@@ -6,8 +6,8 @@ security/blind/prekeys.py.
 Two files in the job's folder, 0600, with their digests (files/checked_file.py)::
 
     group.prekeys  the context of the epoch of the job's key, 32 bytes; then by generation,
-                   ascending, 8 bytes that
-                   say which, and the private half, 32 bytes. Gone when the job has ended
+                   ascending, 8 bytes that say which, and the private half, 32 bytes. Gone when the
+                   job has ended
     prekeys.json   what was heard of the prekeys of the other silos, and which of ours they seal to:
                    ``Known``
 
@@ -76,7 +76,10 @@ class PrekeyFiles:
         return checked_file.read_json(path, Known)
 
     def save(self, known: Known) -> None:
-        """Call before a seed is sealed to a new one, and before ``erase_before`` erases any."""
+        """Write what is known of the others' prekeys.
+
+        Call it before a seed is sealed to a new one, and before ``erase_before`` erases any.
+        """
         checked_file.write_json(self.folder / KNOWN, known)
 
     def own(self) -> dict[int, bytes]:
@@ -86,6 +89,7 @@ class PrekeyFiles:
         """
         path = self.folder / OWN
         kept = checked_file.read_bytes(path)
+        # There is one at least: the newest is never erased.
         if len(kept) < CONTEXT_BYTES + EACH or (len(kept) - CONTEXT_BYTES) % EACH:
             raise LocalError(
                 f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the"
@@ -105,9 +109,13 @@ class PrekeyFiles:
     def publish(
         self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign
     ) -> Prekey:
-        """The next generation, of a fresh seed, to leave beside this upload."""
+        """The next generation, of a fresh seed, to leave beside this upload.
+
+        Its private half is durable when it returns.
+        """
         # On the disk before it is published: seeds that are sealed to it must open after a restart.
         own = self.own()
+        # A number that a dead process took is not used again: its prekey is on the disk.
         generation = max(own) + 1
         self._write({**own, generation: seed})
         return publish(line, version, root, generation, seed, sign)
@@ -133,7 +141,10 @@ class PrekeyFiles:
 
 @dataclass(frozen=True)
 class Sharing:
-    """One keyed job at one silo, under one roster."""
+    """One keyed job at one silo, under one roster.
+
+    Its files are read when something of them is asked for.
+    """
 
     plan: JobPlan
     silo: str
@@ -184,11 +195,17 @@ class Sharing:
 
     @property
     def first_prekey(self) -> bytes:
-        """The private half of ours: what a directed mix is hidden under, all the job through."""
+        """The private half of ours: what a directed mix is hidden under, all the job through.
+
+        Such a job publishes no other, and erases none.
+        """
         return self.prekeys.own()[0]
 
     def pads(self, spec: RoundSpec) -> dict[int, Term]:
-        """The pads that hide what one silo alone is to read of a secure sum, by group."""
+        """The pads that hide what one silo alone is to read of a secure sum, by group.
+
+        Empty unless the job mixes by directed sums.
+        """
         if self.job.security.mix != "directed":  # whose first prekey may be erased
             return {}
         return sender_pads(spec, self.silo, self.first_prekey, self.others)

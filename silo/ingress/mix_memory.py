@@ -9,8 +9,7 @@
     mix-<part>.rows.json      of which uploads the rows were made that it opened; there from the
                               start
     mix-<part>.directed.json  in place of all these, where the job mixes by directed sums: of which
-                              rounds it opened
-                              rows; there from the start
+                              rounds it opened rows; there from the start
     gram-<part>.json          the vectors that it rotated last, and the last upload of them that was
                               accepted
 
@@ -94,6 +93,7 @@ class MixMemory:
 
         ``contributed``: the ledger has that this silo gave to their key.
         """
+        # No row comes before the key is made, and the files are begun before that.
         for part in _mixed(job) if contributed else ():
             self._begun(_rows(job, part), _model(job))
 
@@ -103,6 +103,7 @@ class MixMemory:
         Files that exist stay.
         """
         for part in _mixed(job):
+            # The same job begun again must not forget which rows were opened.
             if not (self._folder / _rows(job, part)).exists():
                 self._save(_rows(job, part), _model(job)())
 
@@ -114,11 +115,15 @@ class MixMemory:
         return self._begun(f"mix-{part}.rows.json", OpenedRows)
 
     def directed(self, part: str) -> OpenedDirected:
-        """The directed rows of a part that were opened; LocalError also where that is gone."""
+        """The directed rows of a part that were opened; LocalError also where that is gone.
+
+        Only for a job that mixes by directed sums.
+        """
         return self._begun(f"mix-{part}.directed.json", OpenedDirected)
 
     def _begun(self, name: str, model: type[M]) -> M:
         path = self._folder / name
+        # Unlike ``_load``: an empty memory would let rows be opened again, with other weights.
         if not path.exists():
             raise LocalError(
                 f"{path}: gone, and with it what this silo remembers of the rows that it opened:"
@@ -127,25 +132,40 @@ class MixMemory:
         return self._load(name, model)
 
     def save_rows(self, part: str, memory: OpenedRows) -> None:
-        """Call before a seed is opened; durable before it returns, as all below."""
+        """Keep which rows of a part were opened.
+
+        Call it before a seed is opened. Durable when it returns, as all below.
+        """
         self._save(f"mix-{part}.rows.json", memory)
 
     def save_directed(self, part: str, memory: OpenedDirected) -> None:
-        """Call before the words of a directed row are taken in."""
+        """Keep which directed rows of a part were opened.
+
+        Call it before their words are taken in.
+        """
         self._save(f"mix-{part}.directed.json", memory)
 
     # Uploads.
 
     def versions(self, part: str) -> VersionMemory:
-        """The uploads of a part so far."""
+        """The uploads of a part so far.
+
+        Empty without a file: the caller asks the ledger whether that can be.
+        """
         return self._load(f"mix-{part}.versions.json", VersionMemory)
 
     def save_versions(self, part: str, memory: VersionMemory) -> None:
-        """Call before the first byte of the newest leaves, and before the word on it does."""
+        """Keep the uploads of a part.
+
+        Call it before the first byte of the newest leaves, and before the word on it does.
+        """
         self._save(f"mix-{part}.versions.json", memory)
 
     def signed(self, part: str) -> pb.PaddedWordUpload | None:
-        """The last word on an upload of a part, without its session."""
+        """The last word on an upload of a part, without its session.
+
+        None where no word was signed. LocalError where the file holds no word.
+        """
         path = self.word(part)
         if not path.exists():
             return None
@@ -161,15 +181,24 @@ class MixMemory:
         return self._folder / f"mix-{part}.signed"
 
     def save_signed(self, part: str, message: pb.PaddedWordUpload) -> None:
-        """Keep a word in place of the last one."""
+        """Keep a word in place of the last one.
+
+        It is what leaves again after a restart.
+        """
         checked_file.write_bytes(self.word(part), message.SerializeToString(deterministic=True))
 
     def rotations(self, part: str) -> Rotations:
-        """The vectors of a part that were rotated."""
+        """The vectors of a part that were rotated.
+
+        Empty without a file: the caller asks the ledger whether that can be.
+        """
         return self._load(f"gram-{part}.json", Rotations)
 
     def save_rotations(self, part: str, memory: Rotations) -> None:
-        """Call before a vector leaves."""
+        """Keep the vectors of a part that were rotated.
+
+        Call it before one of them leaves.
+        """
         self._save(f"gram-{part}.json", memory)
 
     def _load(self, name: str, model: type[M]) -> M:

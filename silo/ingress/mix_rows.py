@@ -46,7 +46,10 @@ Own = Callable[[Part], Flat]  # the values of a part that this silo mixes in its
 
 @dataclass(frozen=True)
 class Expected:
-    """A part that comes down in rows: as it was given, and how many rows of it there can be."""
+    """A part that comes down in rows: as it was given, and how many rows of it there can be.
+
+    ``mailed``: the rows are of rounds that this silo was away.
+    """
 
     part: Part
     most: int
@@ -54,7 +57,10 @@ class Expected:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the words of one row."""
+        """Bytes of the words of one row.
+
+        Words of directed rows are narrower.
+        """
         directed = self.part.exchange == Mix(directed=True)
         return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(
             spec.elements for spec in self.part.tensors
@@ -68,16 +74,21 @@ def expected_rows(plan: RoundPlan) -> dict[str, Expected]:
     """
     found, job = {}, plan.job
     one = job.method().directed_for == "members"  # a silo's own round clears what waited for it
+    # Without a key the coordinator mixes in the clear, and delivers tensors.
     for part in plan.down if job.keyed else ():
         if isinstance(part.exchange, Mix):  # directed or not
             mailed = KEEP in part.tensors
+            # ``@keep`` is said of each row, and has no words in it.
             given = replace(part, tensors=tuple(spec for spec in part.tensors if spec != KEEP))
             found[part.name] = Expected(given, plan.round if mailed and not one else 1, mailed)
     return found
 
 
 def largest_rows(plan: RoundPlan) -> int:
-    """Bytes of all rows that a round's delivery can have."""
+    """Bytes of all rows that a round's delivery can have.
+
+    The time that the download may take follows from it.
+    """
     return sum(each.most * each.nbytes for each in expected_rows(plan).values())
 
 
@@ -191,7 +202,7 @@ class IncomingRows:
         if known != self._sharing.prekeys.known():
             self._sharing.prekeys.save(known)
 
-        # (4) Their seeds are opened.
+        # (4) Their seeds are opened, all of them now: step (5) may erase the prekeys for it.
         own = self._sharing.prekeys.own()
         ready = [(each, self._summands(each, own)) for each in admitted]
         self._openings = ((each, self._opening(each, summands)) for each, summands in ready)
@@ -219,7 +230,10 @@ class IncomingRows:
                 self._now = None
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The mixed tensors, part by part."""
+        """The mixed tensors, part by part.
+
+        Complete once all announced bytes have been written.
+        """
         return self._made
 
     def _admitted(
@@ -232,6 +246,7 @@ class IncomingRows:
         line = sharing.line(expected.part)
         found: list[_Admitted] = []
         for each in mixed:
+            # ``admit`` lets a row through again that it takes for the last one.
             digest = hashlib.sha256(framed(MIX_ROW, each.document)).hexdigest()
             again = (
                 memory.model_copy(update={"last": digest}) if digest in before.delivered else memory
@@ -268,6 +283,8 @@ class IncomingRows:
                     Code.SPEC,
                     f"brings a row with keep = {each.keep}, which is not mail",
                 )
+            # The signed row names the versions that it is made of: the uploads
+            # brought with it must be those.
             check_uploads(row, [summand.upload for summand in each.summands])
             found.append(_Admitted(each, row, line, expected))
         return found, memory
@@ -295,6 +312,7 @@ class IncomingRows:
     def _coming(self) -> set[str]:
         """The parts of which rows may still come down."""
         plan = self._sharing.plan
+        # What comes down changes with a phase alone, and once more after the last round.
         starts = (*plan.job.phase_starts, plan.job.length)
         coming = [self._round, *(start for start in starts if start > self._round)]
         return {name for start in coming for name in expected_rows(plan.round(start))}
@@ -348,11 +366,13 @@ class IncomingRows:
         if own_weight:
             own = self._own(part)
             check_values(admitted.line.group, own)
+        # float64 only where the part has it: half the memory otherwise.
         narrow = all(spec.dtype == "float32" for spec in part.tensors)
         dtype = np.float32 if narrow else np.float64
         return Opening(admitted.line, self._sharing.key, summands, own_weight, own, dtype)
 
     def _add(self, opening: Opening, piece: memoryview) -> None:
+        # Chunks are cut without regard to words.
         if self._rest:
             missing = WORD_BYTES - len(self._rest)
             self._rest += piece[:missing]
@@ -366,6 +386,7 @@ class IncomingRows:
 
     def _finish(self, admitted: _Admitted, opening: Opening) -> None:
         part = admitted.expected.part
+        # ``finish`` checks the tags over the whole row, before any value of it is used.
         opened = _cut(part, opening.finish(admitted.mixed.tag))
         if admitted.expected.mailed:
             opened = mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
@@ -388,12 +409,17 @@ def _cut(part: Part, values: Floats) -> dict[str, Tensor]:
 def mailed(
     part: Part, before: Mapping[str, Tensor] | None, row: Mapping[str, Tensor], keep: float
 ) -> dict[str, Tensor]:
-    """The mix so far with one row more; ``keep`` is the share of the mix that stays."""
+    """The mix so far with one row more; ``keep`` is the share of the mix that stays.
+
+    ``before`` is None for the first row. Tensors come in the part's dtypes, ``@keep`` in float64.
+    """
     found: dict[str, Tensor] = {}
     for spec in part.tensors:
+        # As the coordinator computes it where it can read rows, to the last bit.
         share = row[spec.name].double() * (1 - keep)
         if before is not None:
             share += before[spec.name].double() * keep
         found[spec.name] = share.to(DTYPES[spec.dtype])
+    # Nothing was mixed in before the first row, so the whole of it stays.
     kept = 1.0 if before is None else float(before[KEEP.name])
     return {**found, KEEP.name: torch.tensor(kept * keep, dtype=torch.float64)}

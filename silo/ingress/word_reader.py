@@ -25,20 +25,28 @@ class WordReader(Generic[Each]):
         self._filled = 0  # bytes of it that are here
 
     def begin(self, coming: Iterable[tuple[Each, Group]]) -> None:
-        """Expect these vectors, each with the group of its numbers."""
+        """Expect these vectors, each with the group of its numbers.
+
+        Memory is taken for the first of them alone.
+        """
         self._coming = deque(coming)
         self._reserve()
 
     def write(self, chunk: memoryview) -> None:
-        """Take the next bytes; not more than all vectors have."""
+        """Take the next bytes; not more than all vectors have.
+
+        A vector is handed over as soon as it is whole.
+        """
         view = chunk
         while view:
+            # Into the vector itself: the wire has the numbers in the very order of its bytes.
             whole = self._words.data.cast("B")
             here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
             whole[self._filled : self._filled + len(here)] = here
             self._filled += len(here)
             if self._filled == len(whole):
                 each, _ = self._coming.popleft()
+                # It keeps the vector, so the next one is written elsewhere.
                 self._take(each, self._words)
                 self._reserve()
 

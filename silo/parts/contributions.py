@@ -43,7 +43,10 @@ class Contributions:
 
 
 def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:
-    """The releases, in whatever form, with what each was computed from."""
+    """The releases, in whatever form, with the taint of each.
+
+    A tensor of which nothing was said is private.
+    """
     found = []
     for release in releases:
         taint = _taint(release, contributions)
@@ -64,8 +67,12 @@ def _taint(release: Release, contributions: Contributions) -> Taint:
 
 
 def to_bytes(contributions: Contributions) -> bytes:
-    """The outbox file of these contributions."""
+    """The outbox file of these contributions.
+
+    The start, and taints if there are any, stand in the file's metadata.
+    """
     metadata = {START: str(contributions.start)}
+    # A plain job says nothing of its tensors.
     taints = _flat(contributions.taints)
     if taints:
         metadata[TAINTS] = taints_to_text(taints)
@@ -73,7 +80,10 @@ def to_bytes(contributions: Contributions) -> bytes:
 
 
 def read(path: Path) -> Contributions:
-    """The contributions of a file; LocalError for one not written here, or changed by the disk."""
+    """The contributions of a file; LocalError for one not written here, or changed by the disk.
+
+    The start is UNSAID where the file has none.
+    """
     tensors, metadata = tensor_file.read(path)
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))

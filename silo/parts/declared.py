@@ -38,7 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordCount:
-    """The number of this silo's records, for a job in which it may show."""
+    """The number of this silo's records, for a job in which it may show.
+
+    ``test`` are those held out.
+    """
 
     train: int
     test: int
@@ -46,7 +49,10 @@ class RecordCount:
 
 @dataclass(frozen=True)
 class Declared:
-    """The declarations of one admitted job."""
+    """The declarations of one admitted job.
+
+    Plain values alone, read once: no code of a method changes them later.
+    """
 
     job: str
     digest: str  # SHA-256 of the canonical document, hex
@@ -96,7 +102,10 @@ class Declared:
 
     @property
     def private(self) -> bool:
-        """Whether the signed document has a [privacy] table."""
+        """Whether the signed document has a [privacy] table.
+
+        No number of records is known here then.
+        """
         return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
@@ -105,6 +114,7 @@ class Declared:
         LocalError for a round that the job does not have. In a blind job, vectors that leave as
         sketches are whole.
         """
+        # The last phase is the end of the job, which has a delivery and no training.
         last = self.phases[-1][0]
         if not 0 <= round_ <= last:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
@@ -117,6 +127,7 @@ class Declared:
 
         ``readers`` are the silos that get rows of it. LocalError for a round without a secure sum.
         """
+        # Readers come with the coordinator's specification, which could name anybody.
         strange = list(filterfalse(self.silos.__contains__, readers))
         if strange:
             raise LocalError(
@@ -174,6 +185,7 @@ class Declared:
 
 def _at(round_: int, phases: Sequence[tuple[int, T]]) -> T:
     """The value of the phase that a round is in, by the phases' first rounds."""
+    # Each phase lasts until the next begins.
     phase = bisect_right(phases, round_, key=itemgetter(0)) - 1
     return phases[phase][1]
 

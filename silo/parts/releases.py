@@ -34,13 +34,16 @@ SUMS = {COORDINATOR_READS: SUM_READER, SILOS_READ: SILOS_READER}  # by who reads
 
 
 def release_of(item: Item) -> Release:
-    """What policy and ledger read about one tensor."""
+    """The release of a tensor that leaves in the clear.
+
+    It names no readers: they follow from the roster.
+    """
     spec = item.spec
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
 
 
 def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
-    """What policy and ledger read about a masked round: a release for each tensor.
+    """The releases of a masked round, one for each tensor.
 
     ``groups`` are those of the parts, in their order. Weights are among the tensors only where they
     are private. All rows of a part are one release, stacked, for those who read them.
@@ -62,27 +65,35 @@ def _masked(part: Part, groups: Sequence[Group]) -> Iterator[Release]:
     if not readers:
         readers, stack = (SUMS[first.reader],), ()
     for spec in specs:
+        # Words of the ring leave, whatever the tensor's dtype is.
         stacked = replace(spec, shape=(*stack, *spec.shape))
         yield _hidden(part, stacked, f"uint{first.ring}", MASKED, readers)
 
 
 def padded_releases(part: Part) -> tuple[Release, ...]:
-    """What policy and ledger read about a part that leaves padded: a release for each tensor."""
+    """The releases of a part that leaves padded, one for each tensor.
+
+    Words have 64 bits, whatever the tensors' dtypes.
+    """
     return tuple(_hidden(part, spec, "uint64", PADDED, (MIX_READER,)) for spec in part.tensors)
 
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
-    """What policy and ledger read about a part whose vectors leave rotated."""
+    """The releases of a part whose vectors leave rotated.
+
+    Where the job sketches vectors, the releases are of the sketches.
+    """
     return tuple(_hidden(part, spec, spec.dtype, ROTATED, (GRAM_READER,)) for spec in part.wire)
 
 
 def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
-    """What policy and ledger read about a part of which shares leave: the numbers dealt.
+    """The release of a part of which shares leave: the numbers dealt.
 
     Those are the shares of its vectors, and of as many zeros as there are silos in the cohort.
     """
     (spec,) = part.tensors
     groups, width = spec.shape
+    # One silo less than the cohort: our own shares stay here.
     numbers = TensorSpec(spec.name, "float64", (cohort - 1, groups, width + cohort))
     return (_hidden(part, numbers, "uint64", MASKED, (GRAM_READER,)),)
 
@@ -134,7 +145,10 @@ def _upload_release(part: Part) -> tuple[Release, ...]:
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
-    """Bytes of an upload's tensors behind an offset, by kind of part."""
+    """Bytes of an upload's tensors behind an offset, by kind of part.
+
+    For the log, which has what leaves now.
+    """
     # Bytes before the offset left in an earlier attempt, and were counted then.
     sizes: Counter[str] = Counter()
     for release in releases:
@@ -145,12 +159,18 @@ def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int
 
 
 def readers_of_message(releases: Sequence[Release], roster: Roster) -> tuple[str, ...]:
-    """Who can open something of a message of one form."""
+    """Who can open something of a message of one form.
+
+    Those that its tensors name; else the coordinator, which reads what leaves in the clear.
+    """
     return readers_of_each(releases) or readers_of(roster)
 
 
 def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
-    """The readers that a message's tensors name themselves."""
+    """The readers that a message's tensors name themselves.
+
+    Each once, in the order of the tensors. Empty for a plain message.
+    """
     return tuple(dict.fromkeys(reader for release in releases for reader in release.readers))
 
 

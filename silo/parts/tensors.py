@@ -28,14 +28,20 @@ from .declared import RecordCount
 
 
 class Buffer:
-    """The bytes of a delivery, in memory that is allocated once."""
+    """The bytes of a delivery, in memory that is allocated once.
+
+    Call ``reserve`` before anything is written. ``bytes`` may be shared: nothing is moved.
+    """
 
     def __init__(self) -> None:
         self.bytes = memoryview(b"")
         self._filled = 0
 
     def reserve(self, size: int) -> None:
-        """Make room for exactly this many bytes."""
+        """Make room for exactly this many bytes.
+
+        Its values are undefined until they are written.
+        """
         self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
@@ -50,6 +56,7 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
 
     LocalError where their Gram would disclose them.
     """
+    # Inner products of histograms disclose them up to the order of classes (SECURITY.md rule 2).
     check_kind(part.name, part.kind)
     vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
     check_vectors(part.name, vectors)
@@ -90,6 +97,7 @@ def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]
     declared = [(item.part, item.spec.name) for item in items]
     unknown = values.keys() - set(declared)
     if unknown:
+        # Names are the method's, of any type, and need not compare with each other.
         part, name = min(unknown, key=repr)
         raise LocalError(
             f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is"
@@ -111,6 +119,7 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
             f" {list(spec.shape)}; the message is refused"
         )
     try:
+        # A copy that is followed would hold the method's graph.
         with torch.no_grad():
             # Memory of NumPy's, which asks for large pages: a fifth of the time.
             return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
@@ -123,9 +132,11 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
 def _found(value: object) -> str:
     if value is None:
         return "missing"
+    # No ``isinstance``: a subclass could compute other values each time.
     if type(value) is not Tensor:
         return f"no plain tensor but {type(value).__name__}"
     found = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    # Neither has its values in plain memory, so what is shown must match no schema.
     if value.layout is not torch.strided or value.is_meta:
         found += f" {value.layout} on {value.device}"
     return found
@@ -185,7 +196,10 @@ def _miscounted_tests(metrics: Mapping[str, int], most: int, noisy: str) -> str:
 
 
 def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
-    """Euclidean norm of each part's tensors together, in float64, weights left out."""
+    """Euclidean norm of each part's tensors together, in float64, weights left out.
+
+    For the policy, which bounds each part by itself.
+    """
     squares = dict.fromkeys((item.part for item in items), 0.0)
     for item, value in zip(items, values, strict=True):
         if item.spec.name != WEIGHT:
@@ -195,7 +209,9 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
 
 
 def _norm(value: Tensor) -> float:
+    # ``vector_norm`` takes no integers.
     own = value if value.is_floating_point() else value.double()
+    # float32 has no room for the squares of its largest values.
     return float(torch.linalg.vector_norm(own, dtype=torch.float64))
 
 

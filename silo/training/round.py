@@ -32,7 +32,10 @@ Delivered = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class JobTraining:
-    """The training of one job at one silo."""
+    """The training of one job at one silo.
+
+    Its methods run in the trainer's thread.
+    """
 
     admitted: Admitted
     folder: JobFolder
@@ -44,9 +47,14 @@ class JobTraining:
     caution: Caution = field(default_factory=Caution)
 
     def train(self, round_: int, counted: int, delivered: Delivered) -> Contributions:
-        """Train a round and keep what came of it; returns its contributions."""
+        """Train a round and keep what came of it; returns its contributions.
+
+        State and contributions are on the disk when it returns.
+        CancelledError where it was stopped.
+        """
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
+        # A round that did not count is as if this silo had been away.
         here, state = self.place.of(self.admitted), self._state(counted)
         outcome = local_round(
             method,
@@ -81,12 +89,16 @@ class JobTraining:
         # The round first: what was paid for is not trained again.
         self.folder.save_round(round_, counted, outcome.state, contributions)
         if outcome.spending is not None:
+            # A crash before this leaves all that was reserved spent, never less than was taken.
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
         return contributions
 
     def finish(self, counted: int, delivered: Delivered) -> None:
-        """Take the last results, evaluate, keep the model."""
+        """Take the last results, evaluate, keep the model.
+
+        The job is over here once its model is on the disk.
+        """
         torch.set_num_threads(self.threads)
         job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
         outcome = final_round(
@@ -105,9 +117,13 @@ class JobTraining:
         self.folder.finish(outcome.report, self._facts())
 
     def own(self, counted: int, part: Part) -> Flat:
-        """The values of a Mix part that this silo uploaded in the last round that counted."""
+        """The values of a Mix part that this silo uploaded in the last round that counted.
+
+        LocalError where the state lacks one of them.
+        """
         # From the state on disk, not from what the delivery says: the row mixes what was uploaded.
         state = self._state(counted)
+        # In the order of the part's tensors, in which the row has its values.
         values = []
         for spec in part.tensors:
             module, _, leaf = spec.name.partition(".")
@@ -124,6 +140,7 @@ class JobTraining:
     def _state(self, counted: int) -> SiloState:
         if (kept := self.folder.state(counted)) is not None:
             return kept
+        # Only a private job asks which weights have seen no record of this silo.
         public = None if self.private is None else self.admitted.public
         return initial_state(self.admitted.job.method(), self.silo, self.admitted.weights, public)
 
@@ -136,5 +153,6 @@ class JobTraining:
             "method": job.method_name,
             "product": job.method().product,
             "samples": len(train),
+            # As long as the job has classes: one without a record has its 0.
             "classes": torch.bincount(train.y, minlength=job.model.classes).tolist(),
         }

@@ -47,18 +47,27 @@ def _described(error: Exception) -> str:
 
 
 class Trainer:
-    """Runs one piece of work at a time beside the event loop."""
+    """Runs one piece of work at a time beside the event loop.
+
+    It has one thread, so a second piece of work waits for the first.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._cancel = threading.Event()
 
     def cancelled(self) -> bool:
-        """Whether to stop; the training loop asks between batches."""
+        """Whether to stop; the training loop asks between batches.
+
+        Safe to call from any thread.
+        """
         return self._cancel.is_set()
 
     def cancel(self) -> None:
-        """Stop the work in hand at its next batch; it ends with CancelledError."""
+        """Stop the work in hand at its next batch; it ends with CancelledError.
+
+        Work that begins later is not stopped by it.
+        """
         self._cancel.set()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,9 +76,11 @@ class Trainer:
         Raises the errors of errors.py as they are, any other as LocalError with the place where it
         rose.
         """
+        # An earlier stop was meant for other work.
         self._cancel.clear()
         future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
         try:
+            # ``wait`` leaves the work alone when its caller is cancelled: it has to end by itself.
             await asyncio.wait([future])
         except asyncio.CancelledError:
             self.cancel()
@@ -78,6 +89,7 @@ class Trainer:
             future.exception()
             raise
         error = future.exception()
+        # Whatever is no Exception is raised as it is.
         if isinstance(error, Exception) and not isinstance(error, StaddleError):
             raise LocalError(
                 f"{_described(error)}; lower the batch size if memory ran out, else report it"
@@ -85,7 +97,10 @@ class Trainer:
         return future.result()
 
     def close(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel what runs and end the thread.
+
+        It returns once the work in hand has ended.
+        """
         self.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -116,7 +131,10 @@ class TrainingDevice:
         self._held: tuple[Admitted, TrainingInput] | None = None
 
     def of(self, admitted: Admitted) -> TrainingInput:
-        """The means for a round of the job."""
+        """The means for a round of the job.
+
+        On a GPU they are kept until another job is asked for.
+        """
         if self._device == CPU or admitted.job.privacy is not None:
             return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
         # read anew, a job may have other records
@@ -134,4 +152,5 @@ class TrainingDevice:
             log.problem(
                 "records.host", job=admitted.job.name, device=str(self._device), why=str(error)
             )
+            # Slower, as batches are brought one by one, but no round is lost.
             return admitted.train, admitted.test

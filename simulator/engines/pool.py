@@ -47,7 +47,10 @@ Line: TypeAlias = "Connection[Any, Any]"
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """One silo to train or to look at; without a job, the job of the order before counts."""
+    """One silo to train or to look at; without a job, the job of the order before counts.
+
+    ``round`` counts from 0.
+    """
 
     job: Job | None
     task: Task
@@ -59,14 +62,18 @@ def serve(line: Line, records: int, table: int) -> None:
     """Carry out orders until the parent is gone.
 
     ``records`` and ``table`` are the arguments of ``mapped``.
+
+    It runs in a worker process, at one thread. It returns once the pipe is closed.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # One order of every sum: all results are those of ``Serial`` at one thread, bit for bit.
     torch.set_num_threads(1)
     held = mapped(records, table)
     engine: Serial | None = None
     try:
         while True:
             order: Order = receive(line)
+            # An engine is of one job.
             if order.job is not None:
                 engine = Serial(order.job, held)
             if engine is None:
@@ -96,19 +103,27 @@ def _end_with_parent() -> None:
     """
     parent = parent_process()
     if parent is not None:
+        # It waits for the parent's end, in a thread that does nothing else.
         parent.join()
         os._exit(1)
 
 
 def send(line: Line, message: Order | Answer) -> None:
-    """Put a message on the pipe."""
+    """Put a message on the pipe.
+
+    ConnectionError where the other end is gone. Tensors are copied into the message.
+    """
     buffer = io.BytesIO()
     _ByValue(buffer).dump(message)
     line.send_bytes(buffer.getbuffer())
 
 
 def receive(line: Line) -> Any:
-    """The next message; EOFError or ConnectionError where the other end is gone."""
+    """The next message; EOFError or ConnectionError where the other end is gone.
+
+    It blocks. Only processes of one command are at the two ends: what is unpickled here comes
+    from no file and no network.
+    """
     return ForkingPickler.loads(line.recv_bytes())
 
 
@@ -130,7 +145,10 @@ def _made(values: NDArray[Any]) -> Tensor:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on."""
+    """The number of cores that this process may run on.
+
+    A container or a batch system may allow fewer than the machine has.
+    """
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -152,18 +170,23 @@ class Crew:
 
     def __init__(self, records: Mapping[str, Records], count: int) -> None:
         """Begin ``count`` processes, at most one per silo."""
+        # Known before the records are handed over: the largest silo is always taken first.
         self._sizes = {silo: len(own.train) for silo, own in records.items()}
         self._workers: list[_Worker] = []
         # torch is loaded once, and no lock of it is held
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([serve.__module__])
+        # Once for all processes: records may take most of the memory.
         file, table = written(records)
+        # The workers have the file by now; this process needs it no longer.
         with file, _interrupts_held():
             for _ in range(min(count, len(records))):
                 self._begin(Descriptor(file.fileno()), table)
 
     def _begin(self, *arguments: Any) -> None:
+        # A pipe of its own for each worker: the end of one tells which worker ended.
         ours, theirs = self._context.Pipe()
+        # daemon: multiprocessing ends them with this process, should ``close`` not come to it.
         process = self._context.Process(target=serve, args=(theirs, *arguments), daemon=True)
         try:
             process.start()
@@ -189,8 +212,12 @@ class Crew:
         return tuple(worker.process.pid or 0 for worker in self._workers)
 
     def close(self) -> None:
-        """End all processes at once, whatever they are doing."""
+        """End all processes at once, whatever they are doing.
+
+        Work that is in progress is lost. A second call does nothing.
+        """
         for worker in self._workers:
+            # All are killed before any is joined, so that none trains on meanwhile.
             worker.process.kill()
         for worker in self._workers:
             worker.process.join()
@@ -227,14 +254,19 @@ class Crew:
         complete = False
         try:
             idle = list(self._workers)
+            # Until every worker is idle: a fault stops new orders, and
+            # those that are under way end.
             while waiting or len(idle) < len(self._workers):
                 while waiting and idle:
+                    # Any idle worker will do: all hold the records of every silo.
                     self._order(idle.pop(), job, task, round_, waiting.pop())
                 for worker in self._answering():
                     silo, answer = self._taken(worker)
                     idle.append(worker)
                     if isinstance(answer, LocalError):
                         faults[silo] = answer
+                        # A round with a silo at fault counts for
+                        # nothing, so no other silo is begun.
                         waiting.clear()
                     else:
                         answers[silo] = answer
@@ -253,6 +285,7 @@ class Crew:
 
     def _order(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
         sent = None
+        # By identity: a job is sent once to each worker, not with every silo.
         if worker.job is not job:
             # a fresh one: what a job has cached does not cross
             sent = replace(job)
@@ -264,6 +297,7 @@ class Crew:
 
     def _answering(self) -> list[_Worker]:
         """Wait for the workers that have something to say, or have ended."""
+        # An idle worker has nothing to say, and one that died is found with its next order.
         busy = [worker for worker in self._workers if worker.silo is not None]
         lines = wait([worker.line for worker in busy])
         return [worker for worker in busy if worker.line in lines]
@@ -271,6 +305,7 @@ class Crew:
     def _taken(self, worker: _Worker) -> tuple[str, Any]:
         """The silo that a worker has finished, and its answer."""
         try:
+            # Whole: a worker answers once, when its silo is done.
             answer = receive(worker.line)
         except (EOFError, OSError) as error:
             raise self._dead(worker) from error
@@ -278,6 +313,7 @@ class Crew:
         return silo, answer
 
     def _dead(self, worker: _Worker) -> LocalError:
+        # Its exit code is known only now.
         worker.process.join()
         code = worker.process.exitcode or 0
         # a negative code is the signal that ended it
@@ -292,7 +328,10 @@ class Crew:
 
 
 class Workers:
-    """An engine that trains the silos of a job on a crew."""
+    """An engine that trains the silos of a job on a crew.
+
+    The work of several jobs may take turns on one crew, one call at a time.
+    """
 
     def __init__(self, crew: Crew, job: Job) -> None:
         self._crew, self._job = crew, job
@@ -305,7 +344,10 @@ class Workers:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, RoundOutcome]:
-        """Train each silo, as many at a time as there are workers."""
+        """Train each silo, as many at a time as there are workers.
+
+        ``done`` is called once per silo that is done, in any order. LocalError as ``Crew.run``.
+        """
         return cast(
             Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done)
         )

@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Whether this process was asked to end."""
+    """Whether this process was asked to end.
+
+    Not to be shared between threads: signals reach the main thread, where guarded calls run.
+    """
 
     def __init__(self) -> None:
         self._asked, self._open = False, False
@@ -24,6 +27,7 @@ class StopSignal:
     def ask(self) -> None:
         """CancelledError at once where a guarded call runs, otherwise where the next one begins."""
         self._asked = True
+        # Only inside of a guarded call: anywhere else a file could be half written.
         if self._open:
             # once: a second signal must not cut short what the first one's error does
             self._open = False
@@ -33,6 +37,7 @@ class StopSignal:
         """The result of a call that may be given up halfway."""
         self._open = True
         try:
+            # A signal between two guarded calls counts for the next one.
             if self._asked:
                 raise CancelledError("stopped")
             return call()
@@ -42,12 +47,16 @@ class StopSignal:
 
 @contextmanager
 def stopping(*numbers: signal.Signals) -> Iterator[StopSignal]:
-    """While the block runs, these signals ask to end."""
+    """While the block runs, these signals ask to end.
+
+    Only in the main thread, which alone may set handlers. The earlier handlers are put back.
+    """
     stop = StopSignal()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         stop.ask()
 
+    # The earlier handlers come back when the block ends, whatever they were.
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield stop
@@ -73,7 +82,10 @@ class Stoppable:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, RoundOutcome]:
-        """As the engine's."""
+        """As the engine's.
+
+        CancelledError where a stop was asked for; the silos' states are then as before the round.
+        """
         return self._stop.guard(lambda: self._engine.train(round_, work, done))
 
     def look(

@@ -72,6 +72,7 @@ from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic
 from .plan import Schedule
 from .silo_names import numbered
 
+# With one silo there is nothing to federate.
 FEWEST = 2  # silos of a job
 
 # the name of a folder
@@ -87,7 +88,10 @@ def _no_privacy(value: Any) -> None:
 
 
 class ChosenMethod(MethodTable):
-    """A method, and what is different for it."""
+    """A method, and what is different for it.
+
+    Tables replace the file's key by key. The label must be unique in the file.
+    """
 
     label: Label | None = None
     """Names it in folders, tables and curves; left out, the method's name."""
@@ -104,7 +108,10 @@ class ChosenMethod(MethodTable):
 
 
 class SimulationTable(Strict):
-    """The [simulation] table."""
+    """The [simulation] table.
+
+    Neither changes how a model is trained.
+    """
 
     look_every: Count = 1
     """Rounds after which all silos are evaluated."""
@@ -113,7 +120,10 @@ class SimulationTable(Strict):
 
 
 class ExperimentFile(JobSettings):
-    """The file."""
+    """The file.
+
+    Checks that involve several keys run once all are read; each error names the key and the fix.
+    """
 
     seed: Seed | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
@@ -134,6 +144,7 @@ class ExperimentFile(JobSettings):
         # label and seed name a run's folder: two runs of one name would write into one another's;
         # some disks tell no case apart
         _once("seeds", list(map(str, self.all_seeds)), "keep one of each")
+        # Labels name folders, which some disks compare without case.
         titles = [method.title.lower() for method in self.all_methods]
         _once("methods", titles, 'give each a label = "…" of its own')
         _once("silos", self.silos or (), "keep one of each")
@@ -148,6 +159,7 @@ class ExperimentFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _dealt_out_once(self) -> "ExperimentFile":
+        # Each record has to reach a silo and a side in one way, and in one only.
         match self.data, self.partition:
             case Synthetic(), None:
                 if self.split is not None:
@@ -181,7 +193,10 @@ class ExperimentFile(JobSettings):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment file that was read; paths in it are absolute or start at its folder."""
+    """An experiment file that was read; paths in it are absolute or start at its folder.
+
+    ``path`` is for errors; the tables in ``file`` have their paths resolved already.
+    """
 
     path: Path
     file: ExperimentFile
@@ -198,7 +213,10 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """Read the file; LocalError names file, key, value and the fix, in a method's changes too."""
+    """Read the file; LocalError names file, key, value and the fix, in a method's changes too.
+
+    Paths in the file start at its folder.
+    """
     return checked(path, read_toml(path, ExperimentFile), path.parent)
 
 
@@ -207,6 +225,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
 
     LocalError, which names ``path``, where a method cannot work.
     """
+    # First, so that errors about files name where they were looked for.
     data, partition = below(file.data, file.partition, folder)
     located = file.model_copy(update={"data": data, "partition": partition})
     experiment = Experiment(path, located)
@@ -215,6 +234,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     # for the silos'
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
+        # Any seed will do: what a method cannot work with does not depend on it.
         model = job_of(experiment, method, 0, silos, SecurityTable()).model
         fault = _records_fault(file.model, model)
         if fault:
@@ -229,7 +249,10 @@ def job_of(
     silos: Sequence[str],
     security: SecurityTable,
 ) -> Job:
-    """The job of a method with a seed; LocalError names the method and what is wrong with it."""
+    """The job of a method with a seed; LocalError names the method and what is wrong with it.
+
+    ``silos`` by name, in job order. Settings that the file leaves out keep a job file's defaults.
+    """
     file = experiment.file
     origin = f"{experiment.path}, method {method.title!r}"
 
@@ -247,6 +270,7 @@ def job_of(
     document["model"] |= method.model
     if method.rounds is not None:
         document["rounds"] = method.rounds
+    # Validated like a job file, so that a simulation takes what a federation takes.
     return Job.from_file(validate(document, JobFile, origin), origin)
 
 
@@ -275,6 +299,8 @@ def _announced(file: ExperimentFile) -> int:
             return count
         case _, options.BySource(silos=by_source):
             return sum(by_source.values())
+        # Only the data or the file says how many; for a check of the
+        # method any possible number does.
         case _, options.ByColumn() | PartitionFromFile() | None:
             return max(file.min_cohort, FEWEST)
         case _, table:
@@ -282,6 +308,7 @@ def _announced(file: ExperimentFile) -> int:
 
 
 def _once(key: str, values: Sequence[str], fix: str) -> None:
+    # What is left when each value was taken away once.
     repeated = Counter(values) - Counter(set(values))
     twice = sorted(repeated)
     if twice:

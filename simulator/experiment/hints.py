@@ -5,7 +5,10 @@ from collections.abc import Iterable
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Such as ``did you mean 'fedper'?``; ``known: …`` where nothing is near."""
+    """Such as ``did you mean 'fedper'?``; ``known: …`` where nothing is near.
+
+    It begins without a capital, to follow a semicolon.
+    """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     if near:

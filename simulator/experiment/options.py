@@ -20,7 +20,11 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 class Synthetic(SourceTable):
-    """``kind = "synthetic"``: ``synthetic.population``, which needs no partition."""
+    """``kind = "synthetic"``: ``synthetic.population``, which needs no partition.
+
+    By default the population that PPFL published: its distributions are the same, its draws are not
+    (algorithms/data/sources/synthetic.py).
+    """
 
     kind: Literal["synthetic"]
     silos: Annotated[int, Field(strict=True, ge=2, le=10_000)] = PUBLISHED_SILOS
@@ -36,7 +40,10 @@ class Synthetic(SourceTable):
 
 
 class PartitionFromFile(Strict):
-    """``file = …``: a file, of this software or another, with each silo's records and sides."""
+    """``file = …``: a file, of this software or another, with each silo's records and sides.
+
+    "ppfl" is the format in which PPFL published its splits.
+    """
 
     kind: Literal["file"] = "file"
     file: Path
@@ -54,14 +61,21 @@ class PartitionFromFile(Strict):
 
 
 class Merged(Strict):
-    """``kind = "merged"``: both official parts together, each silo's share split by a ratio."""
+    """``kind = "merged"``: both official parts together, each silo's share split by a ratio.
+
+    ``ratio`` is that of training and test records, with validation
+    records where it has three numbers.
+    """
 
     kind: Literal["merged"] = "merged"
     ratio: Ratio = "75/25"
 
 
 class Apart(Strict):
-    """``kind = "apart"``: official training records partitioned, official test records alike."""
+    """``kind = "apart"``: official training records partitioned, official test records alike.
+
+    Each silo is tested on official test records in the proportions of its own classes.
+    """
 
     kind: Literal["apart"]
     validation: Annotated[bool, Field(strict=True)] = False
@@ -74,6 +88,7 @@ SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 
 def _data(value: Any) -> SourceTable:
     kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
+    # Without a kind it is a silo's file of arrays, as in a silo's configuration.
     table = of_kind(value, kinds, "npz")
 
     # one table serves a silo's configuration too; there these split its records, here [split] and
@@ -108,7 +123,10 @@ Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 
 
 def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
-    """The same tables, with paths that start at a folder."""
+    """The same tables, with paths that start at a folder.
+
+    Absolute paths stay as they are.
+    """
     if isinstance(partition, PartitionFromFile):
         partition = partition.model_copy(update={"file": folder / partition.file})
     return data.below(folder), partition

@@ -27,7 +27,10 @@ class Population:
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed; ``label`` names it in folders, tables and curves."""
+    """One method with one seed; ``label`` names it in folders, tables and curves.
+
+    ``job`` has the seed as well. Runs of one label differ in their seed alone.
+    """
 
     label: str
     seed: int

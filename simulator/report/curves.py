@@ -24,6 +24,7 @@ Histories = Mapping[str, Mapping[int, Sequence[Measured]]]
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
 
+# As an axis says it.
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
     "micro": "micro: share of all silos' records",
@@ -36,7 +37,10 @@ FEW = 12  # points that all get a marker
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Mean, lowest and highest of the seeds, [R] each, over the rounds that every seed has."""
+    """Mean, lowest and highest of the seeds, [R] each, over the rounds that every seed has.
+
+    ``low`` and ``high`` are equal to ``mean`` for one seed.
+    """
 
     rounds: tuple[int, ...]
     mean: Numbers
@@ -47,7 +51,10 @@ class Curve:
 def curve(
     seeds: Mapping[int, Sequence[Measured]], measure: Measure, mean: Average = "macro"
 ) -> Curve:
-    """The curve of one method; no rounds where a seed has none of this measure."""
+    """The curve of one method; no rounds where a seed has none of this measure.
+
+    The seeds' own values are averaged round by round; ``mean`` is how silos are averaged.
+    """
     by_seed = []
     for history in seeds.values():
         measured = _only(history, measure)
@@ -57,6 +64,7 @@ def curve(
     rounds: tuple[int, ...] = ()
     if by_seed:
         rounds = tuple(sorted(set.intersection(*map(set, by_seed))))
+    # [seeds, rounds].
     rows = [[own[round_] for round_ in rounds] for own in by_seed]
     values = np.array(rows).reshape(len(by_seed), len(rounds))  # one of them may be zero
     return Curve(
@@ -71,6 +79,8 @@ def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
     """The silos' accuracies in the last look of one measure, those of all seeds together.
 
     Empty where a seed has none.
+
+    One value per silo and seed, in 0…1.
     """
     looks = []
     for history in seeds.values():
@@ -91,6 +101,8 @@ def curves(
     """PNG with a panel per measure and a line per method.
 
     LocalError where no method has any of the measures.
+
+    The same histories make the same bytes. ``mean`` is how the silos' accuracies are averaged.
     """
     _check(histories, measures)
 
@@ -115,8 +127,10 @@ def curves(
             axes.set_xlabel("rounds of training")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             percent(axes, "y")
+        # The panels share their axes, so one of them sets the limits for all.
         first = next(iter(panels))
         first.set_ylabel(f"accuracy ({MEANS[mean]})")
+        # A little beyond the last round, so that its marker is whole.
         first.set_xlim(0, 1.02 * longest)
         first.set_ylim(within([lowest, highest]))
         handles = [_handle(style) for style in styles.values()]
@@ -131,8 +145,11 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
     """PNG with a panel per measure, a row per method, and a dot per silo and seed.
 
     LocalError as for ``curves``.
+
+    Each silo counts once per seed.
     """
     _check(histories, measures)
+    # The same styles as in the other picture.
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
     drawn = _by_measure(histories, measures, last)
 
@@ -166,6 +183,7 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
 
 
 def _check(histories: Histories, measures: Sequence[Measure]) -> None:
+    # Of all runs together: a panel may stay empty for some method.
     found: set[Measure] = set()
     for seeds in histories.values():
         for history in seeds.values():
@@ -208,9 +226,11 @@ def _label_width(labels: Iterable[str]) -> float:
 
 
 def _line(axes: Axes, one: Curve, style: Style) -> None:
+    # Behind the line: from the lowest to the highest seed.
     axes.fill_between(one.rounds, one.low, one.high, color=style.colour, alpha=0.15, linewidth=0)
     line = _handle(style)
     line.set_data(one.rounds, one.mean)
+    # More markers than a dozen would hide the line.
     line.set_markevery(max(1, len(one.rounds) // FEW))
     axes.add_line(line)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Everything that some renderer takes for markup, also where plain Markdown would not.
 SPECIAL = "\\`*_{}[]<>#|$~"
 ESCAPES = str.maketrans({letter: f"\\{letter}" for letter in SPECIAL})
 
@@ -16,12 +17,18 @@ class MarkdownColumn:
 
 
 def escaped(text: str) -> str:
-    """Foreign text that Markdown shows as it is; its line breaks become spaces."""
+    """Foreign text that Markdown shows as it is; its line breaks become spaces.
+
+    Names of silos, labels and data sets come from files of others.
+    """
     return " ".join(text.split()).translate(ESCAPES)
 
 
 def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose source is readable too; the cells are Markdown."""
+    """A table whose source is readable too; the cells are Markdown.
+
+    Columns are padded to one width. Every row has as many cells as there are columns.
+    """
     titles = [column.title for column in columns]
     cells = zip(titles, *rows, strict=True)
     padded = list(map(_padded, columns, cells))

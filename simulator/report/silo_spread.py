@@ -37,6 +37,9 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
     """The last look, each silo with the model that it keeps.
 
     A silo that never trained keeps what was delivered, whatever the method's product.
+
+    ``trained`` are the silos that were in a cohort. ``history`` must have
+    a look after the last round.
     """
     last = {one.measure: one for one in history}
     delivered, own = last["all/aggregated"], last["all/trained"]
@@ -49,7 +52,10 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
 
 
 def spectrum(measured: Measured) -> Spectrum:
-    """The spectrum of one measure of one run."""
+    """The spectrum of one measure of one run.
+
+    A tenth is rounded up.
+    """
     ordered = np.sort(measured.accuracies)
     tenth = ceil(len(ordered) / 10)
     return Spectrum(
@@ -63,7 +69,11 @@ def spectrum(measured: Measured) -> Spectrum:
 
 
 def against(measured: Measured, other: Measured) -> Against:
-    """Silo by silo, on the same records: the number that is right decides."""
+    """Silo by silo, on the same records: the number that is right decides.
+
+    Both are of the same silos.
+    """
     silos = list(measured.records)
+    # Right records and not accuracies: a difference of floats may miss a tie.
     gains = np.array([measured.correct[silo] - other.correct[silo] for silo in silos])
     return Against(int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum()))

@@ -52,7 +52,10 @@ class Style:
 
 
 def styles_of(labels: Sequence[str]) -> dict[str, Style]:
-    """Styles by label, in the labels' order."""
+    """Styles by label, in the labels' order.
+
+    The n-th label has the n-th style, in every picture of an experiment.
+    """
     styles = {}
     for number, label in enumerate(labels):
         colour = COLOURS[number % len(COLOURS)]
@@ -70,7 +73,10 @@ def percent(axes: Axes, way: Literal["x", "y"]) -> None:
 
 
 def within(values: Sequence[float]) -> tuple[float, float]:
-    """Limits around accuracies, with some air, and none beyond 0 and 1 than a marker takes."""
+    """Limits around accuracies, with some air, and none beyond 0 and 1 than a marker takes.
+
+    At least two hundredths apart, so that equal values are not drawn as a line across the picture.
+    """
     low, high = min(values), max(values)
     air = max(0.04 * (high - low), 0.01)
     return max(low - air, -0.02), min(high + air, 1.02)
@@ -80,8 +86,11 @@ def picture(width: float, height: float, draw: Callable[[Figure], None]) -> byte
     """PNG of what ``draw`` puts into a figure of so many inches.
 
     The same bytes for the same figure.
+
+    ``width`` and ``height`` in inches.
     """
     with mpl.rc_context():
+        # A person's own matplotlib settings must not change a picture.
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         figure = Figure((width, height), dpi=DOTS_AN_INCH, layout="constrained")

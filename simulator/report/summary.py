@@ -42,6 +42,7 @@ Groups = Mapping[str, Sequence[Recorded]]  # runs by label, those of a label by 
 Looks = Mapping[str, Mapping[int, Measured]]  # one of each run, by label and seed
 
 SHOWN: tuple[Measure, ...] = (*ALL, "selected/before", "selected/after")
+# A comparison with training alone says what federation is worth to a silo.
 LOCAL = "local"  # the method by which each silo trains alone
 NONE = "–"
 SPECTRUM = {
@@ -69,6 +70,7 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
     The records must be those of the population, where there is one.
     """
     everyone = _all_runs(groups)
+    # Any run will do: all have to agree with it.
     first = everyone[0]
     digest = first.identity.population
     if population is not None and population.digest != digest:
@@ -99,9 +101,13 @@ def _check_one_job(label: str, runs: Sequence[Recorded]) -> None:
 
 
 def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
-    """Names and values that hold for all runs."""
+    """Names and values that hold for all runs.
+
+    Rows of names and values as plain text, not yet escaped.
+    """
     everyone = _all_runs(groups)
     first = everyone[0]
+    # Of all labels together: a label may lack some of them.
     seeds = {run.seed for run in everyone}
     made = {str(run.identity.made_with) for run in everyone}
 
@@ -137,6 +143,7 @@ def _partition_rows(partition: PartitionFile | None) -> Rows:
         ("partition", _listed({**how, "seed": partition.seed})),
     ]
     if isinstance(split, Mapping):
+        # A row of its own: the split decides what is tested on.
         rows.append(("split", _listed(split)))
     return rows
 
@@ -145,6 +152,7 @@ def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
     """How many records the silos have on each side that any of them has."""
     rows = []
     for side, attribute in SIDES.items():
+        # A silo without such a side has None.
         counts = [getattr(silo, attribute) or 0 for silo in silos]
         if not any(counts):
             continue
@@ -155,12 +163,16 @@ def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
 
 
 def methods(groups: Groups) -> list[tuple[str, str]]:
-    """By label, the method and the settings that are its own."""
+    """By label, the method and the settings that are its own.
+
+    As plain text, not yet escaped.
+    """
     shared = _shared_settings(groups)
     rows = []
     for label, runs in groups.items():
         first = runs[0]
         method = first.identity.job["method"]
+        # All options, defaults among them: a release may change a default.
         options = _listed(method["options"]) or "no options"
         text = f"{method['name']} version {method['version']}; {options}"
         text += f"; a silo keeps {KEEPS[first.product]}"
@@ -179,6 +191,8 @@ def drawn(run: Recorded) -> frozenset[str]:
     """The silos that were in the cohort of any round, a census included.
 
     ``Simulation`` calls these the trained silos.
+
+    It follows from the job.
     """
     found: set[str] = set()
     for cohort in _job(run).cohorts():
@@ -225,6 +239,7 @@ def _shared_settings(groups: Groups) -> dict[str, str]:
     """The settings that all labels have alike, in the order of the first."""
     shared, *others = map(_settings, _first_of_each(groups))
     for own in others:
+        # Also a key that only one of them has.
         different = shared.items() - own.items()
         for key, _ in different:
             del shared[key]
@@ -254,21 +269,32 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """A picture's path, relative to the summary's folder; only a ``shown`` one is embedded."""
+    """A picture's path, relative to the summary's folder; only a ``shown`` one is embedded.
+
+    ``path`` has forward slashes on every system.
+    """
 
     path: PurePosixPath
     caption: str
     shown: bool = True
 
     def to_markdown(self) -> str:
-        """The Markdown link, without the mark that embeds a picture."""
+        """The Markdown link, without the mark that embeds a picture.
+
+        With a line break at its end.
+        """
         return f"[{escaped(self.caption)}]({quote(str(self.path))})\n"
 
 
 def summary(
     groups: Groups, partition: PartitionFile | None = None, pictures: Sequence[Link] = ()
 ) -> str:
-    """The summary of finished runs by label; ``check_comparable`` must accept them."""
+    """The summary of finished runs by label; ``check_comparable`` must accept them.
+
+    Markdown that reads as plain text, too. ``partition`` None leaves
+    out how records were dealt out.
+    """
+    # All runs of a folder are of one experiment.
     title = next(iter(groups.values()))[0].identity.job["name"]
     sections = (
         _experiment(groups, partition),
@@ -311,6 +337,7 @@ def _silos(groups: Groups) -> str:
         "\n### The model that each silo keeps\n\nThe list of methods above says which model a silo"
         " keeps; a silo that was in no cohort keeps the one delivered last.\n\n"
     )
+    # What a silo has in the end counts most, so this table comes first.
     text += _by_silo(_by_seed(groups, _kept), alone)
     for measure in ALL:
         text += f"\n### {TITLES[measure].capitalize()} ({measure})\n\n"
@@ -320,6 +347,7 @@ def _silos(groups: Groups) -> str:
 
 def _trains_alone(groups: Groups) -> str | None:
     """The label that the others are compared with: each silo trains alone."""
+    # With one method there is nothing to compare it with.
     if len(groups) == 1:
         return None
     for run in _first_of_each(groups):
@@ -342,8 +370,10 @@ def _by_silo(looks: Looks, alone: str | None) -> str:
         titles += DUELS
     rows = []
     for label, seeds in looks.items():
+        # By column: each number is averaged over the seeds.
         numbers = zip(*map(_numbers, seeds.values()), strict=True)
         row = [_percent(spread(column)) for column in numbers]
+        # Against itself every silo is equal.
         if alone == label:
             row += [NONE] * len(DUELS)
         elif alone is not None:
@@ -366,6 +396,7 @@ def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> list[str]:
     """Better, equal and worse, the mean over the seeds that both have."""
+    # Seed by seed: under another seed a silo starts from another model.
     both = seeds.keys() & others.keys()
     if not both:
         return [NONE] * len(DUELS)
@@ -375,6 +406,7 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
         duel = against(seeds[seed], others[seed])
         duels.append(astuple(duel))
     means = map(fmean, zip(*duels, strict=True))
+    # Means of whole numbers: one seed gives whole numbers again.
     return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
 
@@ -382,6 +414,7 @@ def _accuracy(groups: Groups) -> str:
     found = {}
     for label, runs in groups.items():
         histories = map(attrgetter("history"), runs)
+        # Only scores that all seeds of a label have.
         found[label] = over_seeds(list(map(scores, histories)))
     text = "## Every measure\n\nOn test records, in percent as above.\n"
     for choice in CHOICES:
@@ -393,6 +426,7 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
     """The accuracies of one choice of rounds: a column per measure that some method has."""
     measured = set().union(*found.values())
     candidates = [(measure, average, choice) for measure, average in product(SHOWN, AVERAGES)]
+    # In a fixed order, whatever was measured first.
     columns = [named for named in candidates if named in measured]
     if not columns:
         return ""
@@ -413,6 +447,7 @@ def _cost(groups: Groups) -> str:
         # a run that no process has timed yet says nothing of the pace
         timed = list(filter(attrgetter("seconds"), runs))
         if timed:
+            # Rounds and seconds of the same runs.
             seconds = sum(map(attrgetter("seconds"), timed))
             rounds = sum(map(attrgetter("rounds"), timed))
             pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
@@ -431,6 +466,7 @@ def _pictures(pictures: Sequence[Link]) -> str:
         return ""
     shown, named = "## Pictures\n", ""
     for link in pictures:
+        # One picture per method; the others are a click away.
         if link.shown:
             shown += f"\n!{link.to_markdown()}"
         else:
@@ -459,10 +495,12 @@ def _several(groups: Groups) -> bool:
 
 
 def _kept(run: Recorded) -> Measured:
+    # Each silo with the model that it would use afterwards.
     return kept(run.history, run.product, drawn(run))
 
 
 def _last(run: Recorded, measure: Measure) -> Measured:
+    # The last of each measure: a later entry takes the place of an earlier one.
     return {one.measure: one for one in run.history}[measure]
 
 

@@ -29,7 +29,10 @@ LEAST_CLIENTS = LEAST_DRAWN + 1  # a silo is away then, in settings that draw so
 
 @dataclass(frozen=True)
 class Scale:
-    """Clients and rounds instead of the paper's; None is the paper's."""
+    """Clients and rounds instead of the paper's; None is the paper's.
+
+    A setting with no more clients than that keeps its own.
+    """
 
     clients: int | None = None
     rounds: int | None = None
@@ -46,7 +49,10 @@ class RecordSource(Strict):
 
 
 def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSetting, ...]:
-    """The settings of these names; all settings where no name is wanted."""
+    """The settings of these names; all settings where no name is wanted.
+
+    LocalError for an unknown name, with the nearest known one.
+    """
     known = {setting.name: setting for setting in table.settings}
     if not known:
         raise LocalError(
@@ -61,10 +67,14 @@ def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSett
 
 
 def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
-    """The labels of the wanted methods (all where none is), and of those that always run."""
+    """The labels of the wanted methods (all where none is), and of those that always run.
+
+    LocalError for a label that no row of the table has.
+    """
     names: dict[str, str] = {}
     for row in table.all_rows:
         for method in row.methods.values():
+            # A label may stand for one method in several rows.
             names[method.title] = method.name
 
     chosen = set(wanted or names)
@@ -73,6 +83,7 @@ def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
 
     # every reproduction has the methods that a reader compares with
     for label, name in names.items():
+        # By the method's name: their labels may differ from paper to paper.
         if name in NEXT_TO_IT:
             chosen.add(label)
     return frozenset(chosen)
@@ -89,6 +100,9 @@ def experiment_of(
     """The experiment of one setting, its data in a folder.
 
     LocalError where a method cannot work in it.
+
+    ``labels`` None takes all methods, empty ``seeds`` as many as the paper ran.
+    Nothing is read from the folder.
     """
     methods: dict[str, ChosenMethod] = {}
     for row in table.all_rows:
@@ -103,6 +117,7 @@ def experiment_of(
         methods[method.title] = method  # two rows may be of one method, scored in two ways
 
     origin = Path(table.paper) / setting.name
+    # Which seeds a paper used is not known; how many often is.
     seeds_of_paper = range(1, (table.seeds or SEEDS) + 1)
     document = {
         "version": 1,
@@ -115,7 +130,10 @@ def experiment_of(
 
 
 def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
-    """Where the records of a setting are, in a folder."""
+    """Where the records of a setting are, in a folder.
+
+    For a look at what is missing; nothing is read.
+    """
     # its rounds and models play no part: the data may be missing, which is why this is asked
     full = _scaled(setting, FULL)
     document = {key: full[key] for key in RecordSource.model_fields if key in full}
@@ -125,7 +143,10 @@ def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
 
 
 def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
-    """The differences from the paper, for people."""
+    """The differences from the paper, for people.
+
+    Such as "10 instead of 100 clients"; empty at the paper's own scale.
+    """
     # a small setting may stay whole where a large one is reduced: only what is less is named
     clients: list[object] = []
     rounds: list[object] = []
@@ -149,6 +170,7 @@ def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
 
 def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
     document = dict(setting.document)
+    # A copy: the table is shared by all that ask for it.
     data = dict(document["data"])
     if data.get("kind") == "torchvision":  # whose sets lie in the folder side by side
         data = {"folder": ".", **data}
@@ -176,6 +198,7 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     fewer = scale.clients
     if fewer is None:
         return None
+    # A setting of as many or fewer clients is run whole.
     published = _clients(setting)
     if published is not None and published <= fewer:
         return None
@@ -191,6 +214,7 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
 def _clients(setting: PaperSetting) -> int | None:
     """The clients at full scale; None where only the data or a file says how many."""
     document = setting.document
+    # Without one the records are synthetic, which the generator draws silo by silo.
     partition = document.get("partition")
     if partition is None:
         silos_drawn = document["data"].get("silos", PUBLISHED_SILOS)
@@ -215,6 +239,8 @@ def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
     """The files that are not there, each with its title and place.
 
     A file that is there is not opened: a damaged one shows only when it is read.
+
+    Nothing is downloaded: a person puts the official files there.
     """
     absent = []
     lacking = data.lacking()

@@ -73,6 +73,7 @@ from ..run.scores import Average, Choice, Named
 MARKS = ("[P] ", "[C] ", "[D] ", "[R] ")
 # a value that no copy of the paper has; one that the paper prints so, of what did not converge
 LOST, FAILED = "?", "-"
+# Both forms in which the papers print a deviation: in brackets, or after ±.
 PRINTED = re.compile(
     r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
 )
@@ -87,7 +88,10 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 class ScoreTable(Strict):
-    """Which of our numbers a paper's is."""
+    """Which of our numbers a paper's is.
+
+    Papers differ in which models they test, how they average, and which round they choose.
+    """
 
     measure: Measure
     average: Average
@@ -100,7 +104,10 @@ class ScoreTable(Strict):
 
 
 class OwnTable(Strict):
-    """What is different for a method in one setting."""
+    """What is different for a method in one setting.
+
+    Its keys replace those of the row's method, one by one.
+    """
 
     options: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
@@ -109,6 +116,7 @@ class OwnTable(Strict):
 
     def of(self, method: ChosenMethod) -> ChosenMethod:
         """The method in this setting."""
+        # A copy: the row's method is used in other settings, too.
         changed: dict[str, Any] = {
             "options": method.options | self.options,
             "training": method.training | self.training,
@@ -120,7 +128,10 @@ class OwnTable(Strict):
 
 
 class RowTable(Strict):
-    """One row."""
+    """One row.
+
+    ``published`` has one text per column of the table.
+    """
 
     title: str
     method: ChosenMethod | None = None
@@ -130,7 +141,10 @@ class RowTable(Strict):
 
 
 class ColumnTable(Strict):
-    """One column: a setting, all of its silos or those whose names begin so."""
+    """One column: a setting, all of its silos or those whose names begin so.
+
+    ``name`` and ``title`` are the setting's unless they are given.
+    """
 
     setting: Name | None = None
     name: Name | None = None
@@ -146,7 +160,10 @@ class ColumnTable(Strict):
 
 
 class TableTable(Strict):
-    """One table."""
+    """One table.
+
+    LocalError names the row whose values do not fit the columns.
+    """
 
     name: Name
     title: str
@@ -189,7 +206,10 @@ class TableTable(Strict):
 
 
 class PaperFile(Strict):
-    """One file."""
+    """One file.
+
+    The module's docstring explains the keys.
+    """
 
     citation: str
     seeds: Count | None = None
@@ -201,6 +221,7 @@ class PaperFile(Strict):
     @pydantic.field_validator("beside")
     @classmethod
     def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
+        # Any other method belongs into a row of its own.
         names = {method.name for method in methods}
         others = sorted(names.difference(NEXT_TO_IT))
         if others:
@@ -290,7 +311,10 @@ class PaperTable:
 
     @property
     def settings(self) -> tuple[PaperSetting, ...]:
-        """The settings of its columns, each once."""
+        """The settings of its columns, each once.
+
+        In the order of the columns.
+        """
         return _settings(self.columns)
 
     @property
@@ -301,9 +325,13 @@ class PaperTable:
 
 @cache
 def published() -> tuple[PaperTable, ...]:
-    """All tables, paper by paper."""
+    """All tables, paper by paper.
+
+    Read once per process. LocalError would be a mistake in a file of ours.
+    """
     folder = resources.files(__package__) / "tables"
     tables: list[PaperTable] = []
+    # In a fixed order, whatever the file system lists first.
     for file in sorted(folder.iterdir(), key=attrgetter("name")):
         paper, _, kind = file.name.partition(".")
         if kind == "toml":
@@ -312,7 +340,10 @@ def published() -> tuple[PaperTable, ...]:
 
 
 def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
-    """The tables of a file; LocalError names what is wrong with it."""
+    """The tables of a file; LocalError names what is wrong with it.
+
+    ``paper`` is the file's name without its suffix.
+    """
     origin = f"{paper}.toml"
     file = parse_toml(data, PaperFile, origin)
     settings = {}
@@ -355,6 +386,7 @@ def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
     """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
     defaults = [ChosenMethod(name=name) for name in NEXT_TO_IT]
     methods = {}
+    # The file's own come last, and so replace the defaults.
     for method in (*defaults, *file.beside):
         if method.name in METHODS:
             methods[method.name] = method
@@ -362,7 +394,10 @@ def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
 
 
 def find(path: str) -> PaperTable:
-    """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest."""
+    """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest.
+
+    Upper and lower case matter.
+    """
     known = {table.path: table for table in published()}
     if path not in known:
         raise LocalError(f"{path}: no such table; {hint(path, known)}")
@@ -401,6 +436,7 @@ def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
     name, title, setting = table.name or "", table.title or "", None
     if table.setting is not None:
+        # A slip of the pen would make a column that is never run, without a word.
         if table.setting not in settings:
             known = ", ".join(settings)
             raise LocalError(
@@ -420,12 +456,14 @@ def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: st
 def _row(
     row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str
 ) -> PaperRow:
+    # Such a key would change nothing, and nobody would notice.
     unknown = row.own.keys() - settings.keys()
     if unknown:
         raise LocalError(
             f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the"
             " file"
         )
+    # Percent and shares become one scale, 0 to 1.
     values = tuple(_value(text, table.unit) for text in row.published)
     score = row.score or table.score
     return PaperRow(
@@ -439,6 +477,7 @@ def _row(
 def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
     """The row's method by setting; empty where the catalogue does not have it."""
     methods: dict[str, ChosenMethod] = {}
+    # Its published values are shown all the same.
     if row.method is None or row.method.name not in METHODS:
         return methods
 
@@ -460,6 +499,7 @@ def _value(text: str, unit: Unit) -> PaperValue:
     whole, hidden = SCALES[unit]
     mean = float(Decimal(printed["mean"]) / whole)
     deviation = None
+    # At most one of the two forms is there.
     over = printed["std"] or printed["spread"]
     if over:
         deviation = float(Decimal(over) / whole)
@@ -497,6 +537,7 @@ def _beside(
 ) -> tuple[PaperRow, ...]:
     """A row without values per method that runs next to this table's; ``everyone``: all tables'."""
     settings = _settings(columns)
+    # The paper has no value for it.
     nothing = (PaperValue(""),) * len(columns)
     found = []
     for name, method in besides.items():
@@ -507,6 +548,7 @@ def _beside(
                 continue
             # the options that the paper's other tables have: the tables share the runs
             elsewhere = _first_of(everyone, setting, name)
+            # Else the method with the file's options, or its defaults.
             methods[setting.name] = elsewhere or method
         if methods:
             found.append(PaperRow(name, nothing, score, methods))

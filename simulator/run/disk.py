@@ -18,7 +18,10 @@ ModelT = TypeVar("ModelT", bound=Strict)
 
 @contextmanager
 def writing(path: Path, failure: str = "cannot write it") -> Iterator[None]:
-    """UnwritableError, with the path and the reason, where the block raises OSError."""
+    """UnwritableError, with the path and the reason, where the block raises OSError.
+
+    A command then stops: a run that cannot be kept must not go further.
+    """
     try:
         yield
     except OSError as error:
@@ -26,7 +29,10 @@ def writing(path: Path, failure: str = "cannot write it") -> Iterator[None]:
 
 
 def read_kept(path: Path) -> bytes:
-    """The bytes of a file that a checkpoint needs; LocalError where it cannot be read."""
+    """The bytes of a file that a checkpoint needs; LocalError where it cannot be read.
+
+    The text says how to begin again.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

@@ -34,6 +34,7 @@ from .history import Measured
 from .manifest import SiloRecords
 
 ROUNDS, SILOS, MODELS, COORDINATOR = "rounds.csv", "silos.csv", "models", "coordinator.safetensors"
+# Those of a cohort are not of all silos, so they do not compare between rounds.
 LOOKS = ("all/", "validation/")  # measures of every silo
 
 
@@ -44,9 +45,14 @@ def write(
     models: Mapping[str, SiloState],
     coordinator: CoordinatorState,
 ) -> tuple[Path, ...]:
-    """Write all into a run's folder, replacing files of the same name; returns the files."""
+    """Write all into a run's folder, replacing files of the same name; returns the files.
+
+    Each file is durable when this returns. UnwritableError where the disk does not take one.
+    """
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
+    # A method without such a state leaves no file.
     if coordinator:
+        # The format takes no tensors that share memory.
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
         axis = json.dumps([silo.name for silo in silos])
         files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
@@ -66,7 +72,10 @@ def write(
 
 
 def rounds_csv(history: Iterable[Measured]) -> str:
-    """A line per measure, in the order in which they were taken."""
+    """A line per measure, in the order in which they were taken.
+
+    ``spread`` is the deviation over the silos, of a population.
+    """
     columns = ("rounds", "measure", "silos", "records", "macro", "micro", "spread", "least", "most")
     return _csv(columns, map(_round_row, history))
 
@@ -86,7 +95,10 @@ def _round_row(one: Measured) -> Sequence[object]:
 
 
 def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
-    """A line per silo and measure of the last look."""
+    """A line per silo and measure of the last look.
+
+    ``training`` is the number of a silo's training records.
+    """
     looks = [one for one in history if one.measure.startswith(LOOKS)]
 
     # methods are compared after the last round, not at the best one, which test records would have
@@ -101,7 +113,10 @@ def silos_csv(silos: Iterable[SiloRecords], history: Sequence[Measured]) -> str:
 
 
 def model_file(folder: Path, silo: str) -> Path:
-    """The path of the model that a silo keeps."""
+    """The path of the model that a silo keeps.
+
+    It is there once the run is finished.
+    """
     return folder / MODELS / f"{silo}.safetensors"
 
 

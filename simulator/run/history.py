@@ -39,7 +39,10 @@ Measure = Literal[
 
 @dataclass(frozen=True)
 class Measured:
-    """One measure after so many rounds that train: right and all records, by silo in job order."""
+    """One measure after so many rounds that train: right and all records, by silo in job order.
+
+    ``rounds`` counts those that train; a silo is in ``records`` with at least one record.
+    """
 
     rounds: int
     measure: Measure
@@ -47,24 +50,36 @@ class Measured:
     records: Mapping[str, int]
 
     def of(self, silos: Collection[str]) -> "Measured":
-        """The same measure of some of its silos."""
+        """The same measure of some of its silos.
+
+        KeyError for a silo that it does not have.
+        """
         correct = {silo: self.correct[silo] for silo in silos}
         records = {silo: self.records[silo] for silo in silos}
         return Measured(self.rounds, self.measure, correct, records)
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
-        """The accuracy of each silo [n], in 0…1."""
+        """The accuracy of each silo [n], in 0…1.
+
+        In the order of ``records``.
+        """
         return np.array([self.correct[silo] / count for silo, count in self.records.items()])
 
     @property
     def macro(self) -> float:
-        """The mean of the silos' accuracies: each silo counts the same."""
+        """The mean of the silos' accuracies: each silo counts the same.
+
+        In 0…1.
+        """
         return float(self.accuracies.mean())
 
     @property
     def micro(self) -> float:
-        """The share of all silos' records that are right: each record counts the same."""
+        """The share of all silos' records that are right: each record counts the same.
+
+        In 0…1.
+        """
         return sum(self.correct.values()) / sum(self.records.values())
 
     @property
@@ -74,7 +89,10 @@ class Measured:
 
 
 def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
-    """The measures of the silos that trained in the last of these rounds."""
+    """The measures of the silos that trained in the last of these rounds.
+
+    ``rounds`` counts the last one. Both measures are on test records.
+    """
     seen = {}
     for silo, report in reports.items():
         seen[silo] = Seen(report.tested, report.correct_delivered, report.correct_trained)
@@ -82,7 +100,10 @@ def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured,
 
 
 def of_look(rounds: int, looks: Mapping[str, Evaluation]) -> tuple[Measured, ...]:
-    """The measures of all silos; those on validation records where every silo has some."""
+    """The measures of all silos; those on validation records where every silo has some.
+
+    ``looks`` are those of every silo, in job order.
+    """
     test: dict[str, Seen] = {}
     validation: dict[str, Seen] = {}
     for silo, look in looks.items():
@@ -104,18 +125,23 @@ def _pair(
     delivered: dict[str, int] = {}
     trained: dict[str, int] = {}
     for silo, one in seen.items():
+        # One number of records for both models: they are tested on the same.
         records[silo], delivered[silo], trained[silo] = one.records, one.delivered, one.trained
     first, second = measures
     return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
 
 
 class Prefix(Strict):
-    """The first bytes of a file, by their number and their SHA-256 in hex."""
+    """The first bytes of a file, by their number and their SHA-256 in hex.
+
+    It says what of a growing file a checkpoint vouches for.
+    """
 
     bytes: int
     sha256: str
 
 
+# Of a run before its first checkpoint.
 NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -138,6 +164,7 @@ class HistoryFile:
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
+        # Before anything is cut off: lines that a checkpoint names are never removed.
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
@@ -147,6 +174,7 @@ class HistoryFile:
         with writing(path):
             self._descriptor = os.open(path, flags, 0o644)
             try:
+                # Measures after the checkpoint are taken again, from the same state.
                 os.ftruncate(self._descriptor, self._size)
                 os.fsync(self._descriptor)
                 sync_directory(path.parent)
@@ -155,9 +183,13 @@ class HistoryFile:
                 raise
 
     def append(self, measures: Iterable[Measured]) -> None:
-        """Add lines; they reach the disk with the next ``sync``."""
+        """Add lines; they reach the disk with the next ``sync``.
+
+        UnwritableError where the disk does not take them.
+        """
         data = b"".join(to_line(measured) for measured in measures)
         with writing(self._path):
+            # At once or not at all: a line that was cut would be read as damaged.
             if data and os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part was written")
         # not before the write: a line that the disk rejected is in no checkpoint
@@ -165,7 +197,10 @@ class HistoryFile:
         self._size += len(data)
 
     def sync(self) -> Prefix:
-        """Make all lines durable; returns what a checkpoint says of them."""
+        """Make all lines durable; returns what a checkpoint says of them.
+
+        UnwritableError where the disk fails, or the file is not as long as it was written.
+        """
         with writing(self._path):
             # another process that wrote here would leave lines that the digest does not cover
             if os.fstat(self._descriptor).st_size != self._size:
@@ -179,24 +214,36 @@ class HistoryFile:
 
 
 def check(path: Path, kept: Prefix) -> None:
-    """LocalError unless a history begins as ``kept`` describes."""
+    """LocalError unless a history begins as ``kept`` describes.
+
+    The rest of the file is not looked at.
+    """
     _checked(path, kept)
 
 
 def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
-    """The measures of a history that ``kept`` describes; without it, those of all whole lines."""
+    """The measures of a history that ``kept`` describes; without it, those of all whole lines.
+
+    LocalError where it does not begin so, or where a line is no measure.
+    """
     data = read_kept(path) if kept is None else _checked(path, kept)
     return parse(data[: data.rfind(b"\n") + 1], str(path))
 
 
 def to_line(measured: Measured) -> bytes:
-    """A measure as its line."""
+    """A measure as its line.
+
+    Silos in the order of ``records``; the same measure gives the same bytes.
+    """
     silos = {silo: (measured.correct[silo], count) for silo, count in measured.records.items()}
     return msgspec.json.encode(_Line(measured.rounds, measured.measure, silos)) + b"\n"
 
 
 def parse(data: bytes, origin: str) -> tuple[Measured, ...]:
-    """Whole lines, each checked; ``origin`` names them in errors."""
+    """Whole lines, each checked; ``origin`` names them in errors.
+
+    LocalError names the first line that is no measure.
+    """
     return tuple(
         _measured(line, f"{origin}, line {number}")
         for number, line in enumerate(data.splitlines(), 1)
@@ -224,6 +271,7 @@ def _measured(line: bytes, where: str) -> Measured:
 def _checked(path: Path, kept: Prefix) -> bytes:
     data = b""
     if kept.bytes:  # else the file may not be there yet
+        # Bytes after it belong to no checkpoint, and may be half a line.
         data = read_kept(path)[: kept.bytes]
     found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     if kept != found:

@@ -29,7 +29,10 @@ MOST_TOLD = 5  # differences that an error names
 
 
 class SiloRecords(Strict):
-    """How many records of each side a silo has."""
+    """How many records of each side a silo has.
+
+    ``validation`` is None where the silo has no such side.
+    """
 
     name: str
     train: int
@@ -38,7 +41,10 @@ class SiloRecords(Strict):
 
 
 class MadeWith(Strict):
-    """What the bits of a run depend on, next to the run itself."""
+    """What the bits of a run depend on, next to the run itself.
+
+    A run is resumed only with the same: another release or device may round differently.
+    """
 
     device: Device
     staddle: str
@@ -50,7 +56,10 @@ class MadeWith(Strict):
 
 
 class RunManifest(Strict):
-    """The content of run.json; ``population`` is the digest of the records and their partition."""
+    """The content of run.json; ``population`` is the digest of the records and their partition.
+
+    ``job`` is the job's document, from which the job can be made again.
+    """
 
     version: Literal[1] = 1
     label: str
@@ -66,14 +75,20 @@ class RunManifest(Strict):
         return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON and a newline."""
+        """Canonical JSON and a newline.
+
+        The same manifest gives the same bytes; a checkpoint names their digest.
+        """
         return canonical_json(self.model_dump()) + b"\n"
 
 
 def identity(
     run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
 ) -> RunManifest:
-    """The manifest of a run that begins with this release, and trains on ``device``."""
+    """The manifest of a run that begins with this release, and trains on ``device``.
+
+    Silos in job order.
+    """
     silos = [_counted(silo, population.records[silo]) for silo in run.job.silos]
     made_with = MadeWith(
         device=device,
@@ -121,8 +136,12 @@ def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
 
 
 def differences(there: RunManifest, here: RunManifest) -> list[str]:
-    """The differences of two runs, releases aside: "training.lr is 0.1 there and 0.05 here"."""
+    """The differences of two runs, releases aside: "training.lr is 0.1 there and 0.05 here".
+
+    Sentences for people, at most ``MOST_TOLD`` and how many more there are; empty for the same run.
+    """
     found = list(_differences(_written(there), _written(here), ""))
+    # The numbers first: they say more to a person than a digest does.
     if there.silos != here.silos:
         found.append("the silos have other numbers of records")
     elif there.population != here.population:
@@ -141,6 +160,7 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
 
 def _written(one: RunManifest) -> dict[str, Any]:
     """The settings that a person wrote, without those that a job derives from them."""
+    # Label and look_every are a person's settings, too, and stand next to the job.
     written = {**one.job, "label": one.label, "look_every": one.look_every}
     for key in DERIVED:
         written.pop(key, None)
@@ -150,6 +170,7 @@ def _written(one: RunManifest) -> dict[str, Any]:
 def _differences(there: Any, here: Any, where: str) -> Iterator[str]:
     match there, here:
         case Mapping(), Mapping():
+            # Keys of either, so that one that only one of them has is named, too.
             for key in {**there, **here}:
                 yield from _differences(there.get(key), here.get(key), f"{where}.{key}".lstrip("."))
         case list(), list() if len(there) != len(here):

@@ -15,22 +15,26 @@ Doing = Literal["training", "looking"]
 
 
 class RunProgress(Protocol):
-    """The reports of a runner; rounds are those that train."""
+    """The reports of a runner; rounds are those that train.
+
+    Its methods are called between rounds and silos, in the process that runs
+    them; they must return soon.
+    """
 
     def begin(self, run: Run, rounds: int) -> None:
-        """A run begins, or goes on after so many rounds."""
+        """A run begins, or resumes after this many rounds."""
         ...
 
     def work(self, doing: Doing, silos: int) -> None:
-        """So many silos are to train in the next round, or to be looked at."""
+        """Training or an evaluation begins, over ``silos`` silos."""
         ...
 
     def silo(self) -> None:
-        """One of them is done."""
+        """One of its silos is done."""
         ...
 
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
-        """So many rounds are done, and what the last of them measured."""
+        """``rounds`` rounds are done; ``measured`` is what the last of them measured."""
         ...
 
 
@@ -51,7 +55,10 @@ class Unwatched:
 
 
 class Pace:
-    """The pace of this process's rounds; those of an earlier process do not count."""
+    """The pace of this process's rounds; those of an earlier process do not count.
+
+    ``clock`` in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun, self._done, self._seconds = clock, clock(), 0, 0.0
@@ -63,6 +70,7 @@ class Pace:
 
     def rate(self) -> str:
         """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
+        # A clock may not have moved yet in the first round.
         if 0 in (self._done, self._seconds):
             return ""
         number, unit = self._done / self._seconds, "rounds/s"
@@ -74,11 +82,14 @@ class Pace:
         return f"{number:{digits}} {unit}"
 
     def left(self, rounds: int) -> str:
-        """How long so many more take, such as ``0:03:20``; empty before the first round."""
+        """How long this many more rounds take, such as ``0:03:20``; empty before the first."""
         return span(self._seconds / self._done * rounds) if self._done else ""
 
 
 def span(seconds: float) -> str:
-    """Hours, minutes and seconds, such as ``1:02:03``."""
+    """Hours, minutes and seconds, such as ``1:02:03``.
+
+    Rounded to whole seconds; hours may have any number of digits.
+    """
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -33,17 +33,22 @@ def complete(
 
     ``device`` is the engine's; ``events`` asks for TensorBoard's files. CancelledError where
     ``stop`` was set; the checkpoint then holds the rounds that were complete.
+
+    The folder is locked while it runs. LocalError where the folder is of
+    another run, or a method fails.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
         board = None
         if events:
             board = stack.enter_context(closing(Board(folder.path, folder.history)))
+        # Told all the same, so that a bar over several runs moves on.
         if folder.finished:
             watch.begin(run, run.job.rounds)
             return
 
         # an engine may take a GPU's memory, which a finished run has no need of
+        # A signal ends the training at once, and never a write.
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
 
@@ -67,6 +72,7 @@ class _Rounds:
         self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
 
     def to_the_end(self) -> None:
+        # ``whole``: after the last complete round; ``kept``: the round of the last checkpoint.
         whole, kept = self._simulation.snapshot(), self._simulation.round
         try:
             while self._simulation.round < self._job.length:
@@ -75,6 +81,7 @@ class _Rounds:
                 if self._is_due(whole):
                     self._folder.checkpoint(whole)
                     kept = whole.round
+            # After the loop, since a run that is resumed may lack only the end.
             self._finish()
         except CancelledError:
             # only complete rounds are kept; the one that was cut short is trained again
@@ -89,17 +96,21 @@ class _Rounds:
     def _is_due(self, whole: Snapshot) -> bool:
         """Whether a checkpoint is written after this round."""
         rounds = self._job.rounds_before(whole.round)
+        # Also after the last round: a run ends with a checkpoint.
         return rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length
 
     def _next(self) -> None:
         """A round and its measures; ``_finish`` takes the look after the last."""
         job, round_ = self._job, self._simulation.round
+        # They differ by one unless the round trains nothing that counts.
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
+        # Silos that train in this round, a part of all.
         self._watch.work("training", len(job.cohort(round_)))
         reports = self._simulation.step(self._watch.silo).reports
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
+        # The look after the last round is taken by ``_finish``, after what tunes.
         if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
             measured += self._look()
 

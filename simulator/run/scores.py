@@ -39,7 +39,10 @@ Named: TypeAlias = tuple[Measure, Average, Choice]
 
 @dataclass(frozen=True)
 class Score:
-    """An accuracy in 0…1, and after how many rounds."""
+    """An accuracy in 0…1, and after how many rounds.
+
+    ``rounds`` counts those that train.
+    """
 
     rounds: int
     value: float
@@ -47,7 +50,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean of several seeds' scores, and their standard deviation of a sample (None for one)."""
+    """Mean of several seeds' scores, and their standard deviation of a sample (None for one).
+
+    ``seeds`` is how many there are.
+    """
 
     seeds: int
     mean: float
@@ -55,13 +61,17 @@ class Spread:
 
 
 def scores(history: Iterable[Measured]) -> dict[Named, Score]:
-    """All scores of a run, measure by measure."""
+    """All scores of a run, measure by measure.
+
+    By measure, average and choice. Nothing is in it that was never measured.
+    """
     # every measure has an entry, in the order of the tables, so that all runs list them alike
     looks: dict[Measure, dict[int, Measured]] = {measure: {} for measure in get_args(Measure)}
     for one in history:
         looks[one.measure][one.rounds] = one
 
     found: dict[Named, Score] = {}
+    # Each average chooses its own best round.
     for measure, average in product(looks, AVERAGES):
         values = _values(looks[measure], average)
         for choice, rounds in _chosen(looks, measure, average).items():
@@ -93,10 +103,14 @@ def _chosen(
 
 
 def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
-    """One method's scores over its seeds, as far as all of them have a score."""
+    """One method's scores over its seeds, as far as all of them have a score.
+
+    Each of ``runs`` is what ``scores`` returns for one seed. Empty for no runs.
+    """
     if not runs:
         return {}
     first, *others = runs
+    # A mean over some of the seeds would not be the same experiment.
     common = set(first).intersection(*others)
     found = {}
     for named in filter(common.__contains__, first):
@@ -106,7 +120,10 @@ def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation of at least one value."""
+    """Mean and deviation of at least one value.
+
+    ValueError for no value at all.
+    """
     mean = fmean(values)
     seeds = len(values)
     if seeds == 1:

@@ -26,7 +26,10 @@ Key: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class TensorEntry:
-    """Tensors by room and name, and a text; a room may hold none."""
+    """Tensors by room and name, and a text; a room may hold none.
+
+    ``rooms`` by name of the room, then by name of the tensor.
+    """
 
     rooms: Mapping[str, Tensors]
     note: str = ""
@@ -44,11 +47,15 @@ _TABLE = msgspec.json.Decoder(list[tuple[Key, dict[str, dict[str, int]], str]])
 
 
 def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
-    """One file of these entries; tensors may share memory, and lie on any device."""
+    """One file of these entries; tensors may share memory, and lie on any device.
+
+    The bytes of a safetensors file. Values and types come back bit for bit.
+    """
     tensors: dict[str, Tensor] = {}
 
     def number(tensor: Tensor) -> int:
         position = len(tensors)
+        # A copy of its own: the format takes no tensors that share memory.
         tensors[str(position)] = tensor.detach().cpu().clone().contiguous()
         return position
 
@@ -66,7 +73,10 @@ def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
 
 
 def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
-    """The entries of what ``pack`` made, on the CPU; ``origin`` names it in errors."""
+    """The entries of what ``pack`` made, on the CPU; ``origin`` names it in errors.
+
+    LocalError for bytes that ``pack`` did not make.
+    """
     try:
         # cloned into torch's own memory: how fast and in which order a kernel adds up may depend on
         # where values lie
