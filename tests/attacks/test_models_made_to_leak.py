@@ -301,11 +301,12 @@ def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
 def test_a_silo_alone_leads_the_mean_to_rare_units(trapped):
     """What neither bound sees, nor tags: no round goes far, and no row is another one's multiple.
 
-    12 of 37 records are read in the last of 16 rounds.
+    12 of 37 records are read in the last of 16 rounds, of an honest model 3 (below). Other
+    processors round otherwise, so the bound is between the two.
     """
     outcome, denied, read = trapped(True)["job"]
     assert (outcome, denied) == ("completed", NOBODY)
-    assert 12 <= read[-1] <= 37, f"{read[-1]} records were read in the last round"
+    assert 8 <= read[-1] <= 37, f"{read[-1]} records were read in the last round"
 
 
 @pytest.mark.actor("silo")
@@ -326,7 +327,7 @@ def test_an_honest_mean_in_its_place_shows_few_records():
     before = mean_of(simulation, train, ALL)
     simulation.step()
     (read,) = counts(job, [(before, mean_of(simulation, train, OTHERS))], train)
-    assert read <= 9, f"{read} records were read in the last round"
+    assert read <= 6, f"{read} records were read in the last round"
 
 
 def mean_of(simulation, train, silos):
