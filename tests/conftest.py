@@ -4,6 +4,7 @@ Test modules import what they share by name.
 """
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -20,6 +21,12 @@ require_tls13()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_finish() -> None:
+    """What is collected lives to the end, so a search for garbage need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -86,10 +86,10 @@ class JobTraining:
             self.folder.save_round(round_, counted, outcome.state, contributions)
             return contributions
 
-        # The round first: what was paid for is not trained again.
+        # The round first: what was paid for is not trained again. A crash in between leaves all that
+        # was reserved spent, never less than was taken.
         self.folder.save_round(round_, counted, outcome.state, contributions)
         if outcome.spending is not None:
-            # A crash before this leaves all that was reserved spent, never less than was taken.
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
         return contributions

@@ -78,7 +78,7 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
             attempts.append(slow.attempt)
             # the sum is open; of a round before the last nothing is awaited
             for slow.attempt in reversed(attempts):
-                await refused(slow.say(Over(Code.STOPPED)), "ROUND_CLOSED", "sums nothing")
+                await refused(slow.say(Over(Code.STOPPED)), "ROUND_CLOSED", "has no open sum")
         for each in made:
             assert await each.delivered(2) == published(world, 1)
             await each.answer("DONE")

@@ -150,7 +150,7 @@ async def test_whoever_asks_ends_the_upload_that_still_runs(serving):
         await arrived(serving.spool, "north", 2 * CHUNK_BYTES)
         await refused(north.give(wary=True), "LIMIT", "running already")
         assert (await north.standing()).received == 2 * CHUNK_BYTES
-        await refused(call, "INTERRUPTED", "asked meanwhile")
+        await refused(call, "INTERRUPTED", "since asked")
         await north.upload(behind(north, 2 * CHUNK_BYTES))
         assert (await north.standing()).receipt.size
 
