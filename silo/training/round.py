@@ -86,8 +86,8 @@ class JobTraining:
             self.folder.save_round(round_, counted, outcome.state, contributions)
             return contributions
 
-        # The round first: what was paid for is not trained again. After a crash in between, all that
-        # was reserved counts as spent, never less than was taken.
+        # The round first: what was paid for is not trained again. After a crash in between, all
+        # that was reserved counts as spent, never less than was taken.
         self.folder.save_round(round_, counted, outcome.state, contributions)
         if outcome.spending is not None:
             self.private.account.commit(outcome.spending)
