@@ -203,6 +203,7 @@ def _print_problems(found: AuditResult) -> None:
 
 def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
     if roster is None:
+        # A head whose signer is not checked could be anybody's.
         if held:
             raise LocalError(
                 "--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is"

@@ -182,6 +182,7 @@ def stacked(
     for number in range(0, len(columns), every):
         middle = LEFT + slot * (number + 0.5)
         labels.append(Mark(_r(middle), columns[number][0]))
+    # For the description, the text alternative of the picture.
     by_part = ", ".join(f"{name} {totals[name]:,} bytes" for name in order)
     return Chart(
         title=title,

@@ -188,6 +188,7 @@ def _body(
     flows = tables.flow_table(view, control=view is whole)
     budgets = tables.budget_table(view.budgets)
     sessions, control = tables.session_table(view.sessions)
+    # None: without a roster no receipt could be checked, and the table does not say that it was.
     checked = None
     if receipts:
         checked = receipts.good

@@ -115,6 +115,7 @@ def simulate(
         check_installed()
 
     screen = Screen(err=as_json)
+    # An error in the file shows before the records are read.
     experiment = read(file)
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
 
