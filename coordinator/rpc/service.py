@@ -55,8 +55,8 @@ class Service:
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
         """Agree on a version; open a session.
 
-        RefusedError says which step failed. The reply has the head of the silo's ledger that is held
-        here, with which the silo detects an old copy.
+        RefusedError says which step failed. The reply has the last head that is held of the silo's
+        ledger: the silo detects an old copy with it.
         """
         silo = caller(context, self._daemon.roster).id
         # (1) The name that is claimed is the certificate's.
@@ -107,8 +107,8 @@ class Service:
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
         """Wait for a task.
 
-        After ``hold_seconds`` the task is ``nothing``. Other silos' questions come before tasks, but
-        only so many in a row.
+        After ``hold_seconds`` the task is ``nothing``. Other silos' questions come before tasks,
+        but only so many in a row.
         """
         silo = self._silo(request.session, context)
         until = self._daemon.hold()
@@ -162,8 +162,8 @@ class Service:
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
         """Take an answer into the job's state; a late one changes nothing.
 
-        It is durable when the call returns. RefusedError SECURE if a silo accepts a keyed job but has
-        not contributed to its key.
+        It is durable when the call returns. RefusedError SECURE if a silo accepts a keyed job but
+        has not contributed to its key.
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)

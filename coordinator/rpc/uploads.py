@@ -87,7 +87,8 @@ class Uploads:
     async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         """One upload from its first frame to its receipt.
 
-        RefusedError says why it was refused. It runs in its own task, which ``standing`` can cancel.
+        RefusedError says why it was refused. ``standing`` can cancel it, since it runs in its own
+        task.
         """
         if silo in self._running:
             raise RefusedError(

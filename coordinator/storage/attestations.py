@@ -97,7 +97,7 @@ class Attesting:
     def answered(self, by: str, said: pb.Attestation) -> bool:
         """Keep an answer for the silo that asked; False for one that nobody waits for.
 
-        The silo that asked checks the signature itself: it does not trust the coordinator with that.
+        The silo that asked checks the signature: it does not trust the coordinator with that.
         """
         question = self._questions.get(said.silo)
         if question is None:

@@ -96,8 +96,8 @@ class JobStore:
     rubbish, left by a fold that did not come to its end, or still read by somebody: they go with
     the round after.
 
-    ``commit`` and ``clean`` run in the event loop, deliveries and folds in threads: a lock guards the
-    values that they share.
+    ``commit`` and ``clean`` run in the event loop, deliveries and folds in threads: a lock guards
+    the values that they share.
     """
 
     def __init__(
