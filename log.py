@@ -124,7 +124,7 @@ def event(name: str, **fields: object) -> None:
 
 
 def problem(name: str, **fields: object) -> None:
-    """Something went wrong and the daemon goes on.
+    """Something went wrong.
 
     ``fields`` as for ``event``.
     """

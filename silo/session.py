@@ -13,7 +13,7 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     waiting   TaskReceived(task)           working   Decide | TakePart | Conclude
     waiting   ConnectionLost               offline   Connect(attempt + 1)
     working   Worked                       waiting   Poll
-    working   ConnectionLost               offline   Connect(attempt + 1): the task is told again
+    working   ConnectionLost               offline   Connect(attempt + 1): the task comes again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 

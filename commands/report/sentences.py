@@ -32,9 +32,9 @@ NO_COLLUSION = (
 
 
 def sentence(view: LedgerOverview, members: Roster | None) -> str:
-    """What left for one job, to whom, how much, under which rule.
+    """Sentences on what left for one job, to whom, how much, under which rule.
 
-    Several sentences, for people. ``members`` gives recipients their organisations.
+    ``members`` gives recipients their organisations.
     """
     messages = view.messages
     # There may be protocol messages and denials although no tensor left.

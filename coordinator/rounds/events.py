@@ -250,7 +250,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Drop:
-    """A silo cannot take part in the attempt that goes on.
+    """A silo cannot take part in the active attempt any more.
 
     Only in a blind job, whose secure sum keeps its own state (coordinator/blind/secure_sum.py).
     """

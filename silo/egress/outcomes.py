@@ -31,7 +31,7 @@ Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]
 
 @dataclass(frozen=True)
 class SettledUpload:
-    """What became of an upload whose connection broke, and why if it is not ``sent``.
+    """The outcome of an upload whose connection broke, and why if it is not ``sent``.
 
     ``why`` is for the log. By ``ctx`` a blind round knows which of its uploads it was.
     """

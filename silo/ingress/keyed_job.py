@@ -109,7 +109,7 @@ class PrekeyFiles:
     def publish(
         self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign
     ) -> Prekey:
-        """The next generation, of a fresh seed, to leave beside this upload.
+        """The next generation, from a fresh seed, to leave with this upload.
 
         Its private half is durable when it returns.
         """

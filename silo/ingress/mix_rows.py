@@ -46,7 +46,7 @@ Own = Callable[[Part], Flat]  # the values of a part that this silo mixes in its
 
 @dataclass(frozen=True)
 class Expected:
-    """A part that comes down in rows: as it was given, and how many rows of it there can be.
+    """A part that comes down in rows: as it was uploaded, and the most rows that there can be.
 
     ``mailed``: the rows are of rounds that this silo was away.
     """

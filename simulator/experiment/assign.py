@@ -58,7 +58,7 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
 
 
 def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
-    """The sides, dealt out and split anew; the same tables and records make the same sides.
+    """The sides, dealt out and split; the same tables and records make the same sides.
 
     ``table`` says how records are dealt out to clients, ``split`` which of them are tested on.
     """
