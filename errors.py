@@ -35,7 +35,7 @@ class StaddleError(Exception):
 class LocalError(StaddleError):
     """Our own side is wrong: a configuration, a file, an argument.
 
-    Whoever runs this process can put it right.
+    Whoever runs this process can fix it.
     """
 
 
@@ -84,7 +84,7 @@ class LateError(RefusedError):
 class ProofError(StaddleError):
     """A signed note, a checkpoint or a Merkle proof is malformed or does not hold.
 
-    It blames nobody: whoever asked for the proof knows whose it is.
+    It names no culprit; the caller knows whose proof it is.
     """
 
 
@@ -93,8 +93,5 @@ class AbortedError(StaddleError):
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused something, in its own words; its errors may have none.
-
-    For texts of errors.
-    """
+    """Why the system refused something, in its own words; its errors may have none."""
     return error.strerror or str(error)

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 Format = Literal["text", "json"]
 Follower: TypeAlias = Callable[[str, Mapping[str, object]], None]  # name of an event, its fields
-# One for the whole process: events of all modules go through it.
+# All modules log events through this one.
 _LOGGER = logging.getLogger("staddle")
 
 
@@ -29,7 +29,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        # The wall clock, in UTC: for people, and never compared.
+        # The wall clock in UTC, for people.
         time = (
             datetime.fromtimestamp(record.created, UTC)
             .isoformat(timespec="milliseconds")
@@ -37,8 +37,7 @@ class _Lines(logging.Formatter):
         )
         if self._form == "json":
             head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
-            # The head comes last again, so that no field of an event can replace it;
-            # and first, to be read first.
+            # Twice: first for the order of the keys, last so that no field can replace them.
             return json.dumps({**head, **{k: _finite(v) for k, v in fields.items()}, **head})
         shown = " ".join(f"{k}={_plain(v)}" for k, v in fields.items())
         return f"{time} {record.levelname.lower():7} {record.getMessage()} {shown}".rstrip()
@@ -55,7 +54,7 @@ def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(_plain(v) for v in value)
     text = str(value)
-    # A value that a peer chose must not look like another field, nor break the line.
+    # A value that a peer chose must not look like another field, or break the line.
     one_word = text.isprintable() and " " not in text
     return text if one_word else repr(text)
 
@@ -67,7 +66,7 @@ class _Libraries(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Our own events have their handler already.
+        # Our own events have their own handler.
         if record.name != _LOGGER.name:
             fields = {"logger": record.name, "text": self.format(record)}
             _LOGGER.log(record.levelno, "library", extra={"fields": fields})
@@ -89,8 +88,7 @@ class _Following(logging.Handler):
 def followed(follower: Follower) -> Iterator[None]:
     """Tell ``follower`` every event of this process while the block runs.
 
-    Called in the thread that logs the event. An error of the follower is
-    reported and goes no further.
+    It runs in the thread that logs the event. Its errors are printed, not raised.
     """
     following = _Following(follower)
     _LOGGER.handlers.insert(0, following)  # before what writes: who reads a line finds it counted
@@ -113,7 +111,7 @@ def setup(form: Format) -> None:
     stream.setFormatter(_Lines(form))
     _LOGGER.handlers[:] = [stream]
     _LOGGER.setLevel(logging.INFO)
-    # Else each event would come a second time, as a library's.
+    # Otherwise each event would also go to the root logger's handlers.
     _LOGGER.propagate = False
 
 
@@ -126,8 +124,8 @@ def event(name: str, **fields: object) -> None:
 
 
 def problem(name: str, **fields: object) -> None:
-    """Something went wrong and the daemon goes on.
+    """Something went wrong.
 
-    ``fields`` as for ``event``. What ends a daemon is raised, not logged.
+    ``fields`` as for ``event``.
     """
     _LOGGER.warning(name, extra={"fields": fields})

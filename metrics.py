@@ -23,7 +23,7 @@ from .metrics_listener import listening
 
 
 def _loopback(listen: str) -> str:
-    # From the last colon: IPv6 addresses have others.
+    # The last colon, since IPv6 addresses contain others.
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
         raise ValueError("is not host:port with a port up to 65535, such as 127.0.0.1:9464")
@@ -48,7 +48,7 @@ def _stays_here(host: str) -> bool:
 class MetricsConfig(Strict):
     """The table ``[metrics]`` of both configurations.
 
-    Loopback only: metrics need no key, so nobody elsewhere may read them.
+    Loopback only, since reading metrics takes no key.
     """
 
     listen: Annotated[str, pydantic.AfterValidator(_loopback)]
@@ -69,7 +69,7 @@ class MetricRule:
     each: bool = False  # a summary: how often, and how much in all
 
 
-# Each rule follows an event of the log, so that log and metrics cannot disagree.
+# Rules count events of the log, so that log and metrics cannot disagree.
 COORDINATOR = (
     MetricRule(
         "upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)
@@ -162,7 +162,7 @@ class _Counts:
     ) -> None:
         self._counting: dict[str, tuple[MetricRule, prometheus.Counter | prometheus.Summary]] = {}
         for rule in rules:
-            # A summary also says how often, which gives a mean.
+            # A summary has count and sum, and so a mean.
             kind = prometheus.Summary if rule.each else prometheus.Counter
             metric = kind(f"staddle_{role}_{rule.name}", rule.help, rule.labels, registry=registry)
             self._counting[rule.event] = (rule, metric)
@@ -176,7 +176,7 @@ class _Counts:
         if rule.labels:
             # of a method
             metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))
-        # Fields are objects; a number is written and read again.
+        # Fields have type ``object``, which ``float`` takes only as text.
         amount = float(str(fields[rule.amount])) if rule.amount else 1.0
         if isinstance(metric, prometheus.Summary):
             metric.observe(amount)
@@ -192,7 +192,7 @@ class _Now(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # Asked now, so that nothing has to be kept up to date.
+        # Computed for each request, so nothing has to be kept up to date.
         for gauge in self._gauges():
             family = GaugeMetricFamily(
                 f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels
@@ -208,16 +208,14 @@ def served(
 ) -> Iterator[None]:
     """Count and answer while the block runs, in a thread of its own.
 
-    Nothing at all without a configuration.
-
-    LocalError where the address cannot be bound.
+    Without a configuration it does nothing. LocalError if the address cannot be bound.
     """
     if config is None:
         yield
         return
-    # One more series per counter, with a time that nobody asks for.
+    # Otherwise each counter has a second series, its creation time.
     prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-    # Not the library's global one, which a second daemon in one process would share.
+    # Not the library's global registry, which all daemons of a process would share.
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
     registry.register(_Now(role, gauges))

@@ -39,13 +39,13 @@ def listening(host: str, port: int, app: App) -> Iterator[int]:
     )[0]
     with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
         listener = _Listener(app)
-        # daemon: a listener must not keep the process from ending.
+        # daemon: it must not keep the process from ending.
         thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
         thread.start()
         try:
             yield bound.getsockname()[1]
         finally:
-            # Joined, so that the port is free when the block has ended.
+            # After the join the port is free.
             listener.stop()
             thread.join()
 
@@ -55,7 +55,7 @@ class _Listener:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        # Not the daemon's own: a slow scraper must not hold up silos.
+        # Not the daemon's own loop: a slow scraper must not delay silos.
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
@@ -72,7 +72,7 @@ class _Listener:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _serve(self, bound: socket.socket) -> None:
-        # ``limit`` bounds what is buffered of a request.
+        # ``limit`` bounds the bytes that are buffered per request.
         server = await asyncio.start_server(self._connected, sock=bound, limit=MOST_BYTES)
         await self._stop.wait()
         # before close(), with which asyncio forgets what it is just accepting
@@ -85,7 +85,7 @@ class _Listener:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open[writer] = None
-        # The oldest goes and not the newest: a scraper that comes now is served.
+        # Drop the oldest, so that idle connections cannot keep a scraper out.
         if len(self._open) > MOST_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]  # now: the next to come must not find it again
@@ -112,14 +112,14 @@ class _Listener:
             return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _answer(self, request: bytes) -> bytes:
-        # Only the first line and headers: a body is never read.
+        # Request line and headers; a body is never read.
         line, _, headers = request.partition(b"\r\n")
         try:
             method, target, _ = line.decode("ascii").split(" ")
             fields, where = http.client.parse_headers(io.BytesIO(headers)), urlsplit(target)
         except (ValueError, http.client.HTTPException):
             return _response(HTTPStatus.BAD_REQUEST)
-        # As little of WSGI as the metrics application looks at.
+        # The part of WSGI that the metrics application uses.
         environment = {
             "REQUEST_METHOD": method,
             "PATH_INFO": where.path,

@@ -21,7 +21,7 @@ def check(
 
     Exit code 1 if one fails.
     """
-    # Nothing is started or changed, so a check may run next to the daemon.
+    # The daemon may be running: its own port and lock count as fine.
     output.show(checked(config), as_json)
 
 

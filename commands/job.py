@@ -36,8 +36,7 @@ def init(
         f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out"
         " JOB.json"
     )
-    # With and without --private: a person should know what privacy would
-    # cost before deciding against it.
+    # Also without --private, so that nobody decides against it without knowing the cost.
     cost = drafted_noise(method)
     if private:
         printer.show(f"as drafted, the job is {cost}")
@@ -62,17 +61,16 @@ def sign(
     job's target.
     """
     signer = load_keys(keys)
-    # Silos take jobs from operators alone, so any other signature would be
-    # found out only at each silo.
+    # Silos would decline a job that somebody else signed; say so here.
     if signer.entry.role is not Role.OPERATOR:
         raise LocalError(
             f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs"
         )
     members = rosters.load(roster)
-    # Its draws follow from the whole job: two jobs that differ by one silo must not
-    # train alike (SECURITY.md 35).
+    # In a federation, draws follow from the whole job, not from its seed alone: two jobs that
+    # differ by one silo must not train alike (SECURITY.md 35).
     job = Job.from_toml(job_file).for_federation()
-    # The coordinator refuses it, too; here its author hears of it.
+    # The coordinator would refuse it, too, but only at submission.
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(
@@ -84,17 +82,17 @@ def sign(
     if job.privacy is not None:
         check_fits_sums(job, str(job_file))
         job = planned(job, str(job_file))
-    # The document has the wire schema: silos compute it again, and decline
-    # the job where theirs differs.
+    # The document has the wire schema. Silos compute it again and decline the job if theirs
+    # differs.
     document = job.document()
-    # Silos would refuse such weights: one silo's share would be so large that the sum
-    # shows its model (SECURITY.md 5).
+    # Silos would decline it: one silo's share would be so large that the sum reveals its model
+    # (SECURITY.md 5).
     if fault := weights_fault(job.weighing, job.summed_sets(), job.min_cohort):
         raise LocalError(f"{job_file}: security.counts: {fault}")
     signed = sign_document(document, members, signer, JOB)
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     plan = JobPlan(job)
-    # Whoever signs reads what silos will be told of the job.
+    # The signer reads the same sentences as the silos (``policy check``).
     facts = (seen(job), together(job), unbounded(plan), revealed_by_likeness(plan), noise(job))
     printer.show(*filter(None, facts))

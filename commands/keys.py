@@ -30,9 +30,8 @@ def new(
     Hand the file entry.json to whoever keeps the roster, and read the fingerprints to them over the
     telephone.
     """
-    # The private keys are made here and stay here; only the entry is handed on.
     entry = create_keys(out, member, role, organisation, host_operator)
-    # Fingerprints, to be read out over the telephone: a swapped file would show others.
+    # A swapped entry.json would show other fingerprints.
     _show(entry)
     keep = f"Give {out / ENTRY_FILE} to the keeper of the roster; keep the rest to yourself."
     printer.show("", f"Keys made in {out}. {keep}")
@@ -48,7 +47,7 @@ def show(
 ) -> None:
     """Check a folder of keys, and show its public half."""
     entry = load_keys(folder).entry
-    # The fingerprint is not a field of the entry: it follows from its key.
+    # The fingerprint is not a field of the entry, but computed from its key.
     if as_json:
         printer.show_json(
             {**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint}

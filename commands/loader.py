@@ -68,7 +68,7 @@ COMMANDS: Mapping[str, str] = {
     "partition make": "simulate.partition:make",
     "partition show": "simulate.partition:show",
 }
-# A group has no function of its own whose docstring could be read.
+# A group has no function whose docstring could be its help.
 GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
     "keys": "Make and show the keys of a member: silo, coordinator, operator, founder.",
     "roster": "Make, change, sign and check the list of a federation's members.",
@@ -87,7 +87,7 @@ GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
 def function(target: str) -> Callable[..., None]:
     """The function of a command, such as ``silo:run``; imports its module and what that needs.
 
-    typer reads its annotations and its docstring.
+    typer then reads its annotations and docstring.
     """
     require_tls13()  # before anything imports gRPC, which reads its variables then
     module, _, name = target.partition(":")
@@ -98,8 +98,7 @@ def function(target: str) -> Callable[..., None]:
 class LazyCommand(TyperCommand):
     """A command of which only name and help are known until it parses its options.
 
-    The class above takes its help from a function that is imported; this
-    one reads it from the source.
+    ``TyperCommand`` would need the imported function; this class reads the help from its source.
     """
 
     def __init__(self, name: str, target: str) -> None:
@@ -115,8 +114,7 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Parse the command line: from here on the real command stands in for this one."""
-        # typer makes a command from a function's annotations, so its module is
-        # imported here and not before.
+        # Only now the command's module is imported: typer needs the function's annotations.
         alone = typer.Typer(add_completion=False)
         alone.command(self.name)(function(self._target))
         return typer.main.get_command(alone).make_context(*args, **options)
@@ -125,7 +123,7 @@ class LazyCommand(TyperCommand):
 class LazyGroup(TyperGroup):
     """The commands under one word, or those under none with all groups.
 
-    No command's module is imported for it.
+    Making it imports no command's module.
     """
 
     def __init__(self, *, name: str | None = None, **options: Any) -> None:
@@ -133,7 +131,7 @@ class LazyGroup(TyperGroup):
         word = name or ""
         commands: dict[str, Any] = {}
         for path, target in COMMANDS.items():
-            # A command without a group has no word before it.
+            # ``first`` is empty for a command without a group.
             first, _, last = path.rpartition(" ")
             if first == word:
                 commands[last] = LazyCommand(last, target)
@@ -146,11 +144,11 @@ class LazyGroup(TyperGroup):
 @cache
 def _docstrings(module: str) -> dict[str, str]:
     """The docstrings of a module's functions, by name."""
-    # From the file, since an import would load PyTorch.
+    # Parsed, not imported: an import may load PyTorch, which takes seconds.
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     found = {}
     for node in ast.parse(path.read_text("utf-8")).body:
-        # Methods are no commands; only functions of the module itself are looked at.
+        # Commands are functions of the module, never methods.
         if isinstance(node, ast.FunctionDef):
             found[node.name] = ast.get_docstring(node) or ""
     return found

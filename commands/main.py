@@ -14,14 +14,13 @@ from .loader import LazyGroup, function
 # click's, or typer's own, by the release of typer
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
-# Errors are shown by ``ended``, which escapes what could steer a terminal.
+# ``ended`` shows errors, and escapes what could steer a terminal.
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
         printer.show(f"staddle {metadata.version('staddle')}")
-        # Eager: no command has to follow --version.
         raise typer.Exit
 
 
@@ -39,7 +38,7 @@ def options(
 def main() -> None:
     """Run the console script; an error of ours is one line on standard error and exit code 1.
 
-    It always ends the process. A wrong command line has exit code 2.
+    It never returns. A wrong command line gives exit code 2.
     """
     ended(lambda: app(standalone_mode=False))
 
@@ -47,7 +46,7 @@ def main() -> None:
 def single(target: str) -> None:
     """Run one command as a program of its own, such as ``silo:run``.
 
-    For daemons started by a service manager or by the demo: ``python -m staddle.silo``.
+    This is behind ``python -m staddle.silo``, as the demo starts its daemons.
     """
 
     def alone() -> Any:
@@ -61,14 +60,14 @@ def single(target: str) -> None:
 def ended(run: Callable[[], Any]) -> None:
     """Run and exit, with the code that ``run`` returns; an error goes to standard error.
 
-    Exit code 1 for an error of ours, 2 for a wrong command line. Texts are printed without anything
-    that could steer a terminal.
+    Exit code 1 for an error of ours, 2 for a wrong command line. Texts are escaped, so that they
+    cannot steer a terminal.
     """
-    # First: what is printed next may hold letters that the terminal lacks.
+    # First, since any output may hold letters that the terminal's encoding lacks.
     printer.escape_unknown()
     try:
         sys.exit(run())
-    # Our own errors are written for people, so no traceback hides them.
+    # Our own errors are written for people: no traceback.
     except StaddleError as error:
         printer.show_error(str(error))
     except UsageError as error:

@@ -26,7 +26,7 @@ def new(
 
     Add the coordinator, the silos and the operators, then have it signed.
     """
-    # A new roster would take the place of one that members have signed and pinned.
+    # Do not overwrite a roster that members may be using.
     if out.exists():
         raise LocalError(f"{out}: exists already; to change it, use: staddle roster add, remove")
     roster = rosters.new(federation, [load_entry(path) for path in founder], threshold)
@@ -75,7 +75,7 @@ def show(
     This checks the entries, but not the founders' signatures: 'staddle roster verify' does.
     """
     roster = rosters.load(path)
-    # The digest is what silos and coordinator compare when they meet.
+    # Silos and coordinator compare this digest when they connect.
     if as_json:
         printer.show_json({**roster.model_dump(mode="json"), "digest": rosters.digest(roster)})
         return
@@ -105,7 +105,7 @@ def verify(
         "founders": founder,
         "minimum_version": minimum_version,
     }
-    # The pins come from the command line: what a roster says of its own founders proves nothing.
+    # Pins come from the command line: a roster's own list of founders proves nothing.
     roster = rosters.load(path)
     rosters.verify(roster, validate(document, rosters.Pins, "command line"))
     _tell(roster)
@@ -113,7 +113,7 @@ def verify(
 
 
 def _tell(roster: rosters.Roster) -> None:
-    # Printed after each change, so that it is seen how many signatures are missing.
+    # After each change, show how many signatures are missing.
     founders = roster.having(Role.FOUNDER)
     printer.show(
         f"federation {roster.federation}, version {roster.version}, {len(roster.entries)} members, "

@@ -28,7 +28,7 @@ def check(
     No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake and
     a health call.
     """
-    # Jobs are judged by the code with which the agent decides, so that both say the same.
+    # Jobs are judged by the agent's own code, so that both give the same answer.
     output.show(checked(config, job or []), as_json)
 
 

@@ -56,7 +56,6 @@ def status(
 def _is_coordinator(config: Path) -> bool:
     """By the key that only one of the two files has."""
     document = parse_document(read_bytes(config), str(config))
-    # By the keys and not by the file's name, which a person chooses.
     listens = "listen" in document
     connects = "coordinator" in document
     if listens == connects:
@@ -90,12 +89,11 @@ def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
 
 
 def _metrics(job: CoordinatorJob) -> str:
-    # No round was folded yet.
     if job.last is None:
         return "-"
     metrics = job.last.metrics
     silos = f"{len(job.last.members)} silos"
-    # Private jobs send zeros: the silos keep their counts, and a share of nothing says nothing.
+    # Silos of a private job without ``metrics_sigma`` send zeros: there is no share to show.
     tested = metrics.get("tested")
     if not tested:
         return silos
@@ -107,12 +105,11 @@ def _metrics(job: CoordinatorJob) -> str:
 def _stage(job: CoordinatorJob) -> list[str]:
     """Who is awaited in a job that runs; why a job failed."""
     lines = []
-    # Also of a job that has ended: it says why it failed.
     if job.reason:
         lines.append(f"{job.job}: {job.reason}")
     if job.relayed:
         relayed = ", ".join(job.relayed)
-        # The sum is there, but in words that only silos can open.
+        # The coordinator keeps these sums, but only silos can open them.
         lines.append(f"{job.job}: {relayed}: passed on to its silos, which alone can open it")
     if job.stage in IDLE:
         return lines
@@ -120,7 +117,7 @@ def _stage(job: CoordinatorJob) -> list[str]:
     where = job.stage
     if job.stage in OF_A_ROUND:
         where += f", round {job.closed}"
-    # Counted from 1 for people; the logs count from 0.
+    # People count from 1, logs from 0.
     if job.attempt is not None:
         where += f", secure sum, attempt {job.attempt + 1}"
 
@@ -149,7 +146,7 @@ def _silo_document(found: SiloStatus) -> dict[str, Any]:
     for name, head in ledger.budgets.items():
         row = {"dataset": name, "epsilon": head.epsilon, "limit": head.limit, "delta": head.delta}
         budgets.append(row)
-    # A property, which ``asdict`` leaves out.
+    # ``ok`` is a property, which ``asdict`` leaves out.
     verified = {"ok": ledger.verified.ok, **asdict(ledger.verified)}
     return {
         "role": "silo",
@@ -173,7 +170,7 @@ def _silo(found: SiloStatus) -> list[str | PrintedTable]:
     for job in found.jobs:
         done = f"{job.done} of {job.rounds}"
         rows.append((job.job, job.method, done, _state(job), _accuracy(job)))
-        # One damaged job must not hide the state of the others.
+        # One damaged job does not hide the others.
         if job.problem:
             problems.append(f"{job.job}: {job.problem}")
     columns = ("job", "method", "rounds", "state", "own held-out records")
@@ -192,7 +189,7 @@ def _state(job: SiloJob) -> str:
 
 
 def _accuracy(job: SiloJob) -> str:
-    # A silo without test records, or before its first evaluation.
+    # No test records, or no evaluation yet.
     if not job.tested or job.correct is None:
         return "-"
     return f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%})"
@@ -200,7 +197,7 @@ def _accuracy(job: SiloJob) -> str:
 
 def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:
     verified = ledger.verified
-    # Nothing of a ledger that does not hold is added up: its numbers may be anybody's.
+    # No totals of a broken ledger: its numbers prove nothing.
     if not verified.ok:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
 

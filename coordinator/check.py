@@ -35,8 +35,8 @@ DATABASE_FILE = "coordinator.sqlite"
 def check(path: Path) -> PreflightReport:
     """Findings in running order; what needs a thing that failed is not tried.
 
-    Every error of ours or of the system becomes a finding; none is raised. The disk is compared
-    with a round of each job, since a job that is stopped keeps its uploads while the next one runs.
+    Errors become findings; none is raised. The disk must have room for a round of each job, since a
+    stopped job keeps its uploads while the next one runs.
     """
     report = PreflightReport()
     config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
@@ -63,7 +63,7 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
     """The jobs that it holds, as they were signed."""
     path = config.directory / DATABASE_FILE
     if not path.exists():
-        # Opening would create the file, and a check changes nothing.
+        # Opening would create the file.
         return {}, f"{path}: none yet; the coordinator makes it"
     with closing(Database(path)) as database:
         jobs = database.jobs()
@@ -78,11 +78,10 @@ def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
     path, kept = config.directory / DATABASE_FILE, None
     own = load_entry(config.keys / ENTRY_FILE)
     if path.exists():
-        # For reading alone, and without the lock: a coordinator may be
-        # running with this very folder.
+        # Read-only and without the lock: a coordinator may be running on this folder.
         with closing(Database(path, read_only=True)) as database:
             kept = database.heads().get(own.id)
-    # A head under another log key is of the ledger before a rotation of keys.
+    # A head under another log key belongs to the ledger before the keys were rotated.
     known = notes.parse(kept.note) if kept and kept.log_key == own.log_key else None
     return preflight.ledger(config.directory, config.trust.federation, config.keys, known)
 
@@ -105,8 +104,7 @@ def _job(
         raise LocalError(
             f"{path}: another job {job.name!r} was run here; have this one signed under a new name"
         )
-    # The checks of ``Daemon.check_new``, so that a job that passes here
-    # is not refused at the start.
+    # Like ``Daemon.check_new``, except for the weights.
     check_folder(config.directory / "jobs" / job.name, -1)
     whole = check_room(job, config.limits.max_job_bytes)
     given = f"{len(job.silos)} silos upload {preflight.size(largest_round(job))} per round"
@@ -114,10 +112,9 @@ def _job(
 
 
 def largest_round(job: Job) -> int:
-    """Bytes that all silos together give in the largest round.
+    """Bytes that all silos of the job together upload in the largest round.
 
-    Phases may differ in what silos upload, so the largest of them counts, for all silos of the job.
-    In a blind job that is masked words and the parts that cross on their own.
+    Blind jobs upload masked words, and some parts on their own.
     """
     if job.security.required:
         given = [
@@ -138,13 +135,12 @@ def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
         )
         family, kind, protocol, _, place = found[0]
         with socket.socket(family, kind, protocol) as listening:
-            # As servers do: connections of a daemon that has just ended
-            # must not count as a taken port.
+            # Connections of a daemon that has just ended do not block the port.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(place)
             listening.listen()  # what only bind()s beside a listener may pass on some systems
     except OSError as error:
-        # A check next to the running daemon finds the port taken, as it should be.
+        # The running daemon of this folder may have the port.
         if error.errno == errno.EADDRINUSE and _runs(config.directory):
             return (
                 True,

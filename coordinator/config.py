@@ -44,8 +44,8 @@ from ..security.policy.file import Bytes
 class Timing(Strict):
     """Waiting times of the coordinator, in seconds.
 
-    Silos receive ``beat_seconds`` and ``hold_seconds`` in the reply to Hello. A silo of which
-    nothing was heard for six beats counts as lost (daemon.py).
+    The reply to Hello tells silos ``beat_seconds`` and ``hold_seconds``. After six beats of silence
+    a silo counts as lost (daemon.py).
     """
 
     admission_seconds: float = pydantic.Field(default=3600.0, gt=0, le=2_592_000)
@@ -57,7 +57,7 @@ class Timing(Strict):
 class JobLimits(Strict):
     """Limits of one job.
 
-    A job above a limit is refused when it is submitted, or when the coordinator starts with it.
+    A submitted job above a limit is refused; with a configured one the coordinator does not start.
     """
 
     max_job_bytes: Bytes | None = None
@@ -65,7 +65,7 @@ class JobLimits(Strict):
 
 
 def _address(listen: str) -> str:
-    # At the last colon, since an IPv6 address has others.
+    # The last colon, since IPv6 addresses contain others.
     port = listen.rpartition(":")[2]
     known = re.fullmatch(r"[^\s/]+:[0-9]+", listen) and int(port) <= 65535
     if not known:
@@ -76,7 +76,7 @@ def _address(listen: str) -> str:
 class CoordinatorConfig(Strict):
     """The file's keys.
 
-    The comments at the top of this module say what each key is for. An unknown key is an error.
+    The example at the top of this module shows them. An unknown key is an error.
     """
 
     version: Literal[1]
@@ -98,7 +98,7 @@ def load(path: Path) -> CoordinatorConfig:
     LocalError names the file, and the key where one is wrong.
     """
     config = read_toml(path, CoordinatorConfig)
-    # Relative to the file, so that the working directory of a service does not matter.
+    # Not relative to the working directory, which a service manager chooses.
     base = path.parent
     return config.model_copy(
         update={

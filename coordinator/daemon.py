@@ -79,10 +79,10 @@ class PartialUpload:
     part: str = ""  # of a blind job, where it crosses by itself
 
     def fits(self, run: JobRun, round_: int, part: str = "") -> bool:
-        """True for an upload of this round, or of this part of it, by this run of a job.
+        """True for an upload to this round, or of this part in it, of this job.
 
-        The context of a blind upload is compared by the caller (rpc/uploads.py): without it a silo
-        may still ask how much has arrived.
+        Before an upload resumes, the caller also compares the context (rpc/uploads.py); a silo that
+        asks how much has arrived does not send it.
         """
         return self.run is run and (self.round, self.part) == (round_, part)
 
@@ -90,9 +90,8 @@ class PartialUpload:
 class Daemon:
     """All jobs of one coordinator, in turn.
 
-    To be used from the event loop's thread alone; only folds and the opening of sums
-    run in a thread of their own. Each change of a job passes through ``apply``, so
-    that the database has it first.
+    Use it from the event loop's thread only. Folds and the opening of sums run in one other thread.
+    Every change of a job's state goes through ``apply``, which writes it to the database first.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Daemon:
         self.attesting = Attesting()
         self.contributions = KeyContributions(roster, database)
         self.runs: list[JobRun] = []
-        # In memory alone: after a restart each silo has to say hello again.
+        # In memory only: after a restart each silo has to say hello again.
         self.sessions: dict[str, bytes] = {}
         self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
@@ -137,9 +136,9 @@ class Daemon:
         }
 
     def check_new(self, job: Job) -> None:
-        """LocalError where a job that the database does not have may not begin here.
+        """LocalError if a job that is not in the database may not begin here.
 
-        For jobs of the configuration and for submitted ones; nothing is changed.
+        Configured and submitted jobs are checked alike.
         """
         check_folder(self._folder(job), -1)
         check_room(job, self.config.limits.max_job_bytes)
@@ -148,18 +147,17 @@ class Daemon:
             raise LocalError(f"job {job.name!r}: {fault}")
 
     def check_known(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
-        """LocalError where the database is older than what lies beside it.
+        """LocalError if the database is older than the jobs' folders.
 
-        Silos have receipts for rounds that such a database does not know, and the tensors are their
-        only copy, so nothing is begun with it.
+        Files of rounds that such a database does not know are their only copy, and would be lost.
         """
         for job, stored in jobs:
             check_folder(self._folder(job), stored.state.round)
 
     def restore(self, jobs: Sequence[tuple[Job, StoredJob]]) -> None:
-        """Take up all jobs where they stood.
+        """Resume all jobs.
 
-        Effects that may not have been run before the process ended are run again.
+        Effects that may not have run before the process ended are run again.
         """
         for job, stored in jobs:
             fitting, reports = self._fitting(job, stored)
@@ -182,8 +180,7 @@ class Daemon:
         # Under another key nobody can open what was uploaded for the open round.
         closed = tuple(each for each in stored.hidden if each.round != stored.state.round)
         open_ = without((each.file for each in stored.hidden), {each.file for each in closed})
-        # Together: a crash in between would leave the job failed and its
-        # open uploads in the database.
+        # One transaction: a failed job must not keep its open uploads.
         with self.writing():
             self._database.save_state(failed)
             self._database.drop_secure(job.name)
@@ -195,7 +192,7 @@ class Daemon:
     def add(self, job: Job, signed: bytes) -> JobRun:
         """Queue a job, after ``check_new``; it begins at once where none runs.
 
-        The caller has verified its signature. The job is durable when this returns.
+        The caller has verified the signature. The job is durable when this returns.
         """
         state = JobState(
             job.name,
@@ -238,7 +235,7 @@ class Daemon:
     def saw(self, silo: str) -> None:
         """Note that a silo is alive.
 
-        Also called for each piece of a transfer, so that a silo is not lost in a long upload.
+        Also called for each piece of a transfer, so that a silo is not lost in a long one.
         """
         new = silo not in self._seen
         self._seen[silo] = time.monotonic()
@@ -253,8 +250,8 @@ class Daemon:
     def changed_for(self, silo: str) -> asyncio.Event:
         """Set once a task of this silo, a message to it or its session may have changed.
 
-        An event is set once and then replaced. A caller takes it before it reads the state, so that
-        no change in between is missed.
+        Each event is set once and then replaced. Take it before you read the state, so that no
+        change in between is missed.
         """
         return self._changed_for.setdefault(silo, asyncio.Event())
 
@@ -263,7 +260,7 @@ class Daemon:
 
         False where nothing changed until then.
         """
-        # Counted: of two polls of a silo, one may not know yet that the silo left.
+        # A counter: an old poll of a silo may still wait next to its new one.
         self._waiting[silo] += 1
         try:
             async with asyncio.timeout_at(until):
@@ -287,10 +284,10 @@ class Daemon:
     def connected(self) -> set[str]:
         """Silos that were heard of within some beats.
 
-        A silo whose call is waiting may be missing here: it is heard of when the call ends.
+        A silo with a waiting call may be missing here, since it is heard of when the call ends.
         """
         since = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
-        # A copy of the items: the metrics ask from a thread of their own.
+        # A copy of the items: the metrics' thread calls this, too.
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
 
     def unheard(self, run: JobRun) -> list[str]:
@@ -304,8 +301,8 @@ class Daemon:
     def spool(self, silo: str, *, going_on: bool) -> Spool:
         """A file for an upload in flight, or the one that an interrupted upload left.
 
-        There is one per silo, which uploads one thing at a time. RefusedError STORAGE
-        where the disk does not take it.
+        There is one per silo, which uploads one thing at a time. RefusedError STORAGE if the disk
+        fails.
         """
         with disk_errors(silo):
             return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
@@ -313,8 +310,8 @@ class Daemon:
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
         """The first task of this silo, in job order.
 
-        None where no job has one for it. It follows from the jobs' states, so a task that was
-        lost on the way is given again.
+        None if no job has one for it. Tasks follow from the jobs' states, so one that was lost on
+        the way is returned again.
         """
         # The first in order: silos that served jobs in different orders would wait for each other.
         for run in self.runs:
@@ -371,7 +368,7 @@ class Daemon:
 
     def receipt(self, run: JobRun, round_: int, silo: str, part: str = "") -> pb.Receipt | None:
         """The receipt of an upload that was accepted, and still counts."""
-        # With the receipt of an attempt that is over, the silo would not upload for the active one.
+        # With the receipt of an earlier attempt, the silo would not upload for the active one.
         if not run.collector.counts(silo, round_, part):
             return None
         given = self._database.submission(run.job.name, round_, silo, part)
@@ -387,8 +384,8 @@ class Daemon:
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats.
 
-        Silos that come back within the round stay out of it in a plain job, and may take part in
-        the next attempt of a blind one.
+        In a plain job, a silo that comes back stays out of the round; in a blind one it may take
+        part in the next attempt.
         """
         while True:
             await asyncio.sleep(self.config.timing.beat_seconds)
@@ -412,7 +409,7 @@ class Daemon:
         """
         before = run.state
         state, effects = advance(before, event)
-        # What comes too late changes nothing, and is not worth a write.
+        # The event came too late and changes nothing.
         if state == before:
             return
 
@@ -425,7 +422,7 @@ class Daemon:
             record()
             run.collector.record(event, state)
 
-        # Not before the commit: nobody may act on a state that a restart would not find.
+        # After the commit: nobody may act on a state that a restart would not find.
         run.state = state
         committed()
         run.collector.moved(event, before)
@@ -447,8 +444,8 @@ class Daemon:
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        # The loop's handler stops the daemon (server.py): nothing may be
-        # promised that is not on the disk.
+        # The loop's exception handler stops the daemon (server.py): it must not promise anything
+        # that is not on the disk.
         try:
             yield
         except LocalError as error:
@@ -468,9 +465,9 @@ class Daemon:
         self._begin_next()
 
     def tidy(self) -> None:
-        """Let go what was held for a round that does not await it any more; wake all who wait.
+        """Call ``let_go``, and wake all who wait.
 
-        For a step of a secure sum that leaves the job's state as it was.
+        For steps of a secure sum that do not change the job's state.
         """
         self.let_go()
         self.tell()
@@ -478,7 +475,7 @@ class Daemon:
     def let_go(self) -> None:
         """Drop what was held for a round that does not await it any more.
 
-        With its file, so the silo has to upload from the beginning.
+        The silo then has to upload from the beginning.
         """
         for silo, held in list(self.held.items()):
             if not held.run.awaits(silo, held.round, held.context, held.part):
@@ -489,7 +486,7 @@ class Daemon:
 
         The next wait anew.
         """
-        # Taken out first: a call that comes after this waits on a new event.
+        # Removed before it is set: later calls wait on a new event.
         for silo in list(self._changed_for) if silos is None else silos:
             if (waits := self._changed_for.pop(silo, None)) is not None:
                 waits.set()
@@ -505,8 +502,7 @@ class Daemon:
 
     def _draw(self, run: JobRun, effect: DrawCohort) -> None:
         admitted = set(run.state.admitted)
-        # The job itself draws the cohort, so that silos can check what
-        # they are told (SECURITY.md 36).
+        # The cohort follows from the job, so that silos can check it (SECURITY.md 36).
         cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
@@ -518,7 +514,7 @@ class Daemon:
 
     def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
         loop = asyncio.get_running_loop()
-        # People decide on an offer; a round has the time that its job was signed with.
+        # The configuration limits admission; the signed job limits every other stage.
         seconds = {"admitting": self.config.timing.admission_seconds}.get(
             effect.stage, run.job.round_timeout
         )
@@ -544,7 +540,7 @@ class Daemon:
         task.add_done_callback(ended)
 
     def _start_fold(self, run: JobRun, effect: Fold) -> None:
-        # Not the wall clock, which may be set meanwhile.
+        # Monotonic: the wall clock may be set meanwhile.
         began = time.monotonic()
         work = self.in_turn(run, effect.round, partial(run.fold, effect.round, effect.members))
         self.start(work, lambda done: self._folded(run, effect, done, time.monotonic() - began))
@@ -597,7 +593,7 @@ class Daemon:
     def broken(self, run: JobRun, error: LocalError) -> None:
         """End a job whose files are damaged, or gone; its reason names the file.
 
-        Nothing else is left to do: no silo can upload again what the coordinator published or kept.
+        No silo can upload again what the coordinator published or kept.
         """
         log.problem("job.broken", job=run.job.name, why=str(error))
         self.apply(run, Broken(str(error)))
@@ -623,7 +619,7 @@ class Daemon:
     async def stop(self) -> None:
         """Let waiting polls go, finish the fold in hand.
 
-        No task is left when this returns, so the ledger and the database may be closed.
+        No task is left when it returns, so ledger and database may be closed.
         """
         self.stopping = True
         self.tell()

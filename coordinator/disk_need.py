@@ -44,7 +44,7 @@ SPEC_BYTES = 1024
 class Room:
     """Upper bounds in bytes, one field per row of the table at the top of this module.
 
-    Its text has only the rows that are not zero.
+    As text, it leaves out rows of 0 bytes.
     """
 
     uploads: int
@@ -54,10 +54,7 @@ class Room:
 
     @property
     def total(self) -> int:
-        """The most that they take together at one time.
-
-        A sum of upper bounds: all four may stand on the disk at once.
-        """
+        """The most that they take together: all four may be on the disk at once."""
         return sum(vars(self).values())
 
     def __str__(self) -> str:
@@ -68,7 +65,7 @@ class Room:
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time.
 
-    It follows from the signed job alone. LocalError where the sums of a blind job are impossible.
+    LocalError if the sums of a blind job are impossible.
     """
     phases = JobPlan(job).phases
     # Phases may differ in what they fold and deliver: of each part the largest file counts.
@@ -80,8 +77,7 @@ def room(job: Job) -> Room:
     once = filterfalse(waits.__contains__, delivered)
     # The metrics are rows of the database, not a file.
     summed = filter(lambda part: part.name != METRICS.name, folded)
-    # Parts and words may be largest in different phases, and the sum is
-    # an upper bound all the same.
+    # Parts and words may be largest in different phases; the sum is still an upper bound.
     files = _largest([*summed, *once]) + max(map(words_bytes, phases))
     versions = _versions_kept(job, waits)
     # In a keyed job rows wait as what they are made of, which counts among the versions.
@@ -96,7 +92,7 @@ def room(job: Job) -> Room:
 
 def _versions_kept(job: Job, waits: Sequence[Part]) -> int:
     """How many versions of a padded upload lie there: those of rows that wait, too."""
-    # The version that counts, and the one that arrives.
+    # Per silo: the version that counts, and the one that arrives.
     least = 2 * len(job.silos)
     return max(least, job.length * job.cohort_size) if waits else least
 
@@ -106,9 +102,9 @@ def _uploaded(job: Job, phase: RoundPlan) -> int:
     silos = len(job.silos)
     if not job.security.required:
         return silos * plain_bytes(phase.up)
-    # Padded and rotated parts are uploads of their own, next to the masked words.
+    # Padded and rotated parts cross on their own, next to the masked words.
     parts = silos * sum(map(part_bytes, phase.uploads))
-    # One float64 for each pair of silos and each vector of a silo.
+    # One float64 per pair of silos and vector.
     products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
     return silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
 
@@ -135,17 +131,14 @@ def _rows_bytes(job: Job, phase: RoundPlan) -> int:
 
 
 def plain_bytes(up: Sequence[Part]) -> int:
-    """Length of the upload of a silo in the clear.
-
-    In bytes, without a header: the manifest says how the tensors lie in it.
-    """
+    """Bytes of a silo's upload in the clear."""
     return sum(item.spec.nbytes for item in upload_items(up))
 
 
 def opened_bytes(up: Sequence[Part]) -> int:
     """The file of the open sum of these parts: what they fold to, with the total weights.
 
-    In bytes. A sum has 8 bytes per element, and each tensor a header.
+    In bytes: 8 per element, and a header per tensor.
     """
     return sum(
         HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements
@@ -156,7 +149,7 @@ def opened_bytes(up: Sequence[Part]) -> int:
 def words_bytes(plan: RoundPlan) -> int:
     """The files of the words that silos get of the sums of a round.
 
-    In bytes, each with room for the specification and signatures behind the words.
+    In bytes, with the specification and signatures that follow the words.
     """
     groups = [group(part, plan.whole.bounds) for part in plan.sums if part.name in plan.published]
     tail = SPEC_BYTES * (len(plan.sums) + len(plan.job.silos))
@@ -166,7 +159,7 @@ def words_bytes(plan: RoundPlan) -> int:
 def check_room(job: Job, most: int | None) -> Room:
     """The disk need of a job; LocalError where the configuration allows a job less.
 
-    ``most`` is in bytes, None for no limit.
+    ``most`` in bytes; None for no limit.
     """
     found = room(job)
     if most is not None and found.total > most:

@@ -15,7 +15,7 @@ WORTH_BYTES = 16 * 1024 * 1024  # of an upload: smaller ones leave less behind t
 def one_heap() -> None:
     """Let all threads share one heap; to be called before they begin.
 
-    It does nothing where the C library is not glibc.
+    It does nothing unless the C library has mallopt, as glibc does.
     """
     # Before any thread has allocated: a heap that is there stays.
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
@@ -25,7 +25,7 @@ def one_heap() -> None:
 def trim() -> None:
     """Return free pages to the system: malloc_trim(3), some milliseconds.
 
-    Worth it before a fold of large uploads alone (``WORTH_BYTES``).
+    Worth it only before a fold of large uploads (``WORTH_BYTES``).
     """
     if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         malloc_trim(0)

@@ -87,7 +87,7 @@ GRACE_SECONDS = 5.0  # for calls that are running when we stop
 async def serve(config: configs.CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT; LocalError before anything listens if something is wrong.
 
-    It returns once all is closed; LocalError, too, where an error stopped the coordinator. It sets
+    It returns once all is closed; LocalError, too, if an error stopped the coordinator. It changes
     the process's umask, heap and limit of open files.
     """
     # Uploads in the clear, the database and the ledger are for this user alone.
@@ -111,7 +111,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
     """A coordinator that serves while the block runs; gives the address that it listens on.
 
     LocalError before the block for a wrong configuration, a taken port, or a folder that another
-    process holds. Once the block ends all is closed, and the ledger has a record of the stop.
+    process has locked.
     """
     keys, roster = _identity(config)
     try:
@@ -133,7 +133,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         )
         ledger.append(serving)
         daemon = Daemon(config, keys, roster, database, ledger)
-        # Jobs of the database first: a job file that is there already was verified when it came.
+        # The database first: its jobs were verified when they came.
         stored = list(filter(None, map(_stored, database.jobs())))
         known = {job.name: kept.signed for job, kept in stored}
         jobs = [_job(path, roster, known) for path in config.jobs]
@@ -160,7 +160,7 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         for job, signed in new:
             daemon.add(job, signed)
         watching = asyncio.create_task(daemon.watch_silos())
-        # A watch that failed would leave silent silos in their rounds for ever.
+        # If the watch fails, the daemon stops: silent silos would stay in their rounds for ever.
         watching.add_done_callback(_raise)
         try:
             with metrics.served(
@@ -202,7 +202,7 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     keys = load_keys(config.keys)
     roster = rosters.load(config.roster)
     rosters.verify(roster, config.trust)
-    # The whole entry: silos accept only the certificate and the keys that the roster has.
+    # Compare the whole entry: silos accept only the roster's certificate and keys.
     if roster.coordinator != keys.entry:
         raise LocalError(
             f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the"
@@ -218,7 +218,7 @@ def _stored(kept: StoredJob) -> tuple[Job, StoredJob] | None:
     try:
         return Job.from_document(parse_json(kept.signed, origin)["document"], origin), kept
     except LocalError as error:
-        # An ended job needs nothing any more, so it must not keep the others from starting.
+        # An ended job must not keep the coordinator from starting.
         if kept.state.stage != "ended":
             raise
         log.problem("job.left_out", job=kept.state.job, why=str(error))
@@ -287,7 +287,7 @@ def stop_signal() -> asyncio.Future[str]:
         stop(why)
 
     loop.set_exception_handler(bug)
-    # In the loop, since a future may be set in its thread alone.
+    # Handlers of the loop: a future may only be set in its thread.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, "")
     return stopped

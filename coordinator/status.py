@@ -16,10 +16,7 @@ from .storage.replay_log import Spooled, loaded
 
 @dataclass(frozen=True)
 class LastRound:
-    """The last round of a job that was folded.
-
-    ``round`` counts from 0.
-    """
+    """The last round of a job that was folded; ``round`` counts from 0."""
 
     round: int
     members: tuple[str, ...]
@@ -49,7 +46,7 @@ class CoordinatorJobStatus:
 class CoordinatorStatus:
     """The folder, whether a coordinator runs there, its disk and its jobs.
 
-    Read in one transaction, so the jobs fit together; a running coordinator may have moved on.
+    Jobs are read in one transaction; a running coordinator may have moved on since.
     """
 
     directory: Path
@@ -61,7 +58,7 @@ class CoordinatorStatus:
 def read(config: CoordinatorConfig) -> CoordinatorStatus:
     """Read the folder; LocalError where there is none yet.
 
-    Nothing is changed, and a running coordinator is not disturbed.
+    A running coordinator is not disturbed.
     """
     path = config.directory / "coordinator.sqlite"
     if not path.is_file():
@@ -69,7 +66,7 @@ def read(config: CoordinatorConfig) -> CoordinatorStatus:
             f"{path}: no such file; the coordinator makes it when it is run for the first time"
         )
     with closing(Database(path, read_only=True)) as database:
-        # States alone: a method's tensors may be large, and a status shows none of them.
+        # States only: a method's tensors may be large, and are not needed.
         jobs = tuple(_job(state, database) for state in database.states())
     return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
 
@@ -109,7 +106,7 @@ def _who(
             missing = without(state.silos, state.answers)
             return state.admitted, missing, {silo: state.answers[silo] for silo in refused}
         case "finishing" | "ended":
-            # A silo that was lost and came back has confirmed, and is lost no more.
+            # A lost silo may have come back and confirmed.
             lost = without(state.failed, state.done)
             confirmed = among(state.admitted, state.done)
             missing = without(state.unconfirmed, lost)

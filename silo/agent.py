@@ -84,8 +84,7 @@ PAUSE_SECONDS = 0.5
 class Agent:
     """The agent of one silo at one coordinator.
 
-    One task at a time, and training in a thread of its own. ``connected`` says whether a
-    session is open, for the metrics.
+    It does one task at a time and trains in a separate thread. ``connected`` is for the metrics.
     """
 
     def __init__(
@@ -111,16 +110,14 @@ class Agent:
         self._trainer = Trainer()
         training = config.training
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
-        # Kept, since the checks read the whole data set, and every task of a
-        # job needs what came of them.
+        # Kept for all tasks of a job, since the checks read the whole data set.
         self._admitted: dict[str, Admitted] = {}
 
-        # Each notice goes into the log once: a coordinator that tells a round
-        # again and again would fill the disk.
+        # Each notice is logged once: a coordinator that repeats a round must not fill the disk.
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
 
-        # Until the coordinator says how often.
+        # The reply to Hello replaces this default.
         self._beat_seconds = 5
         self._stop = asyncio.Event()
         self.connected = False
@@ -128,7 +125,7 @@ class Agent:
     def stop(self) -> None:
         """Leave at the next chance; training ends at its next batch.
 
-        A signal handler of the loop may call it: it does not wait.
+        It does not wait, so a signal handler of the loop may call it.
         """
         self._stop.set()
         self._trainer.cancel()
@@ -156,13 +153,12 @@ class Agent:
                 event = work.result()
                 stop.cancel()
             else:
-                # No waiting for a long poll or an upload: the next
-                # session settles what was under way.
+                # Do not wait for a long poll or an upload: the next session settles it.
                 work.cancel()
                 await asyncio.wait({work})
                 event = StopAsked()
             state, effect = advance(state, event)
-            # The metrics ask for it from another thread.
+            # For the metrics, which read it in another thread.
             self.connected = state.stage in ("waiting", "working")
         return effect.why
 
@@ -193,7 +189,7 @@ class Agent:
 
     async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
         """Stop, greet again or continue, by what the coordinator turned away, and why."""
-        # An operator has to mend these.
+        # Retrying does not help: an operator has to fix these.
         if error.code in BARRING:
             return Barred(str(error))
         log.problem("turned.away", code=error.code, why=str(error))
@@ -250,8 +246,7 @@ class Agent:
         await self._gate.session.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         if job.keyed:
-            # Begun before our contribution to the key: memory of rows
-            # that is missing later was lost.
+            # Before our contribution to the key: from then on, missing memory of rows was lost.
             await asyncio.to_thread(self._mixed(job.name).begin, job)
             try:
                 await self._group_keys.contribute(job)
@@ -277,10 +272,10 @@ class Agent:
 
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
-        # As with an acceptance: recorded before it is said.
+        # Recorded before it is sent, like an acceptance.
         await self._gate.session.record_decision(offer.job, offer.digest, "", (error.why,))
         await self._gate.session.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
-        # The coordinator may offer the job again at once.
+        # Rate limit: the coordinator may offer the job again at once.
         await asyncio.sleep(PAUSE_SECONDS)
         return Worked()
 
@@ -315,7 +310,7 @@ class Agent:
         signed = self._folder(job).signed() if known is None else None
         if signed is not None:
             known = self._admitted[job] = self._checked(signed)
-        # A namesake is another job, whose signature this silo has not seen.
+        # Another job of the same name was never accepted here.
         if known is None or known.job.digest != digest:
             raise RefusedError(
                 self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}"
@@ -440,9 +435,8 @@ class Agent:
             if job.privacy is not None or self._gate.left(job, round_):
                 raise
             log.problem("outbox.damaged", job=job.name, round=round_, why=str(error))
-        # Nothing of it has left and it has cost no privacy, so training again costs time alone.
+        # Nothing of it has left, and it cost no privacy: training again costs only time.
         await asyncio.to_thread(folder.forget, round_)
-        # No task, or one that this release does not know: the next poll may bring another.
         return None
 
     async def _await_word(self, asked: RoundOpened) -> None:
@@ -487,8 +481,7 @@ class Agent:
                 train, asked.round, asked.counted, delivered.tensors
             )
         except TrapError as error:
-            # Raises DeniedError, so that the round is answered with a
-            # code, and the ledger says why.
+            # Records why in the ledger, and raises DeniedError, which is answered with a code.
             await self._gate.hold_back(admitted.job, asked.round, "delivery", str(error))
         seconds = round(time.monotonic() - began, 3)
         log.event("round.trained", job=admitted.job.name, round=asked.round, seconds=seconds)
@@ -509,7 +502,7 @@ class Agent:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
         limits = self._policy.file.limits
-        # A policy that sets no limit has none.
+        # Left out of the policy, a limit does not apply.
         caution = Caution(
             math.inf if limits.max_step is None else limits.max_step,
             math.inf if limits.max_parallel is None else limits.max_parallel,
@@ -541,8 +534,7 @@ class Agent:
             try:
                 if not await self._gate.session.beat(job, round_):
                     self._trainer.cancel()
-            # Work continues without a heartbeat: the call that needs the
-            # connection says whether it is lost.
+            # Work continues without heartbeats: the next call that needs the connection will fail.
             except StaddleError as error:
                 log.problem("beat.failed", job=job, round=round_, why=str(error))
 
@@ -556,7 +548,7 @@ class Agent:
         awaited = finished.completed and not folder.finished
         if ended and awaited:
             code = "DELIVERY"
-        # Nothing is left to do here, so a coordinator could repeat this at once.
+        # Rate limit: there is nothing to do, so the coordinator could repeat this at once.
         if ended or not awaited:
             await asyncio.sleep(PAUSE_SECONDS)
         try:
@@ -612,9 +604,10 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             found = JobFinished(
                 job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted
             )
+        # No task, or one that this release does not know: the next poll may bring another.
         case _:
             return None
-    # The name becomes a folder's, so no path may come in by it.
+    # The job's name becomes a folder's name, so it must not be a path.
     if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:
         raise PeerError(
             coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes"

@@ -43,8 +43,8 @@ STATES = 3
 def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     """Findings in running order; a step that needs one that failed is skipped.
 
-    ``jobs`` are files of signed jobs, tried as if they were offered now. What fails is
-    a finding, not an exception.
+    ``jobs`` are files of signed jobs, judged as if they were offered now. Failures are findings,
+    not exceptions.
     """
     report = PreflightReport()
     config = report.look("configuration", partial(_config, path))
@@ -98,7 +98,7 @@ def _reach(
 def _config(path: Path) -> tuple[SiloConfig, str]:
     config = configs.load(path)
     checked_address(config.coordinator)
-    # The agent refuses to start without them, too.
+    # The agent does not start on a missing device, or with a precision that it lacks.
     device, precision = find(config.training.device), config.training.precision
     check_precision(device, precision)
     return config, f"{path}; trains on {device} in {precision}"
@@ -153,7 +153,7 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:
-    # Whether its values fit depends on the job: ``--job`` loads them.
+    # Only ``--job`` checks the values, which have to fit the job.
     with own.file.open("rb"):
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
 
@@ -185,7 +185,7 @@ def _job(
     if why:
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
-    # It runs here already, which ``check_new`` would take for a repetition.
+    # Accepted here already; after its first round, ``check_new`` would refuse it.
     if folder.signed() == signed:
         return (
             job,
@@ -194,7 +194,7 @@ def _job(
     folder.check_new(signed)
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
-        # The key above is thrown away, so the agent splits by another one.
+        # The split above used a temporary key; the agent will draw another.
         counts = f"about {counts}: which ones is drawn at the first start"
     said = "; ".join((counts, *advice(job, len(admitted.train))))
     return job, f"{path}: {job.name!r}, {job.method_name}: this silo would accept; {said}"
@@ -203,7 +203,7 @@ def _job(
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
-    # The agent makes it when it is started for the first time.
+    # The agent makes it at its first start.
     if not ledger.is_dir():
         return []
     return [record for _, record in messages.of_type(ledger, SumSigned)]
@@ -212,7 +212,7 @@ def _signed(config: SiloConfig) -> list[SumSigned]:
 def footprint(job: Job, silo: str) -> int:
     """Bytes that a job takes on this silo's disk at most: its states, and a round's uploads.
 
-    An upper bound over the job's phases, from shapes alone.
+    Computed from shapes, for the largest phase.
     """
     state = sum(map(_module_bytes, job.method().modules(silo).values()))
     items = contribution_items if job.security.required else upload_items

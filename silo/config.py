@@ -58,10 +58,7 @@ from ..security.policy.policy import DATASET
 
 
 class Training(Strict):
-    """How the silo trains.
-
-    A private job is always trained on the processor, whatever ``device`` says.
-    """
+    """How the silo trains; private jobs ignore ``device`` and run on the CPU."""
 
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     device: str = pydantic.Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
@@ -72,8 +69,8 @@ class Training(Strict):
 class Weights(Strict):
     """Initial values for a private part, from a file of this machine.
 
-    ``jobs`` are patterns, in which * stands for any characters. ``public`` says that none of
-    this silo's records were used.
+    ``jobs`` are patterns, in which * stands for any characters. ``public``: trained on none of this
+    silo's records.
     """
 
     jobs: tuple[str, ...] = pydantic.Field(min_length=1)
@@ -84,10 +81,7 @@ class Weights(Strict):
 
 
 class SiloConfig(Strict):
-    """What the file may hold.
-
-    Its paths are relative to the file until ``load`` resolves them.
-    """
+    """The keys of the file; its paths are relative to it until ``load`` resolves them."""
 
     version: Literal[1]
     coordinator: str
@@ -107,11 +101,10 @@ class SiloConfig(Strict):
 def load(path: Path) -> SiloConfig:
     """Read the file; its paths become relative to it.
 
-    LocalError where it cannot be read, or has a key that is not known. The files
-    that it names are not opened.
+    LocalError if it cannot be read or has an unknown key. The files that it names are not opened.
     """
     config = read_toml(path, SiloConfig)
-    # Joining leaves an absolute path as it is.
+    # Joining keeps absolute paths.
     base = path.parent
     return config.model_copy(
         update={

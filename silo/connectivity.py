@@ -25,7 +25,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
     """(1) Something listens there.
 
-    PeerError says which of the usual causes it is: the name, a firewall or the port.
+    PeerError names the likely cause: the host name, a firewall or the port.
     """
     try:
         with _connected(address):
@@ -49,12 +49,12 @@ def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
 def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[bool, str]:
     """(2) It shows the certificate that the roster has for the coordinator, and takes ours.
 
-    ``folder`` is that of our keys. PeerError where one side does not know the other.
+    ``folder`` has our keys. PeerError if one side does not accept the other.
     """
     # The roster's certificate alone is trusted, as by the agent: no public authority counts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # gRPC speaks HTTP/2, on which both ends agree during the handshake.
+    # gRPC needs HTTP/2, which is negotiated during the handshake.
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=coordinator.certificate)
     context.load_cert_chain(folder / TLS_CERTIFICATE, folder / TLS_KEY)
@@ -96,7 +96,7 @@ def _refused(coordinator: RosterEntry, address: str) -> PeerError:
 def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, str]:
     """(3) The coordinator says that it serves.
 
-    PeerError where it does not answer within ``SECONDS``, or says that it does not serve.
+    PeerError if it does not answer within ``SECONDS``, or does not serve.
     """
     # The roster's certificate is the only root, and the name is the one in it: an address is not.
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
@@ -122,5 +122,5 @@ def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, st
 
 def _connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    # A socket takes an IPv6 address without the brackets that it has before a port.
+    # Sockets take IPv6 addresses without brackets.
     return socket.create_connection((host.strip("[]"), int(port)), SECONDS)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 async def serve(config: SiloConfig) -> None:
     """Run until SIGTERM or SIGINT, or until the coordinator bars us (LocalError says why).
 
-    LocalError also where keys, roster, policy or ledger do not fit together. The folder is locked
-    meanwhile, so that no second agent runs on it.
+    LocalError also if keys, roster, policy or ledger do not fit together. The folder is locked
+    meanwhile, so that no second agent can use it.
     """
     # Keys, ledger and personal parts are for this user's eyes alone.
     os.umask(0o077)
@@ -45,7 +45,7 @@ async def serve(config: SiloConfig) -> None:
     roster = rosters.load(config.roster)
     rosters.verify(roster, config.trust)
     entry = keys.entry
-    # Said here, as the coordinator would end the handshake without a reason.
+    # Checked here, since the coordinator would end the handshake without a reason.
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
         raise LocalError(
             f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
@@ -75,7 +75,7 @@ async def serve(config: SiloConfig) -> None:
 
         witness = Witness(ledger, roster, keys, config.directory / HEADS)
         with _budget(config, policy, ledger, roster, keys) as budget:
-            # Without a budget nothing counts as paid for, and nothing of a private job leaves.
+            # Without a budget nothing counts as paid for, so no private job can upload.
             paid = budget.paid if budget else nothing_paid
             gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness, paid)
             agent = Agent(config, entry.id, roster, policy, gate, keys, budget)
@@ -87,7 +87,7 @@ async def serve(config: SiloConfig) -> None:
                 config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)
             ):
                 barred = await agent.run()
-        # Of an orderly end alone: after an error the ledger has none.
+        # Only after an orderly end: an error leaves no such record.
         ledger.append(StopRecord(reason="barred" if barred else "asked to stop"))
     log.event("stopped")
     if barred:
@@ -126,7 +126,7 @@ def _budget(
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
     """The silo's metrics as they are now.
 
-    Read for each request, in the thread that answers it.
+    Called for each request, in the thread that answers it.
     """
     yield metrics.Gauge(
         "connected", "Whether a session with the coordinator is open.", (), {(): agent.connected}

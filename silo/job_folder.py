@@ -91,22 +91,19 @@ class JobFolder:
         except OSError as error:
             raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
         write_atomic(self.path / "job.json", signed)
-        # Offered again before its first round was over, it may still come to a result.
+        # A job that failed before its first round may be offered again.
         remove(self.path / "failed")
 
     @property
     def rounds_done(self) -> int:
         """The number of the next round: all before it are over for this silo."""
         numbers = (path.stem.partition("-")[2] for path in self.path.glob("state-*.safetensors"))
-        # A copy that somebody made by hand, as state-3-old, is no round.
+        # Ignore copies made by hand, such as state-3-old.
         return max(map(int, filter(str.isdecimal, numbers)), default=0)
 
     @property
     def finished(self) -> bool:
-        """Whether the job has ended here.
-
-        It is then taken for over, whatever rounds this silo missed.
-        """
+        """True if the job has ended here, whatever rounds this silo missed."""
         return (self.path / "model.safetensors").exists()
 
     @property
@@ -122,7 +119,7 @@ class JobFolder:
     def signed(self) -> bytes | None:
         """The job that was accepted, or None.
 
-        As it came: whoever uses it checks its signature again.
+        As it was offered: callers check its signature again.
         """
         kept = self.path / "job.json"
         return read_bytes(kept) if kept.exists() else None
@@ -137,7 +134,7 @@ class JobFolder:
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
-        # A round is over by its state, and must not be over without what it uploads.
+        # The outbox first: a round is over once its state exists, and must have its outbox by then.
         write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
 
@@ -153,7 +150,7 @@ class JobFolder:
     def save_model(self, state: SiloState) -> None:
         """Keep the model that the job ends with.
 
-        Durable when it returns, and the job counts as finished from then on.
+        The job counts as finished from then on.
         """
         write_atomic(self.path / "model.safetensors", state_to_bytes(state))
 
@@ -181,7 +178,7 @@ class JobFolder:
                 f" trained here is {done - 1}: an old state was restored; restore the latest, or"
                 " have the job signed under a new name"
             )
-        # It went when a round was kept that did not begin from it.
+        # ``save_round`` removes states from which the kept round did not begin.
         if not path.exists():
             raise LocalError(
                 f"{path}: missing; the coordinator says that our last round to count is"
@@ -198,10 +195,10 @@ class JobFolder:
     def outbox(self, round_: int) -> Contributions | None:
         """A round's contributions, if it is the one that was trained last.
 
-        LocalError where the disk changed the file.
+        LocalError if the disk changed the file.
         """
         path = self._outbox(round_ + 1)
-        # A crash between the two leaves an outbox alone: that round is trained again.
+        # An outbox without its state was left by a crash: that round is trained again.
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
         return contributions.read(path)
@@ -227,7 +224,7 @@ class JobFolder:
     def report(self) -> dict[str, Any]:
         """The report so far.
 
-        LocalError where the file is no report, or the disk changed it.
+        LocalError if the file is not a report, or the disk changed it.
         """
         path = self.path / "report.json"
         if not path.exists():
@@ -243,17 +240,16 @@ class JobFolder:
     def add_round(self, report: RoundReport, facts: Mapping[str, object]) -> None:
         """Append a round; repeating one replaces it.
 
-        ``facts`` are of the whole job, and replace those that stood there.
+        ``facts`` about the whole job replace those of earlier calls.
         """
         document = self.report()
-        # A round that is trained again has one entry, that of the last training.
         rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
         self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
 
     def finish(self, report: RoundReport, facts: Mapping[str, object]) -> None:
         """Add the final evaluation.
 
-        ``facts`` as in ``add_round``. Durable when it returns.
+        ``facts`` as in ``add_round``.
         """
         self._write({**self.report(), **facts, "final": asdict(report)})
 
@@ -283,8 +279,8 @@ def _digest(report: Mapping[str, Any]) -> str:
 def split_key(directory: Path) -> bytes:
     """The secret that assigns records to training and test; made once, never sent.
 
-    LocalError where the disk changed it: under another key, records that were
-    trained on would be tested on.
+    LocalError if the disk changed it: with another key, records that were trained on would be
+    tested on.
     """
     path = directory / "split.key"
     if not path.exists():

@@ -38,8 +38,7 @@ class PlainRounds:
     ) -> None:
         """Upload the ``kept`` contributions, or newly trained ones.
 
-        Returns once the coordinator has all of it. ``waiting`` is for
-        blind rounds, and not read here.
+        It returns once the coordinator has all of them. ``waiting`` is for blind rounds.
         """
         if kept is None:
             kept = await train(await self.fetch(plan, local))
@@ -50,6 +49,6 @@ class PlainRounds:
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
         """Download the delivery for a round, the final one too.
 
-        ``local`` is for blind rounds, and not read here.
+        ``local`` is for blind rounds.
         """
         return await self._gate.session.fetch(plan)

@@ -13,7 +13,7 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     waiting   TaskReceived(task)           working   Decide | TakePart | Conclude
     waiting   ConnectionLost               offline   Connect(attempt + 1)
     working   Worked                       waiting   Poll
-    working   ConnectionLost               offline   Connect(attempt + 1): the task is told again
+    working   ConnectionLost               offline   Connect(attempt + 1): the task comes again
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 
@@ -78,7 +78,7 @@ Task: TypeAlias = JobOffered | RoundOpened | JobFinished
 class SessionState:
     """The stage of the conversation.
 
-    ``attempt`` counts the connections lost in a row; ``task`` is the one that is worked on.
+    ``attempt`` counts failed attempts in a row. ``task`` is the current one.
     """
 
     stage: Stage = "offline"
@@ -93,7 +93,7 @@ class SessionState:
 class Connected:
     """The coordinator opened a session.
 
-    That alone does not set the attempts back.
+    Attempts are still counted on.
     """
 
 
@@ -113,7 +113,7 @@ class Worked:
 class ConnectionLost:
     """The coordinator cannot be reached, or knows our session no more.
 
-    The task is dropped; the coordinator tells it again.
+    The task is dropped; the coordinator repeats it.
     """
 
     why: str
@@ -123,7 +123,7 @@ class ConnectionLost:
 class Barred:
     """The coordinator refuses us for a reason that trying again does not cure.
 
-    The agent stops, and shows ``why`` to its operator.
+    The agent stops and reports ``why``.
     """
 
     why: str
@@ -131,10 +131,7 @@ class Barred:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """Someone asked this process to stop.
-
-    It counts in every stage.
-    """
+    """Someone asked this process to stop, in any stage."""
 
 
 Event: TypeAlias = Connected | TaskReceived | Worked | ConnectionLost | Barred | StopAsked
@@ -152,10 +149,7 @@ class Connect:
 
 @dataclass(frozen=True)
 class Poll:
-    """Wait for a task.
-
-    The answer may be that there is none.
-    """
+    """Wait for a task; there may be none."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ class TakePart:
 class Conclude:
     """Fetch the last results, evaluate, confirm.
 
-    Confirmed in any case, so that nobody waits for us.
+    It confirms in any case, so that nobody waits for us.
     """
 
     finished: JobFinished
@@ -199,20 +193,17 @@ Effect: TypeAlias = Connect | Poll | Decide | TakePart | Conclude | Exit
 
 
 def begin() -> tuple[SessionState, Effect]:
-    """The first state and effect.
-
-    The first attempt comes without a wait.
-    """
+    """The first state and effect: connect without a wait."""
     return SessionState(), Connect(0)
 
 
 def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
     """The next state and what to do; LocalError for an event that cannot come in this stage.
 
-    It reads nothing but its arguments and changes nothing.
+    Pure.
     """
     match event:
-        # These two end the session in whatever stage it is.
+        # These two stop the agent in any stage.
         case StopAsked():
             return SessionState("stopped"), Exit("")
         case Barred(why):
@@ -225,7 +216,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         # and then refuses is not hammered.
         case Connected() if state.stage == "offline":
             return replace(state, stage="waiting"), Poll()
-        # An empty answer is a success, too: attempts are counted from it again.
+        # An empty answer is a success, too, and resets the attempts.
         case TaskReceived(None) if state.stage == "waiting":
             return SessionState("waiting"), Poll()
         case TaskReceived(task) if state.stage == "waiting" and task is not None:
@@ -233,7 +224,7 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         case Worked() if state.stage == "working":
             return SessionState("waiting"), Poll()
         case _:
-            # Effects are run one at a time, so any other event is a mistake of ours.
+            # Effects run one at a time, so any other event is a bug.
             raise LocalError(
                 f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle"
             )

@@ -24,7 +24,7 @@ from .job_folder import JobFolder
 class SiloJobStatus:
     """One job that the silo accepted.
 
-    Where ``problem`` says why, the numbers are those of a job without rounds.
+    With a ``problem``, all numbers are defaults.
     """
 
     job: str
@@ -42,7 +42,7 @@ class SiloJobStatus:
 class LedgerStatus:
     """The ledger, checked from its first byte to its last.
 
-    Nothing is summed of a ledger that fails the check.
+    A ledger that fails the check has no totals.
     """
 
     verified: AuditResult
@@ -56,8 +56,7 @@ class LedgerStatus:
 class SiloStatus:
     """The status of a silo's folder.
 
-    ``running`` says whether an agent holds the folder's lock. ``jobs`` are in the order
-    in which they were accepted.
+    ``running``: an agent holds the folder's lock. ``jobs`` are in the order of acceptance.
     """
 
     directory: Path
@@ -81,7 +80,7 @@ def read(config: SiloConfig) -> SiloStatus:
     if verified.ok:
         spent = {head.dataset: head for _, head in of_type(folder, PrivacyHead)}
         ledger = LedgerStatus(verified, summary(folder), spent)
-    # The file is written when a job is accepted, so its time gives their order.
+    # The file is written when a job is accepted, so its time gives the order.
     kept = sorted(
         (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
     )
@@ -97,10 +96,10 @@ def _job(folder: JobFolder) -> SiloJobStatus:
         signed = parse_json(read_bytes(path), str(path))
         document = signed.get("document") if isinstance(signed, dict) else None
         job = Job.from_document(document, str(path))
-        # A silo that missed the last rounds is done with the job all the same.
+        # A finished job is over even if this silo missed its last rounds.
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
-    # One damaged job must not hide the others.
+    # One damaged job does not hide the others.
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
     return SiloJobStatus(
@@ -114,7 +113,7 @@ def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | No
     Before that, in the last round after local training.
     """
     final, rounds = report["final"], report["rounds"]
-    # The final entry has the accuracy of both models; the product is the one that is kept.
+    # The final entry has the accuracy of both models; ``product`` names the one that is kept.
     if final:
         return final["tested"], final[f"correct_{job.method().product}"]
     if rounds:

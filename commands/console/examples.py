@@ -52,10 +52,7 @@ def policy(
 
 
 def text(name: str) -> str:
-    """A template.
-
-    By its name without suffix, from the package's templates.
-    """
+    """The text of a template; ``name`` is its file's, without suffix."""
     return (resources.files(__package__) / "templates" / f"{name}.toml").read_text("utf-8")
 
 

@@ -46,10 +46,10 @@ WITHOUT_DEFAULT = (1.0, 1, 0.25)
 def job_text(method: str, *, private: bool = False) -> str:
     """A job file for one method, its options and a model that works with it.
 
-    TOML text. LocalError names the known methods for an unknown one.
+    Returns TOML. LocalError names the known methods for an unknown one.
     """
     chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
-    # Validated here: an example that cannot be signed would help nobody.
+    # With the defaults filled in, which decide below what is written out.
     model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
     # Only a method that measures something releases statistics, which need noise of their own.
     measures = chosen.measure is not Method.measure
@@ -91,12 +91,12 @@ def _listed(names: Any) -> str:
 def options_text(model: type[Strict]) -> str:
     """The options of a method, each commented out, below what its docstring says.
 
-    Lines that all begin with "# ". Defaults are shown as TOML values.
+    All lines begin with "# ". Defaults are written as TOML values.
     """
     docs, lines = docstrings(model), []
     for name, field in model.model_fields.items():
         sentences = [docs.get(name, ""), _choices(field)]
-        # TOML has no word for nothing, so its default cannot be written.
+        # TOML has no null, so a default of None cannot be written.
         if field.default is None:
             sentences.append("Left out by default.")
         lines += textwrap.wrap(" ".join(filter(None, sentences)), WIDTH)
@@ -143,7 +143,7 @@ def _example(field: FieldInfo) -> Any:
     if field.default is not None:
         return field.default
     adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
-    # The annotation says what is allowed, and not an example of it.
+    # The annotation only says what is valid, so numbers are tried until one is.
     for number in WITHOUT_DEFAULT:
         try:
             return adapter.validate_python(number)

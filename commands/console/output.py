@@ -31,7 +31,7 @@ def size(count: float) -> str:
 def number(count: int, of: str) -> str:
     """``1 tensor``, ``2 tensors``.
 
-    With thousands separated. ``of`` is the singular.
+    Commas separate thousands. ``of`` is the singular.
     """
     plural = "" if count == 1 else "s"
     return f"{count:,} {of}{plural}"
@@ -58,7 +58,7 @@ def show(report: PreflightReport, as_json: bool) -> None:
         if failed:
             verdict = f"{failed} of {len(findings)} failed"
         printer.show(verdict)
-    # Scripts and service managers read the exit code, and not the text.
+    # Scripts and service managers read the exit code, not the text.
     if not report.ok:
         raise typer.Exit(1)
 

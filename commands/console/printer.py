@@ -44,7 +44,7 @@ def printable(text: str) -> str:
     Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name
     that are not UTF-8), private and unassigned characters. Letters and spaces of any width stay.
     """
-    # Nearly all text is, and stays the same object.
+    # Nearly all text is printable already.
     if text.isprintable():
         return text
     return "".join(map(_harmless, text))
@@ -88,9 +88,9 @@ def show(*shown: str | PrintedTable, err: bool = False) -> None:
 
 
 def show_json(value: Any, *, indent: int | None = None) -> None:
-    """Print JSON for scripts: ASCII, on one line unless it is indented.
+    """Print JSON for scripts, on one line unless it is indented.
 
-    Nothing in it can steer a terminal: everything beyond ASCII is escaped.
+    All but printable ASCII is escaped, so it cannot steer a terminal.
     """
     _write(f"{json.dumps(value, indent=indent)}\n")
 
@@ -101,7 +101,7 @@ def show_file(data: bytes) -> None:
         # a file from elsewhere must not steer a terminal; a program that reads it needs every byte
         show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
-    # What was printed as text comes first; the buffer below does not know of it.
+    # The text layer buffers on its own: without this, bytes would overtake text printed before.
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
@@ -119,7 +119,7 @@ def show_error(text: str) -> None:
 def show_crash(error: BaseException) -> None:
     """Print the traceback of an error that nobody expected, on standard error.
 
-    Line by line, since messages in it may quote what others wrote.
+    Each line is escaped, since messages may quote what others wrote.
     """
     show(*"".join(traceback.format_exception(error)).removesuffix("\n").split("\n"), err=True)
 
@@ -148,10 +148,7 @@ def escape_unknown() -> None:
 
 
 class Screen:
-    """Shows how a command's work goes: lines, and on a terminal progress bars below them.
-
-    It writes to one stream, and has no state of its own but rich's.
-    """
+    """Shows how a command's work goes: lines, and on a terminal progress bars below them."""
 
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
@@ -159,7 +156,7 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """True where bars can be redrawn."""
+        """True if bars can be redrawn."""
         return self._console.is_terminal
 
     def show(self, *lines: str) -> None:
@@ -168,14 +165,11 @@ class Screen:
         Each is one line, however long; what could steer the terminal is escaped.
         """
         for line in lines:
-            # A line that is read by a program must not be broken at the width of a terminal.
+            # Programs read these lines, too: never break them at the terminal's width.
             self._console.print(_text(line), soft_wrap=True)
 
     def waiting(self, for_what: str) -> AbstractContextManager[object]:
-        """Say what the command waits for while the block runs; on a terminal only.
-
-        To be used as a context manager.
-        """
+        """Say what the command waits for while the block runs; on a terminal only."""
         return self._console.status(_text(for_what))
 
     def progress(self, *, elapsed: bool = False) -> Progress:
@@ -183,7 +177,7 @@ class Screen:
 
         ``elapsed`` shows how long each has run.
         """
-        # Our own column for words: rich would read markup in a name.
+        # Not rich's text column, which would read markup in a name.
         columns: list[bars.ProgressColumn] = [
             _Words("description"),
             bars.BarColumn(30),
@@ -211,7 +205,7 @@ class _Words(bars.ProgressColumn):
 def _write(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     stream.write(text)
-    # Whoever follows a command through a pipe sees each line when it is printed.
+    # A reader at the other end of a pipe gets each line at once.
     stream.flush()
 
 

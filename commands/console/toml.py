@@ -8,7 +8,7 @@ from typing import Any
 def to_toml(document: Mapping[str, Any]) -> str:
     """TOML of strings, numbers, lists and one level of tables: all that our files hold.
 
-    A key in a table may hold lists and inline tables, but no further table.
+    Deeper mappings become inline tables.
     """
     plain: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -28,7 +28,7 @@ def to_toml(document: Mapping[str, Any]) -> str:
 def inline(value: Any) -> str:
     """TOML of one value, on one line.
 
-    Mappings as inline tables, sequences as arrays. TOML has no word for None.
+    Mappings become inline tables, sequences arrays. The caller leaves out None, which TOML lacks.
     """
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_assignments(value)) + " }"

@@ -34,7 +34,7 @@ from .processes import ChildProcess, running
 
 SEED = 7
 SILOS = 4
-# Of the Dirichlet draw: the smaller it is, the more the silos' labels differ.
+# Dirichlet concentration: the smaller it is, the more the silos' labels differ.
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
 # noise grows with momentum
@@ -78,7 +78,7 @@ def demo(
     screen = Screen()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-    # Kept even without --keep: a person may look at ledgers and logs afterwards.
+    # Kept even without --keep, so that ledgers and logs can be read afterwards.
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
     made = Demo(
         screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None
@@ -121,7 +121,7 @@ class Demo:
         """
         method_class(method)  # LocalError names the known ones
         self._screen = screen
-        # Each once, also where the method is one of the baselines.
+        # The method may be one of the baselines: each runs once.
         self._methods = tuple(dict.fromkeys((*BASELINES, method)))
         self._settings = SETTINGS.get(method, {})
         self._chosen = method
@@ -132,12 +132,13 @@ class Demo:
         self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(number)])
 
     def run(self) -> bool:
-        """Run all of it; True if every ledger verified.
+        """Run all jobs; True if every ledger verified.
 
-        All daemons are stopped when it returns or fails. AbortedError where one of them ends early.
+        All daemons are stopped when it returns or fails. AbortedError if one of them ends early, or
+        the coordinator falls silent.
         """
         started = time.monotonic()
-        # The shards come first: in a blind job their class counts may stand in the job.
+        # The shards come first: a blind job may declare their class counts.
         shards = self._shards()
         jobs = [self._signed(method, shards) for method in self._methods]
         names = [job.name for job in jobs]
@@ -153,7 +154,7 @@ class Demo:
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 local_federation.write_silo(self._federation, silo, address, shard, jobs)
-                # Into the list that the block stops, one by one: a failure here leaves none behind.
+                # One by one into the list that ``running`` stops: a failure leaves none behind.
                 daemons.append(
                     ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo))
                 )
@@ -174,7 +175,7 @@ class Demo:
 
     def _signed(self, method: str, shards: list[Any]) -> Job:
         document = self._job(method)
-        # Plain as it stands: blindness is added only where the method's exchanges allow it.
+        # Not every job can be blind: the method and the number of silos decide.
         if not self._plain:
             document = local_federation.blind_where_it_can(self._federation, document, shards)
         return local_federation.sign_job(self._federation, document)
@@ -220,11 +221,10 @@ class Demo:
             ended = 0
             heard = time.monotonic()
             while ended < len(lengths):
-                # No longer than a second, so that a daemon that has died is noticed at once.
+                # A daemon that has died is noticed within a second.
                 event = coordinator.event(1.0)
                 for daemon in daemons:
-                    # A silo that has ended would only be missing at the
-                    # coordinator, without a reason.
+                    # The coordinator would only report that a silo is missing; its log says why.
                     daemon.check()
                 if event is not None:
                     heard = time.monotonic()
@@ -295,7 +295,7 @@ class Demo:
             present = sum(count > 0 for count in reports[0]["classes"])
             shown = [f"{c / final:.1%}" for c in correct]
             rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
-        # Over all records and not over silos: a small silo counts for less.
+        # Over records, not silos: a small silo counts for less.
         rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
         right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
         printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
@@ -304,7 +304,7 @@ class Demo:
         """What the jobs cost each silo's data set, from its budget."""
         for silo in self._federation.silos:
             for found in spent.read(config.load(self._federation.silo_config(silo))):
-                # Nothing was spent of it, so no budget was opened.
+                # Nothing was spent, so no budget was opened.
                 if (budget := found.budget) is None:
                     continue
                 limit = budget.limit
@@ -321,8 +321,7 @@ class Demo:
         roster = rosters.load(self._federation.folder / "roster.json")
         for silo in self._federation.silos:
             path = ledger_folder(self._federation.state(silo))
-            # Verified as an auditor would, by the public key and not by
-            # what the ledger says of itself.
+            # By the silo's own log key, not by whatever key the ledger names.
             key = own_log_key(self._federation.name, self._federation.keys(silo))
             for (job, part), total in summary(path).items():
                 numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))

@@ -59,14 +59,13 @@ def show(
     # a name says nothing by itself: the coordinator has the job
     with connected(given_file(operator)) as here:
         report = here.show(job)
-    # One document, with its rounds.
     if as_json:
         printer.show_json(
             {**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1
         )
         return
     fields = status_fields(report.status)
-    # Codes of the wire are short; people need what they mean.
+    # Codes are for programs; people get the words for them.
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
@@ -88,8 +87,8 @@ def submit(
     with connected(operator) as here:
         status = here.submit(signed)
     printer.show(_line(status))
-    # The coordinator answers a second submission with the job's status. A script should
-    # not take that for a new run.
+    # The coordinator answers a second submission with the job's status; a script must not take
+    # that for a new run.
     if status.stage == "ended":
         raise LocalError(
             f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a"
@@ -120,7 +119,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
                 said = f"{_shown(closed['members'])}: {_counts(closed['metrics'])}"
                 printer.show(f"round {closed['round']} closed: {said}")
             printer.show(_line(report.status))
-    # The last report is of the end, or the watch failed before.
+    # The last report is the job's end: a watch that breaks off raises.
     if report.status.outcome != "completed":
         raise typer.Exit(1)
 
@@ -140,8 +139,7 @@ def resume(job: Name, operator: OperatorFile) -> None:
 def status_fields(status: pb.JobStatus) -> dict[str, Any]:
     """A job's status as plain values.
 
-    For JSON and for text alike. Digests in hex; ``answers`` has every
-    silo, with "" where none came.
+    The digest is in hex. ``answers`` has every silo, in job order, with "" where none came.
     """
     return {
         "job": status.job,
@@ -152,7 +150,6 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
         "rounds": status.rounds,
         "outcome": status.outcome,
         "reason": status.reason,
-        # In the order of the job, with those that have not answered.
         "answers": {silo: status.answers.get(silo, "") for silo in status.silos},
         "cohort": list(status.cohort),
         "given": list(status.given),
@@ -182,7 +179,7 @@ def _line(status: pb.JobStatus) -> str:
         line += f", {len(status.given)} of {len(status.cohort)} silos uploaded"
     if status.reason:
         line += f": {status.reason}"
-    # After a restart of the coordinator this is all silos until each has called.
+    # After a restart of the coordinator, all silos are in here until they call.
     if status.unheard:
         line += f"; not seen since the coordinator started: {', '.join(status.unheard)}"
     return line
@@ -204,7 +201,7 @@ def _counts(metrics: Mapping[str, Any]) -> str:
 def given_file(path: Path | None) -> Path:
     """The operator's file; LocalError where none was given.
 
-    An operator's file is an option only where a command has another source, too.
+    For commands with another source, where --operator is optional.
     """
     if path is None:
         raise LocalError("--operator is missing")

@@ -35,10 +35,7 @@ TEST_FRACTION = 0.25
 
 @dataclass(frozen=True)
 class LocalFederation:
-    """Where everything lies.
-
-    Paths follow from ``folder``; nothing is looked up on the disk.
-    """
+    """Paths of a federation on one machine; all follow from ``folder``."""
 
     folder: Path
     silos: tuple[str, ...]
@@ -73,8 +70,8 @@ class LocalFederation:
 def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
     """Keys for everybody, and a roster that the founder has signed.
 
-    LocalError for a folder that is not empty: keys are never overwritten. Everybody's keys are made
-    on this machine, as in no real federation.
+    LocalError for a folder that is not empty, so that no key is overwritten. In a real federation,
+    each party makes its keys on its own machine.
     """
     if folder.exists() and not folder.is_dir():
         raise LocalError(f"{folder}: not a folder; choose a new or an empty one")
@@ -97,10 +94,10 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
             folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
         )
         entries[member] = create_keys(place, member, role, f"organisation of {member}")
-    # One founder suffices here; a real federation has several who vouch for the members.
+    # One founder suffices here; a real federation should have several.
     roster = rosters.new(FEDERATION, [entries["founder"]], 1)
     for member, entry in entries.items():
-        # It is in the roster from the beginning.
+        # ``new`` has put the founder in.
         if member != "founder":
             roster = rosters.add(roster, entry)
     rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
@@ -110,7 +107,7 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
 def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     """Write a job file and have the operator sign it.
 
-    The job as silos will read it. Both files are replaced where they exist.
+    Returns the job as silos will read it. Existing files are replaced.
     """
     folder = federation.folder / "jobs"
     folder.mkdir(exist_ok=True)
@@ -135,7 +132,7 @@ def blind_where_it_can(
     or with the training records of ``shards`` declared where a method compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
-    # With one colluder assumed, a sum takes four silos (SECURITY.md 6).
+    # The default of one assumed colluder takes more than three silos (SECURITY.md 6).
     if len(job.silos) <= FEWEST:
         return dict(document)
     declares = job.method().compares_labels
@@ -144,7 +141,7 @@ def blind_where_it_can(
         if declares
         else _private_weights(job, [*map(len, shards)])
     )
-    # A silo refuses sums of fewer, so a job that allows them would only fail later.
+    # A blind job with a smaller min_cohort is invalid.
     made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
     try:
         Job.from_file(validate(made, JobFile, "the job"), "the job").document()
@@ -173,9 +170,9 @@ def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) 
     own = {}
     for silo, shard in zip(federation.silos, shards, strict=True):
         federation.state(silo).mkdir(exist_ok=True)
-        # The agent will draw the same: the key in its state folder decides each record's side.
+        # The agent will make the same split: it finds the key in its state folder.
         train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
-        # Of training records alone: these are what weights and labels are of.
+        # Jobs declare training records only.
         own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
     security: dict[str, Any] = {
         "secure_aggregation": "required",
@@ -200,8 +197,7 @@ def write_coordinator(
 ) -> None:
     """The coordinator's configuration: these jobs in turn.
 
-    ``jobs`` are names of signed jobs. Port 0 lets the system choose one,
-    which the daemon's log names.
+    ``jobs`` are names of signed jobs. With port 0 the system chooses a port, which the daemon logs.
     """
     document = {
         "version": 1,
@@ -239,8 +235,7 @@ def write_silo(
 ) -> None:
     """A silo's configuration, its records, and a policy that allows only what these jobs need.
 
-    The address is known only once the coordinator listens. The silo's
-    state folder is there afterwards.
+    ``address`` as host:port. The silo's state folder exists afterwards.
     """
     folder = federation.folder / silo
     save_npz(folder / "data.npz", data)

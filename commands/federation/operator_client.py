@@ -22,16 +22,16 @@ from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, load_keys
 from ...security.identity.roster import Pins
 
-# Of a call that is answered at once; a watch has no deadline, since a job may run for days.
+# Deadline of a call that is answered at once; a watch has none, since a job may run for days.
 CALL_SECONDS = 30.0
 CODES = {name.removeprefix("ERROR_CODE_") for name in federation_pb2.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
 
 
 class OperatorConfig(Strict):
-    """What the file may hold.
+    """The keys of an operator's file.
 
-    Paths are relative to the file. ``trust`` pins federation and founders:
-    a swapped roster is noticed.
+    Paths are relative to the file. ``trust`` pins federation and founders, so a swapped roster is
+    detected.
     """
 
     version: Literal[1]
@@ -55,8 +55,8 @@ class Operator:
     def submit(self, signed: bytes) -> pb.JobStatus:
         """Queue a signed job.
 
-        The same job again is answered with its status; RefusedError says
-        why another cannot be queued.
+        For a job that is queued already, its status is returned. RefusedError says why a job cannot
+        be queued.
         """
         return cast(
             "pb.JobStatus", self._call(self._stub.Submit, pb.SubmitRequest(signed_job=signed))
@@ -69,7 +69,7 @@ class Operator:
     def show(self, job: str) -> pb.JobReport:
         """One job and its closed rounds.
 
-        RefusedError UNKNOWN_JOB where the coordinator has no such job.
+        RefusedError UNKNOWN_JOB if the coordinator does not have it.
         """
         return cast("pb.JobReport", self._call(self._stub.Show, pb.JobRequest(job=job)))
 
@@ -84,8 +84,8 @@ class Operator:
     def watch(self, job: str) -> Iterator[pb.JobReport]:
         """A job's reports until it has ended.
 
-        It ends after the report of the job's end. PeerError where the connection is lost,
-        RefusedError STOPPING where the coordinator stops.
+        The last one reports the job's end. PeerError if the connection is lost, RefusedError
+        STOPPING if the coordinator stops first.
         """
         try:
             yield from self._stub.Watch(pb.JobRequest(job=job))
@@ -99,7 +99,7 @@ class Operator:
             raise self._explained(error) from None
 
     def _explained(self, error: Any) -> PeerError:
-        # Only a code of the closed list is ours: anything else came from gRPC or from a stranger.
+        # Without a code of the closed list, the answer is not the coordinator's own.
         code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
         if code in CODES:
             return RefusedError(self._peer, code, error.details())
@@ -115,13 +115,12 @@ class Operator:
 def connected(path: Path) -> Iterator[Operator]:
     """The operator of a file, connected while the block runs.
 
-    LocalError for keys that are not an operator's of the roster. The channel
-    is closed when the block ends.
+    LocalError for keys that are not those of an operator in the roster.
     """
     require_tls13()
     config = read_toml(path, OperatorConfig)
     keys, roster = load_keys(path.parent / config.keys), rosters.load(path.parent / config.roster)
-    # Before anything is dialled: the roster says which coordinator is the right one.
+    # Before dialling: the roster says which certificate to expect.
     rosters.verify(roster, config.trust)
     entry, coordinator = keys.entry, roster.coordinator
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.OPERATOR:
@@ -129,12 +128,11 @@ def connected(path: Path) -> Iterator[Operator]:
             f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it"
             " added"
         )
-    # The coordinator's own certificate is the only root: there is no CA
-    # that could vouch for another.
+    # The coordinator's own certificate is the only root: no CA could vouch for another.
     credentials = grpc.ssl_channel_credentials(
         coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()
     )
-    # The certificate names the member, whatever host and port it is reached at.
+    # The certificate names the member, not its host.
     options = [*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.staddle")]
     address = checked_address(config.coordinator)
     with grpc.secure_channel(address, credentials, options) as channel:

@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 
 from ...errors import AbortedError
 
-# A daemon finishes the fold in hand and its ledger before it ends.
+# The coordinator finishes a fold before it ends; 20 s are plenty for the demo's models.
 STOP_SECONDS = 20.0
 Event = Mapping[str, Any]
 Launcher: TypeAlias = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
 
 
 def launched(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """A child process; of what it writes, standard error is read.
+    """A child process whose standard error is read, where the daemons log.
 
-    Standard input is closed and standard output dropped: the daemons log to standard error.
+    Standard input is empty, standard output is dropped.
     """
     return subprocess.Popen(  # noqa: S603 our own interpreter and program
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -44,13 +44,13 @@ class ChildProcess:
         # -P: the working folder is no place to import from, whatever it is called.
         self._process = launch([sys.executable, "-P", *program, "--config", str(config)])
         self._events: queue.Queue[Event | None] = queue.Queue()
-        # A daemon thread: it must not keep the command from ending.
+        # daemon: it must not keep the command from ending.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return self._process.pid
 
     @property
@@ -69,13 +69,13 @@ class ChildProcess:
                     continue  # a library's own line: it stands in the log
                 if isinstance(event, dict):
                     self._events.put(event)
-        # The end of the stream, for whoever waits for an event.
+        # Marks the end of the stream for ``event``.
         self._events.put(None)
 
     def event(self, seconds: float) -> Event | None:
-        """The next event; None when none came in time. AbortedError when the process has ended.
+        """The next event; None if none came within ``seconds``.
 
-        ``seconds`` is the most to wait.
+        AbortedError if the process has ended.
         """
         try:
             event = self._events.get(timeout=seconds)
@@ -90,7 +90,7 @@ class ChildProcess:
     def wait_for(self, name: str, seconds: float) -> Event:
         """The next event of this name; AbortedError when it does not come.
 
-        Events before it are dropped. ``seconds`` is the most between two events.
+        Events before it are dropped. ``seconds`` bounds the time between two events, not the total.
         """
         while (event := self.event(seconds)) is not None:
             if event.get("event") == name:
@@ -100,7 +100,7 @@ class ChildProcess:
     def check(self) -> None:
         """AbortedError if the process has ended.
 
-        The text has the last lines of its log.
+        Its text has the end of the log.
         """
         if self._process.poll() is not None:
             # The last lines, which say why it ended, may still be in the pipe.
@@ -110,16 +110,13 @@ class ChildProcess:
             )
 
     def tail(self) -> str:
-        """The last lines of its log.
-
-        Five lines, of whatever its log holds by now.
-        """
+        """The last five lines of its log, as far as it was read."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
     def stop(self) -> int:
-        """Ask it to stop; kill it if it does not. Its exit code.
+        """Ask it to stop, kill it if it does not, and return its exit code.
 
-        The whole log has been read when it returns.
+        Waits up to five seconds more for the rest of its log.
         """
         if self._process.poll() is None:
             # As a service manager does, so that the ledger ends with a stop record.
@@ -141,7 +138,7 @@ class ChildProcess:
 def running(daemons: Sequence[ChildProcess]) -> Iterator[None]:
     """Stop all of them when the block ends, however it ends.
 
-    One after another, in the order of the list, which may grow in the block.
+    In the order of the list, which may grow while the block runs.
     """
     try:
         yield

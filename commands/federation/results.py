@@ -27,7 +27,7 @@ def results(
     ] = None,
 ) -> None:
     """Rounds as CSV and JSON; on the coordinator's machine also the shared parts as safetensors."""
-    # The two differ in what they may hold, so nobody should have to guess which was read.
+    # Only one of them has the tensors: which one is read must be explicit.
     if (operator is None) == (config is None):
         raise LocalError(
             "give --operator (rounds only), or --config of the coordinator on its own machine"
@@ -38,7 +38,7 @@ def results(
     if config is not None:
         kept = files.read(configs.load(config).directory, job)
         if kept.relayed:
-            # On standard error: the paths below may be read by a program.
+            # On standard error, since a program may read the paths below.
             printer.show(
                 f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and"
                 f" cannot open; every silo of the job has it, in jobs/{job}/model.safetensors of"

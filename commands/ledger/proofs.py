@@ -42,16 +42,16 @@ def prove(
 
     Writes a tlog-proof file.
     """
-    # Every record is verified on the way: a proof from a broken ledger would prove nothing.
+    # Reading verifies every record, so a broken ledger gives no proof.
     tree, note = ledger_export.tree_and_checkpoint(ledger_folder(path))
     size = TreeHead.parse(note.text).size
-    # A proof is against a signed head, and nobody has signed the newest records yet.
+    # A proof needs a signed head, and the newest records may be under none yet.
     if seq >= size:
         raise LocalError(
             f"record {seq} is not under the checkpoint, which has {size} records; wait for the"
             " next one"
         )
-    # In the C2SP form, so that other people's tools can check it, too.
+    # A C2SP format, which other tools can check.
     _write(bytes(proofs.prove(tree, seq, note)), out)
 
 
@@ -68,9 +68,9 @@ def verify_proof(
     """Check that a record stands in a silo's ledger, as its log key signed it."""
     found = Proof.parse(_read(proof))
     log = _log(found.checkpoint, key, roster_files.read_one(roster, founder, threshold))
-    # A record is a JSON object; a path hardly begins with a brace.
+    # A record is a JSON object; paths rarely begin with a brace.
     line = record.encode() if record.lstrip().startswith("{") else read_bytes(Path(record))
-    # Without the line break, as a leaf is hashed.
+    # Leaves are hashed without the line break.
     opened = proofs.verify(found, leaf_hash(line.removesuffix(b"\n")), log)
     under = f"under its checkpoint of {opened.checkpoint.size}"
     printer.show(f"proven: this is record {found.index} of {log.name}, {under}")
@@ -99,10 +99,10 @@ def verify_consistency(
     threshold: Threshold = None,
 ) -> None:
     """Check that a ledger only grew since a tree head that you hold."""
-    # Read before the roster is asked: the file names the silo whose key is needed.
+    # The proof comes first: it names the silo whose key is needed.
     found = growth.Consistency.parse(_read(proof))
     log = _log(found.checkpoint, key, roster_files.read_one(roster, founder, threshold))
-    # Against the head that the user holds; the one in the proof's file could be anybody's.
+    # Against the head that the user noted, not one that the proof brings along.
     after = growth.verify(found, read_note(old), log)
     printer.show(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
 
@@ -119,7 +119,7 @@ def export(
     out: Out = None,
 ) -> None:
     """Write records with their proofs, for 'staddle ledger verify-export' on another machine."""
-    # Whole and then written: an error in the middle leaves no half of an export.
+    # Complete before the first byte is written: an error leaves no partial export.
     _write(b"".join(ledger_export.export(ledger_folder(path), redact=redact, job=job)), out)
 
 
@@ -136,7 +136,7 @@ def verify_export(
     log = _log(checkpoint, key, roster_files.read_one(roster, founder, threshold))
     found = ledger_export.verify(data, log)
     what = "leaf hashes" if found.redacted else "records"
-    # Only an export of all jobs shows that none of its records was left out.
+    # Nothing shows that an export of one job has all of that job's records.
     which = f"of job {found.job!r}" if found.job is not None else "which are all"
     printer.show(
         f"proven: {len(found.seqs)} {what}, {which}, of {log.name}, under {found.checkpoint.size}"
@@ -145,9 +145,9 @@ def verify_export(
 
 
 def read_note(path: Path) -> Note:
-    """A signed note from a file; nobody has checked who signed it.
+    """A signed note from a file; its signature is not checked.
 
-    ProofError names the file where it is not a signed note; LocalError where it cannot be read.
+    ProofError if it is not a signed note, LocalError if it cannot be read; both name the file.
     """
     try:
         return notes.parse(read_bytes(path))
@@ -159,7 +159,7 @@ def _log(note: Note, key: str | None, rosters: Rosters) -> VerifierKey:
     roster = rosters.newest
     if key is None and roster is not None:
         return roster_log_key(note, roster)
-    # One source of the key, not two: which of them was checked would not be plain to see.
+    # With two keys it would be unclear which one counted.
     if key is not None and roster is None:
         return VerifierKey.parse(key)
     raise LocalError("give the log's key, with either --key VKEY or --roster ROSTER")
@@ -177,5 +177,5 @@ def _write(data: bytes, out: Path | None) -> None:
     if out is None:
         printer.show_file(data)
     else:
-        # Never in place of another file.
+        # Existing files are not overwritten.
         write_new(out, data)

@@ -15,7 +15,7 @@ KINDS = {"received": "received", "delivered": "delivered", "head.refused": "refu
 def is_coordinators(folder: Path) -> bool:
     """True for a coordinator's ledger: its first record says so.
 
-    LocalError where that record cannot be read.
+    LocalError if the ledger is broken there.
     """
     for line in lines(folder):
         return bool(line.record["type"] == "serving")
@@ -36,10 +36,9 @@ def show(
 ) -> None:
     """Print what was received and delivered, for one job, round or silo if they are named.
 
-    The rows are in the order of the ledger. ``silo`` is the one that
-    uploaded, or to which was delivered.
+    Rows are in the order of the ledger. ``silo`` uploaded, or received a delivery.
     """
-    # What is left out of the command line selects all.
+    # None selects all.
     wanted = {"job": job, "round": round_, "silo": silo}
     found = [record for record in _records(folder) if _matches(record, wanted)]
     if as_json:
@@ -52,11 +51,10 @@ def show(
         message = record.get("message", {})  # a refused head has none
         sizes.setdefault(record["type"], []).append(message.get("bytes", 0))
     for kind, name in KINDS.items():
-        # Kinds of which there is nothing are not shown.
+        # No line for a kind without records.
         if kind not in sizes:
             continue
         said = f"{name}: {len(sizes[kind])}"
-        # A refused head has no bytes of its own.
         total = sum(sizes[kind])
         if total:
             said += f", {total:,} bytes"
@@ -70,7 +68,7 @@ def _records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _matches(record: dict[str, Any], wanted: Mapping[str, Any]) -> bool:
-    # A refused head is of no job and round, so it is shown only where none is named.
+    # A refused head has no job and no round, so naming one leaves it out.
     return all(value in (None, record.get(key)) for key, value in wanted.items())
 
 

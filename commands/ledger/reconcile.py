@@ -74,7 +74,7 @@ def _print(found: Reconciled, rosters: Rosters) -> None:
     checked = "receipts and heads not checked (give --roster)"
     if rosters.newest:
         checked = "receipts and heads checked"
-    # Receipts name the roster of their time; under others their signers cannot be looked up.
+    # A receipt can be checked only under the roster that it names.
     if found.unchecked:
         checked += f"; {found.unchecked} receipts are under other rosters, not checked"
     both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
@@ -90,14 +90,14 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     The heads of the coordinator's ledger that the silo holds (``heads.json``, next to its own) are
     compared as well.
 
-    ``roster`` None leaves signatures unchecked. Nothing is written, and daemons may be running.
+    Without ``roster``, signatures are not checked. Nothing is written; daemons may be running.
     """
-    # Read first: the ledgers may grow meanwhile, and a head that is held must be in them.
+    # Heads first: the ledgers may grow meanwhile, and must contain every head that is held.
     held = _held(silo.parent / HEADS, coordinator, roster)
 
     # what two ledgers say of one another means nothing unless each holds by itself
     for folder in (silo, coordinator):
-        # Without a roster a ledger can still be checked in itself: chain, rules and tree.
+        # Without a roster, chain, rules and tree can still be checked.
         key = None
         if roster:
             key = _key(folder, roster)
@@ -121,11 +121,11 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
 
 def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead]:
     """Heads of the coordinator's ledger that the silo keeps, under its present key."""
-    # A copy of the ledger alone has no such file.
+    # The file is missing next to a copy of the ledger alone.
     if not path.exists():
         return []
     kept = checked_file.read_json(path, MemberHeads)
-    # By the coordinator's own head: a silo keeps heads of other members, too.
+    # The file has heads of other members, too; this ledger's own head names its owner.
     now = _checkpoint(coordinator)
     name, found = _owner(coordinator), []
 
@@ -137,7 +137,7 @@ def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead
             # a key that was rotated since is not in this roster
             if note.signatures[0].key_id != now.signatures[0].key_id:
                 continue
-            # A head that the coordinator did not sign must not blame it.
+            # The coordinator is not to blame for a head that it did not sign.
             if roster:
                 checkpoints.verify(note, roster_log_key(now, roster))
             found.append(TreeHead.parse(note.text))

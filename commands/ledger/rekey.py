@@ -28,13 +28,13 @@ def rekey(
     Privacy budgets continue too. The agent must not run.
     """
     folder = audit.ledger_folder(path)
-    # Both: the old key signs the record that names the new one.
+    # Both are needed: the ledger is opened under the old key and continued under the new one.
     before, after = load_keys(old), load_keys(new)
     note = stored(folder)
     if note is None:
         raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
     federation, silo = owner(TreeHead.parse(note.text).origin)
-    # Else a slip of the hand would put another silo's key into this ledger for ever.
+    # A typo must not put another silo's key into this ledger for ever.
     if not silo == before.entry.id == after.entry.id:
         raise LocalError(
             f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and"

@@ -48,31 +48,25 @@ class Rosters:
 
     @property
     def newest(self) -> Roster | None:
-        """The one with the highest version.
-
-        None where there is none.
-        """
+        """The one with the highest version; None without rosters."""
         if not self.each:
             return None
         return self.each[-1]
 
     @property
     def vouchers(self) -> str:
-        """Who vouches for them, in words.
-
-        One line per roster; empty where there is none.
-        """
+        """Who vouches for them: one line per roster."""
         return "\n".join(map(self._voucher, self.each))
 
     def _voucher(self, roster: Roster) -> str:
         version = f"roster version {roster.version}"
-        # Its signatures hold, but a forger could have named founders of their own.
+        # The signatures are valid, but a forger could have named founders of their own.
         if not self.founders:
             return (
                 f"{version}: signed by founders that it names itself; for who vouches for it, give"
                 " --founder"
             )
-        # Only founders whose fingerprints came from elsewhere.
+        # Only founders whose fingerprints the user gave.
         signers = ", ".join(rosters.signers(roster, self.founders))
         return f"{version}: signed by {signers}, whose keys were named"
 
@@ -85,13 +79,13 @@ def read(
     LocalError or PeerError say what is wrong.
     """
     fingerprints = tuple(founders or ())
-    # 0 stands for all that are named.
+    # ``verify_by`` takes 0 for all that are named.
     least = threshold or 0
     _check_options(files, fingerprints, least)
 
     loaded = map(rosters.load, files or ())
     each = sorted(loaded, key=attrgetter("version"))
-    # A receipt names one federation; another's roster would only confuse whose keys count.
+    # A ledger belongs to one federation.
     federations = sorted({roster.federation for roster in each})
     if len(federations) > 1:
         raise LocalError(
@@ -108,17 +102,14 @@ def _check_options(files: Sequence[Path] | None, founders: Sequence[str], thresh
     has_founders = bool(founders or threshold)
     if has_founders and not files:
         raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
-    # Each once: a fingerprint that is repeated is no second founder.
+    # A repeated fingerprint is no second founder.
     named = len(set(founders))
     if threshold > named:
         raise LocalError(f"--threshold {threshold}, but {named} founders are named; add --founder")
 
 
 def read_one(file: Path | None, founders: Sequence[str] | None, threshold: int | None) -> Rosters:
-    """Like ``read``, for a command that takes at most one roster.
-
-    With the same errors.
-    """
+    """Like ``read``, for a command that takes at most one roster."""
     files = []
     if file is not None:
         files.append(file)

@@ -83,14 +83,13 @@ def show(
     if job is not None:
         _check_job(folder, job)
 
-    # Messages and other records are selected by one rule.
     wanted = Wanted(job, round_number, part, recipient)
     left = [message for message in messages.messages(folder) if wanted.has_message(message)]
     others = _others(folder, wanted)
     if as_json:
         documents = [_document(message) for message in left]
         documents += [_document_of_other(line, record) for line, record in others]
-        # By number, so that messages and other records stand as the ledger has them.
+        # Sorted by seq, as in the ledger.
         printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
         return
     _print(left, others)
@@ -102,11 +101,11 @@ def _print(left: Sequence[LedgerMessage], others: Sequence[tuple[VerifiedLine, O
     rows, sizes = [], []
     for message in left:
         rows.append(_row(message))
-        # As declared: a message without digest counts in full (SECURITY.md 27).
+        # As declared: a message without a digest counts in full (SECURITY.md 27).
         sizes.append(message.intent.message.bytes)
     for line, record in others:
         rows.append(_row_of_other(line, record))
-        # Keys, shares and notes left, too; the end of a sum is no message.
+        # Keys, shares and notes are messages that left; the end of a sum is none.
         if isinstance(record, ProtocolMessage):
             sizes.append(record.message.bytes)
     printer.show(printer.PrintedTable(COLUMNS, sorted(rows, key=lambda row: int(row[0]))))
@@ -132,18 +131,18 @@ class Wanted:
 
     @property
     def everything(self) -> bool:
-        """True where no option selects anything."""
+        """True if no option was given."""
         return {self.job, self.round, self.part, self.recipient} == {None}
 
     def has_message(self, message: LedgerMessage) -> bool:
-        """True for a message that is selected."""
+        """True if the message is selected."""
         intent = message.intent
         return self.has(intent, _parts(message), intent.recipient.id)
 
     def has(self, record: Intent | OfJob, parts: Sequence[str], recipient: str) -> bool:
-        """True for a record of a job that is selected.
+        """True if a record of a job is selected.
 
-        ``parts`` are those of the record's tensors; "" as recipient where it went to nobody.
+        ``parts`` are those of its tensors. An empty ``recipient``: it went to nobody.
         """
         if self.part is not None and self.part not in parts:
             return False
@@ -162,7 +161,7 @@ def _others(folder: Path, wanted: Wanted) -> list[tuple[VerifiedLine, Other]]:
     for line, record in messages.of_type(folder, *SUMS):
         if wanted.has(record, [PROTOCOL], _recipient(record)):
             found.append((line, record))
-    # What was held back has no part and no recipient: nothing of it left.
+    # A denial has no part and no recipient: nothing left.
     for line, denial in messages.of_type(folder, Deny):
         if wanted.has(denial, [], ""):
             found.append((line, denial))
@@ -201,8 +200,7 @@ def summary(
     for problem in receipts.problems:
         printer.show(f"problem: {problem}", err=True)
 
-    # By taint and recipient as well: what left without noise, and to
-    # whom, is what a reader looks for.
+    # By taint and recipient as well: readers want to see what left without noise, and to whom.
     totals = messages.summary(folder, GROUPS)
     if as_json:
         printer.show_json(_totals_document(folder, totals))
@@ -223,7 +221,7 @@ def _totals_document(
     for key, total in totals.items():
         group: dict[str, str] = dict(zip(GROUPS, key, strict=True))
         rows.append({**group, **asdict(total)})
-    # A head has all that was spent up to it, so the last one is enough.
+    # Each head has the total spent so far, so the last one is enough.
     for line, head in _last_budgets(folder):
         rows.append(_document_of_other(line, head))
     return rows
@@ -266,7 +264,7 @@ def spent(head: PrivacyHead) -> str:
 
 
 def _parts(message: LedgerMessage) -> list[str]:
-    # A message without tensors has one part of its own: "(message)".
+    # A message without tensors counts as a part called "(message)".
     parts = dict.fromkeys(tensor.part for tensor in message.intent.tensors)
     return list(parts) or [messages.MESSAGE]
 
@@ -315,7 +313,7 @@ def _outcome(message: LedgerMessage) -> Iterator[str]:
 
     hidden = intent.hidden
     if hidden:
-        # A rotated vector is compared once; a padded one has a version, which rows name.
+        # Padded uploads have a version, which rows refer to; rotated ones are used once.
         use = "to be compared"
         if intent.form == PADDED:
             use = f"version {hidden.number}"
@@ -349,7 +347,7 @@ def _document_of_other(line: VerifiedLine, record: Other) -> dict[str, Any]:
 
 def _row_of_other(line: VerifiedLine, record: Other) -> list[str]:
     stamp = [str(line.seq), line.record["time"]]
-    # Of a data set, and so of no job, round or recipient.
+    # A budget belongs to a data set, so job, round and recipient stay empty.
     if isinstance(record, PrivacyHead):
         return [*stamp, *[""] * 7, spent(record)]
 

@@ -53,17 +53,17 @@ def verify(
     Whoever has the silo's log key could still cut off or rewrite records: pass what the
     coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
-    # Rosters before the ledger: with a wrong one there is nothing to check it with.
+    # A wrong roster is reported before the ledger, which may be large, is read.
     rosters = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
 
     # whoever has the silo's log key can rewrite all that lies in the folder: only what others hold
     # shows that
     noted = {str(file): read_note(file) for file in checkpoint or []}
-    # A leaf hash that somebody noted stays true however the ledger grows.
+    # A record's leaf hash never changes, however the ledger grows.
     leaves = dict(map(_known, known or []))
     own = stored(folder)
-    # The newest roster has the key that signs now; receipts are checked with that of their time.
+    # The newest roster has the log key in use; each receipt is checked under its own roster.
     key = _key(rosters.newest, own, noted)
     found = audit.verify(folder, leaves, key, noted)
 
@@ -76,7 +76,7 @@ def verify(
         found = replace(found, problems=tuple(receipts.problems))
 
     checked = _Checked(found, rosters, receipts, key, running=held(folder))
-    # The head names the silo; without one, nothing does that was signed.
+    # Federation and silo are read from the tree head.
     if own and found.checkpoint is not None:
         federation, whose = owner(TreeHead.parse(own.text).origin)
         checked = replace(checked, federation=federation, silo=whose)
@@ -88,7 +88,7 @@ def verify(
         printer.show_json(_document(checked))
     else:
         _print(checked)
-    # For scripts, which read the exit code.
+    # Scripts read the exit code.
     if problems:
         raise typer.Exit(1)
 
@@ -121,7 +121,7 @@ def _document(checked: _Checked) -> dict[str, Any]:
         "running": checked.running,
     }
     rosters = checked.rosters
-    # By version: a reader should see which of them vouches for what.
+    # Version → founders who signed it.
     if rosters.each:
         document["rosters"] = {
             each.version: signers(each, rosters.founders) for each in rosters.each
@@ -141,7 +141,7 @@ def _print(checked: _Checked) -> None:
     _print_problems(found)
     if checked.silo:
         by = "by whom was not checked (give --roster)"
-        # Without a key the head was only read: anybody could have written it.
+        # Without a key the head's signature was not checked.
         has_signer = checked.key is not None and found.signed
         if has_signer:
             by = f"by {checked.key}"
@@ -163,7 +163,7 @@ def _print(checked: _Checked) -> None:
 def _ownership(found: str, expected: str | None) -> tuple[str, ...]:
     if expected is None or found == expected:
         return ()
-    # An empty ledger names nobody.
+    # A ledger without a tree head names nobody.
     actual = found or "nobody"
     return (f"it is the ledger of silo {actual}, not of {expected}; name the folder of {expected}",)
 
@@ -192,7 +192,7 @@ def _print_problems(found: AuditResult) -> None:
         if refs:
             listed = ", ".join(map(str, refs))
             printer.show(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
-    # Its closing record is missing, so it may have sent as much as it was allowed.
+    # Without its closing record, a session may have sent up to its cap.
     if found.open_control is not None:
         printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
     if found.torn_bytes:
@@ -203,7 +203,7 @@ def _print_problems(found: AuditResult) -> None:
 
 def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
     if roster is None:
-        # A head that somebody holds is only as good as its signature.
+        # A head whose signer is not checked could be anybody's.
         if held:
             raise LocalError(
                 "--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is"
@@ -222,7 +222,7 @@ def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> Veri
 
 
 def _known(text: str) -> tuple[int, str]:
-    # The form in which commands and logs print it, so that a copied line can be pasted.
+    # SEQ:LEAF is also how logs and commands print it.
     match = re.fullmatch(r"(\d{1,15}):([0-9a-f]{64})", text)
     if match is None:
         raise LocalError(f"--known {text!r} is not SEQ:LEAF, such as 412:9a0b… with 64 hex digits")

@@ -73,9 +73,9 @@ def check(
     """
     found, members, silo = _sources(config, policy, roster, dataset)
     try:
-        # The same checks, in the same order, as when the job is offered.
+        # The agent's checks of an offered job, in its order.
         job, signer = checks.read_job(read_bytes(signed_job), members, str(signed_job))
-        # Without a configuration nobody has said which silo this is.
+        # Only a configuration says which silo this is.
         if silo:
             checks.check_member(job, silo, members)
     except RefusedError as error:
@@ -83,14 +83,14 @@ def check(
             printer.show_json({"accept": False, "code": error.code, "why": error.why})
         else:
             printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
-        # A refusal is an answer, and not a fault of this command.
+        # A refusal is this command's answer, not an error.
         raise typer.Exit(1) from error
 
     # The functions below are the agent's own, so that this command cannot decide otherwise.
     plan = JobPlan(job)
     outflows = checks.outflows(plan, members, found)
     objections = (*privacy_objections(job, found), *checks.sum_objections(plan, found, members))
-    # One tensor that may not leave is enough to decline: a job is taken whole.
+    # A job is accepted whole: one tensor that may not leave declines it.
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {
@@ -119,12 +119,12 @@ def _sources(
             raise LocalError(
                 "say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json"
             )
-        # For a silo that has no configuration yet, while it decides whether to join.
+        # For a silo without a configuration yet, which is still deciding whether to join.
         return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
 
     loaded = configs.load(config)
     members = rosters.load(roster or loaded.roster)
-    # Whoever writes into the roster file could otherwise sign the job as its operator.
+    # Otherwise, whoever can write the roster file could add an operator who signs the job.
     rosters.verify(members, loaded.trust)
     found = policies.load(policy or loaded.policy, dataset or loaded.dataset)
     return found, members, load_entry(loaded.keys / ENTRY_FILE).id
@@ -143,7 +143,7 @@ def _lines(
     )
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
-    # Facts that hold for all rounds come before the tensors of each phase.
+    # First the facts about all rounds, then the tensors of each phase.
     for fact in filter(None, _facts(plan, silo, policy, outflows)):
         yield from _wrapped(fact, "")
     for outflow in outflows:
@@ -169,7 +169,7 @@ def _facts(plan: JobPlan, silo: str, policy: Policy, outflows: Sequence[Outflow]
 def _blind(job: Job) -> str:
     if not job.security.required:
         return ""
-    # Public weights are read by every silo of the job; private ones are summed like the values.
+    # All silos of the job read public weights; private ones are summed, masked like the values.
     weights = "stand in the job" if job.security.weights == "public" else "are masked too"
     colluders = number(job.security.colluders, "colluder")
     return f"its sums are blind: {colluders} assumed; the silos' weights {weights}"
@@ -178,7 +178,7 @@ def _blind(job: Job) -> str:
 def _census(job: Job) -> str:
     if not job.counted:
         return ""
-    # Colluders know whether they hold a class, so they do not count.
+    # Colluders know which classes they hold, so they cannot hide another silo.
     enough = job.min_holders + job.security.colluders
     return (
         "round 0 counts the silos that hold each class; rows of a class leave only if"
@@ -190,7 +190,7 @@ def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
     """What one silo that colludes with the coordinator would reveal to it."""
     if not checks.trusting(plan):
         return ""
-    # What a colluding silo would reveal depends on how it leaves.
+    # The form decides what a colluding silo could open: masked parts stay hidden.
     forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
     hidden = []
     if forms - {MASKED}:
@@ -211,9 +211,8 @@ def _phase(job: Job, policy: Policy, outflow: Outflow) -> Iterator[str]:
     """What leaves in each round of one phase."""
     yield ""
     yield f"{_rounds(outflow)}:"
-    # Norms are checked on the values of a round, so here they are only announced.
+    # Only announced: norms are checked on the values of each round.
     norms = _max_norms(job, policy, outflow)
-    # Reasons that concern the whole message, such as its size, come after the tensors.
     tensors, limits = outflow.decision.tensors, policy.file.limits
     for part, verdicts in groupby(tensors, key=lambda verdict: verdict.release.part):
         yield from _part(part, list(verdicts), outflow, norms.get(part))
@@ -237,7 +236,7 @@ def _looked_at(policy: Policy) -> str:
         )
     if limits.max_parallel is not None:
         bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
-    # Told either way: without a bound a model that was made to leak would be trained on.
+    # Say it either way: without a bound, the silo would train a model that was made to leak.
     if bounds:
         return f"this silo does not train on a delivery that {' or '.join(bounds)}"
     return (
@@ -253,7 +252,7 @@ def _declared(job: Job, silo: str) -> dict[str, Any]:
     """
     security = job.security
     found: dict[str, Any] = {}
-    # What a job declares of this silo is read by all the others.
+    # All parties of the job read these numbers.
     if silo in security.counts:
         found["records"] = security.counts[silo]
     if silo in security.class_counts:
@@ -314,13 +313,13 @@ def _part(
             yield f"      {rule}"
         else:
             yield f"{row}  {rule}"
-        # Its tensor is on the line above.
+        # The line above names the tensor.
         for reason in verdict.reasons:
             yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
 
 
 def _read_by(release: Release, outflow: Outflow) -> str:
-    # Of what is masked, who reads the sum makes the difference.
+    # Rows are masked, too, but name their readers.
     way = way_of(release)
     if way == ROWS:
         return (
@@ -345,7 +344,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
     total = held = 0
     for outflow in outflows:
-        # Rounds in a row that upload the same are one outflow.
+        # An outflow stands for consecutive rounds that upload the same.
         total += outflow.size * (outflow.last - outflow.first + 1)
         held += sum(bool(verdict.reasons) for verdict in outflow.decision.tensors)
     if accepts:
@@ -353,7 +352,7 @@ def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
             f"At most {total:,} bytes in all rounds. This silo would ACCEPT the job,",
             "if its records and its earlier jobs allow it: staddle silo check --job looks at them.",
         )
-    # Declined for the job as a whole, as by an objection to its sums.
+    # No tensor is held back: the job as a whole is declined, for instance for its sums.
     if not held:
         return ("This silo would DECLINE the job.",)
     are = "is" if held == 1 else "are"

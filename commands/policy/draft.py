@@ -38,8 +38,7 @@ from ..privacy import budget_text
 from .visibility import FOR_SILOS, ROWS, SHARED, way_of
 
 WIDTH = 100
-# More would hide the rule among its tensors.
-LISTED = 12  # tensors of a rule that its comment names one by one
+LISTED = 12  # tensors of a rule that its comment names one by one; more would bury the rule
 KIB = 1024
 # of federations whose silos have about as many records, honest ones stayed below 2.2
 MAX_STEP = 3.0
@@ -150,7 +149,7 @@ def new(
 class Drafted:
     """One rule as it grows: the parts of one method that bear one name, and their jobs.
 
-    It grows with each phase and job; ``dtypes`` and ``jobs`` keep their first order.
+    It grows with each phase and job. ``dtypes`` and ``jobs`` are ordered sets.
     """
 
     method: str
@@ -161,10 +160,7 @@ class Drafted:
     jobs: dict[str, None] = field(default_factory=dict)
 
     def add(self, release: Release, job: str) -> None:
-        """Let this leave, too.
-
-        Of tensors with one name and way, the largest counts.
-        """
+        """Let this leave, too."""
         way = way_of(release)
         known = self.releases.get((way, release.name))
         # A rule bounds the number of elements, so the largest tensor decides.
@@ -191,12 +187,12 @@ def draft(
     for job in jobs:
         for phase in JobPlan(job).phases:
             releases = upload_releases(phase)
-            # Of all phases and jobs: the limit is per round, whichever round it is.
+            # The largest round of all jobs: the limit holds for any round.
             largest = max(largest, _most(job, phase, releases))
             for release in releases:
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
-    # Rounded up to whole KiB, which a person reads more easily.
+    # Rounded up to whole KiB, for readability.
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
     texts = [_rule(part, rule) for (_, part), rule in rules.items()]
     return _head(jobs, limit, dataset, trust=trust) + "".join(texts)
@@ -204,7 +200,7 @@ def draft(
 
 def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
     """Bytes that a silo may upload in one round of a phase."""
-    # Of the tensors alone; protocol messages are added below.
+    # Tensors only; the messages of a secure sum are added below.
     size = sum(release.nbytes for release in releases)
 
     # Twice, since a broken upload resumes where it broke and counts once more.
@@ -292,7 +288,7 @@ def _least_difference(colluders: int) -> list[str]:
 def _public_counts(blind: Sequence[Job]) -> list[str]:
     if not any(job.security.weights == "public" for job in blind):
         return []
-    # Class counts tell more of a silo than its number of records.
+    # Class counts reveal more than the number of records: say which are declared.
     what = ""
     if any(job.security.class_counts for job in blind):
         what = ", in all and per class"
@@ -355,7 +351,7 @@ def trusting_jobs(jobs: Sequence[Job]) -> str:
 
     Empty for none.
     """
-    # A plain job hides nothing, so it relies on nobody.
+    # A plain job hides nothing from the coordinator, so collusion adds nothing.
     blind = [job for job in jobs if job.security.required]
     return ", ".join(f"{job.name!r}" for job in blind if trusting(JobPlan(job)))
 
@@ -380,11 +376,11 @@ def _rule(part: str, rule: Drafted) -> str:
         "tensors": _distinct(names),
         "dtypes": list(rule.dtypes),
         "max_elements": max(elements),
-        # All that a silo sends goes to the coordinator; who can read it stands under readers.
+        # Every message goes to the coordinator; ``readers`` says who can open it.
         "recipients": ["coordinator"],
         "readers": _distinct(readers),
     }
-    # Left out, a rule lets tensors leave in the clear.
+    # Without ``forms`` a rule lets tensors leave in the clear.
     if set(forms) != {PLAIN}:
         document["forms"] = _distinct(forms)
 
@@ -414,7 +410,7 @@ def _listed(releases: Sequence[Release]) -> str:
 
 
 def _glob(name: str) -> str:
-    # By the first segment: layers of one module leave together, and a rule stays short.
+    # The first segment names a module, whose layers leave together.
     head, dot, _ = name.partition(".")
     return f"{head}.**" if dot else head
 

@@ -19,10 +19,9 @@ SHARED = f"{MASKED} to be compared"
 
 
 def seen(job: Job) -> str:
-    """What the coordinator sees unless silos collude with it; for mixes, also where some do.
+    """A sentence on what the coordinator sees unless silos collude with it.
 
-    One sentence, for whoever signs or accepts the job. ``job`` is a
-    signed one, or one that could be.
+    For mixes it also says what the coordinator sees if some do.
     """
     if not job.security.required:
         return "in the clear: the coordinator sees what each silo uploads"
@@ -47,7 +46,7 @@ def seen(job: Job) -> str:
         reads.append(f"nothing of what it mixes{_mixed(job)}")
     if Gram in exchanges:
         reads.append("the inner products of what it compares")
-    # No protocol here hides these.
+    # Nothing hides these.
     reads.append("and who took part, sizes and times")
     return f"blind: each silo's upload is masked; the coordinator reads {', '.join(reads)}"
 
@@ -58,10 +57,10 @@ def _sets(job: Job) -> str:
     whole = f"all {silos}"
     if job.cohort_size < silos:
         whole = f"{job.cohort_size} of {silos}"
-    # Batches are fixed for the job: sums over other sets cannot occur.
+    # A batch is in a sum as a whole or not at all.
     if len(job.batches) > 1:
         return f"{whole} silos in fixed batches"
-    # Whichever silos are left: over many rounds such sums reveal single silos.
+    # Sums over varying sets of silos reveal single silos over many rounds, so say so.
     if job.security.dropouts == "any":
         return f"{whole} silos, or over those that are left when some drop out"
     return f"{whole} silos"
@@ -73,7 +72,7 @@ def unbounded(plan: JobPlan) -> str:
     Empty where it is bounded, or where all is seen.
     """
     job = plan.job
-    # Differential privacy bounds what any model reveals of a record.
+    # Differential privacy bounds what anything that leaves reveals about a record.
     is_bounded = job.privacy is not None
     if is_bounded or not job.security.required:
         return ""
@@ -110,7 +109,6 @@ def together(job: Job) -> str:
     """
     if not job.batches:
         return ""
-    # A lost silo then costs the whole round.
     if len(job.batches) == 1:
         return "its silos form one batch: a round waits for all of them"
     named = "; ".join(", ".join(batch) for batch in job.batches)
@@ -128,7 +126,7 @@ def revealed_by_likeness(plan: JobPlan) -> str:
     (docs/threat-model.md).
     """
     compared: list[Part] = []
-    # A job may compare in some of its phases only.
+    # Not every phase compares.
     for phase in plan.phases:
         compared += filter(_compares, phase.up)
     if not compared:
@@ -141,7 +139,7 @@ def revealed_by_likeness(plan: JobPlan) -> str:
             rows += [spec.shape[0] for spec in part.tensors]
 
     whom = "the coordinator"
-    # Members of a directed mix check its weights, and so see the similarities.
+    # Silos check the weights of directed rows, which follow from the similarities.
     if any(phase.rows for phase in plan.phases):
         whom = "the coordinator, and to the silos of a round, which check the weights of its rows,"
     return f"it compares silos, which reveals to {whom} {_facts(rows)}"
@@ -184,11 +182,10 @@ def _mixed(job: Job) -> str:
 
 
 def way_of(release: Release) -> str:
-    """How something leaves: its form, and of what is masked the one by who can read it.
+    """How a release leaves: its form; for masked ones, also who can read the result.
 
-    One of the forms of release.py, or one of the three ways above.
+    One of the forms in release.py, or FOR_SILOS, ROWS or SHARED.
     """
-    # Before the other ways: such a sum is masked like any other.
     if SILOS_READER in release.readers:
         return FOR_SILOS
     if release.is_row:

@@ -19,11 +19,9 @@ MOST = Decimal(1000)  # epsilon that a policy can have
 def table(jobs: Sequence[Job], dataset: str) -> list[str]:
     """Lines of ``[dataset.NAME]`` with what these jobs cost together, at most.
 
-    None where none of them is private.
-
-    ``dataset`` is the name that the silo's configuration gives it. Lines without line breaks.
+    Empty if no job is private. ``dataset`` is its name in the silo's configuration.
     """
-    # Plain jobs spend nothing of a budget.
+    # Jobs without [privacy] spend nothing.
     own = [job for job in jobs if job.privacy]
     if not own:
         return []
@@ -87,18 +85,18 @@ def _together(jobs: Sequence[Job], delta: float) -> Decimal:
     Where noise is planned, it is less than the sum of what each may cost.
     """
     most = sum((Decimal(decimal(job.private.epsilon)) for job in jobs), Decimal(0))
-    # Without planned noise nothing can be composed: the sum of the targets is an upper bound.
+    # Without planned noise there is nothing to compose: the sum of the targets is an upper bound.
     if any(job.private.sigma is None for job in jobs):
         return most
     spends = [spend for job in jobs for spend in job_spends(job, job.private.sigma or "")]
-    # Composed costs less than added; both are upper bounds, so the smaller one is right.
+    # Both are upper bounds, so the smaller one holds.
     return min(Decimal(shown(cost(spends, delta))), most)
 
 
 def told(job: Job, policy: Policy) -> Iterator[str]:
-    """What a private job costs, and how much the policy allows.
+    """Sentences on the cost of a private job and on what the policy allows.
 
-    Sentences for people, from the policy as it is; the budget itself is not read.
+    The budget itself is not read.
     """
     yield noise(job)
     if (asked := policy.budget) is None:

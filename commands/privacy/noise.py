@@ -45,7 +45,7 @@ def planned(job: Job, origin: str) -> Job:
 def drafted_noise(method: str) -> str:
     """Noise and cost of [privacy] as ``job init`` drafts it, or why a method cannot have it.
 
-    It is planned for the example as it stands; a person will change its rounds and records.
+    Planned for the example's own model and rounds, which its author will change.
     """
     file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
@@ -81,7 +81,7 @@ def least_clip_exponent(job: Job) -> int:
     if table is None:
         return SMALLEST_CLIP
     method = job.method()
-    # One round that measures is enough.
+    # Only rounds that measure upload class means.
     measures = any(method.effort(round_).measures for round_ in range(job.length))
     if not measures:
         return SMALLEST_CLIP
@@ -94,9 +94,9 @@ def least_clip_exponent(job: Job) -> int:
 
 
 def noise(job: Job) -> str:
-    """What a planned job adds and costs, in one line; empty for a job that is not private.
+    """Noise and cost of a private job, in one line, epsilon rounded up.
 
-    Epsilon is rounded up. A job that was not planned yet has no line, too.
+    Empty for a job that is not private, or whose noise is not planned yet.
     """
     if job.privacy is None or job.privacy.sigma is None:
         return ""

@@ -74,8 +74,8 @@ def explained(
 ) -> tuple[dict[str, Any], list[str]]:
     """The plan as plain values, and what is said below its table.
 
-    ``delta`` None takes the job's own; ``records`` None leaves the batch out. LocalError
-    for a job without [privacy].
+    Without ``delta`` the job's own counts; without ``records`` there is no batch. LocalError for a
+    job without [privacy].
     """
     job, given = _read(path, roster)
     sigma, at = signed_sigma(job), job.private.delta if delta is None else delta
@@ -93,11 +93,11 @@ def explained(
         "delta": decimal(at),
         "releases": [_release(purpose, group, at) for purpose, group in by_purpose(spends).items()],
         "epsilon": shown(cost(spends, at)),
-        # For information: budgets are enforced by the other bound.
+        # For information only: budgets are enforced by ``epsilon``, the RDP bound.
         "epsilon_prv": _opinion(spends, at),
         "rounds": rounds,
         "spare_rounds": slack(rounds),
-        # Rounds differ, as the first one also releases counts.
+        # The most expensive round: the first one may also release counts.
         "round_epsilon": shown(max(cost(each, at) for each in _rounds(job, sigma))),
         "count_sigma": decimal(job.private.histogram_sigma),
         "class_shows_from": decimal(PRESENT * job.private.histogram_sigma),
@@ -107,10 +107,7 @@ def explained(
 
 
 def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
-    """The same as text.
-
-    ``document`` and ``lines`` as ``explained`` returns them.
-    """
+    """Print the result of ``explained`` as text."""
     target, whose = (
         document["target"],
         "planned" if document["planned_here"] else "as the job names it",
@@ -158,13 +155,13 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
 
 def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
     """The job with its noise, and whether the file has it."""
-    # A signed job is canonical JSON, the one that a person writes is TOML.
+    # A signed job is JSON, a job file is TOML.
     if path.suffix == ".json":
         signed = parse_json(read_bytes(path), str(path))
         if roster is not None:
             document = verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB)
         else:
-            # Nobody's signature was checked, which the output says.
+            # No signature was checked: the output says so (UNSIGNED).
             document = validate(signed, SignedDocument, str(path)).document
         job = Job.from_document(document, str(path))
     else:
@@ -174,7 +171,7 @@ def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
             f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of"
             " it has noise; staddle job init --private writes an example of one"
         )
-    # As the command that signs it plans it, so both name the same noise.
+    # ``job sign`` plans with the same function, so both find the same noise.
     return planned(job, str(path)), job.privacy.sigma is not None
 
 
@@ -205,7 +202,7 @@ def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
     LocalError for too few of them, and for more than δ is made for.
     """
     table = job.private
-    # Poisson sampling: each record is drawn by itself, so the number varies.
+    # Poisson sampling: records are drawn independently, so the batch size varies.
     expected = table.sample_rate * records
     if expected < 1:
         least, better = 1 / records, min(BATCH / records, 1)
@@ -214,7 +211,7 @@ def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
             f" steps would be pure noise; raise privacy.sample_rate from {table.sample_rate:g} to"
             f" at least {least:.2g}, better {better:.2g}, or leave such a silo out"
         )
-    # At such a delta a mechanism may publish a whole record and still keep its promise.
+    # At delta ≥ 1/n, a mechanism that publishes one random record is still within the bound.
     if delta * records >= 1:
         raise LocalError(
             f"--records {records}: delta = {delta:g} would allow one of these records to leave in"

@@ -37,7 +37,7 @@ def show(
         printer.show_json(found)
     else:
         tell(found)
-    # For scripts: a budget that is gone stops private jobs.
+    # Scripts read the exit code; a lost budget stops private jobs.
     if any("lost" in each for each in found):
         raise typer.Exit(1)
 
@@ -59,10 +59,7 @@ def documents(config: Path) -> list[dict[str, Any]]:
 
 
 def tell(found: Sequence[Mapping[str, Any]]) -> None:
-    """The same as text.
-
-    ``found`` as ``documents`` returns it.
-    """
+    """Print the result of ``documents`` as text."""
     for each in found:
         _tell(each)
     if not found:
@@ -73,7 +70,7 @@ def tell(found: Sequence[Mapping[str, Any]]) -> None:
 
 def _questions(view: BudgetView) -> Iterator[Question]:
     """The whole first, then job by job: the answers come in this order."""
-    # At the budget's own delta, at which it is enforced.
+    # The budget is enforced at its own delta, not at those of the jobs.
     delta = float(view.limit.delta)
     yield Question(view.events, delta)
     for job in view.jobs:
@@ -122,7 +119,7 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
 
 
 def _person(view: BudgetView, records: int) -> dict[str, Any]:
-    # Group privacy: epsilon grows with the records of a person, and delta faster.
+    # Group privacy: epsilon grows linearly with the records of a person, delta faster.
     epsilon, delta = group(view.spent, float(view.limit.delta), records)
     promised = None
     if delta < 1:  # a larger one bounds nothing
@@ -166,7 +163,7 @@ def _tell(each: Mapping[str, Any]) -> None:
     _tell_policy(policy, limit)
     printer.show("  unit: one record more or less")
     person = each.get("person")
-    # A promise for one record says too little to a person who has several.
+    # The bound above is for one record; a person may have several.
     if person:
         _tell_person(person)
     if each["jobs"]:
@@ -179,7 +176,7 @@ def _tell_policy(policy: Mapping[str, str] | None, limit: Mapping[str, str]) -> 
         printer.show(
             "  the policy has no table for this data set any more, so no private job runs on it"
         )
-    # By value: 8.0 and 8 are the same limit.
+    # Compared as numbers: 8.0 and 8 are the same limit.
     elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
         printer.show(
             f"  the policy now says epsilon {policy['epsilon']} at delta = {policy['delta']}, which"
@@ -201,7 +198,7 @@ def _tell_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
     columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
     rows, opened = [], 0
     for job in jobs:
-        # The tighter accountant has little time and memory, so it may have none.
+        # The PRV accountant has limits of time and memory, so it may give no answer.
         by_prv = job["epsilon_prv"] or NONE
         rows.append([job["job"], job["digest"][:12], job["epsilon"], by_prv, str(job["open"])])
         opened += job["open"]

@@ -27,13 +27,12 @@ WIDTH, HEIGHT = 680.0, 190.0
 LEFT, TOP, ACROSS, UP = 66.0, 12.0, 400.0, 132.0  # of the plot in it
 LEGEND = 492.0
 PATTERNS = 8  # that the template defines; the last stands for all further parts
-# With so many, the slot of a bar is 10 pixels wide.
-MAX_BARS = 40
+MAX_BARS = 40  # each then has a slot of 10 pixels
 TICKS = 4  # at most, beside that of 0
 WIDEST = 60.0  # bar
 GLYPH = 6.0  # at most, of a character of a label below the bars
 MAX_NAME = 30  # characters of a name in the legend
-# Steps of an axis of bytes, in its unit.
+# Possible steps between ticks, in the unit of the axis.
 NICE = (1, 2, 5, 10, 20, 50, 100, 200, 250, 500, 1000, 2000)
 REST = "all others"
 
@@ -42,7 +41,7 @@ REST = "all others"
 class Segment:
     """One part of one bar, and the bytes that it stands for.
 
-    Coordinates in the picture, y downwards; ``column`` is the label of its bar.
+    Coordinates are in pixels, y downwards; ``column`` is the label of its bar.
     """
 
     name: str
@@ -57,10 +56,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A label at its place on an axis.
-
-    ``at`` is x for an axis across, y for one upwards.
-    """
+    """A label on an axis; ``at`` is x on the horizontal axis, y on the vertical one."""
 
     at: float
     label: str
@@ -68,10 +64,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A line of the legend.
-
-    ``bytes`` are those of all bars together.
-    """
+    """A line of the legend; ``bytes`` are those of all bars together."""
 
     pattern: int
     name: str  # shortened
@@ -83,7 +76,7 @@ class LegendEntry:
 class Chart:
     """One picture; the template knows the frame from the constants above.
 
-    ``title`` and ``description`` are for readers who do not see the picture.
+    Screen readers read ``title`` and ``description``.
     """
 
     title: str
@@ -100,7 +93,7 @@ def patterns(totals: Mapping[str, int]) -> dict[str, int]:
 
     The largest have one each, all others share one.
     """
-    # Names break ties, so that the same ledger gives the same picture.
+    # Ties are broken by name, so that the same ledger gives the same picture.
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
     return {name: min(rank, PATTERNS - 1) for rank, name in enumerate(ranked)}
 
@@ -111,10 +104,10 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
     Where there are many rounds, a column is several of them.
     """
     first, last = min(rounds), max(rounds)
-    # Rounded up: as many rounds per bar as it takes for MAX_BARS to suffice.
+    # Rounds per bar, rounded up so that at most MAX_BARS are needed.
     step = -(-(last - first + 1) // MAX_BARS)
     starts = range(first, last + 1, step)
-    # Rounds in which nothing left have their place: a gap is a fact.
+    # Rounds in which nothing left keep their place: a gap is information.
     columns = [(_span(start, min(start + step - 1, last)), Counter[str]()) for start in starts]
     for number, parts in rounds.items():
         columns[(number - first) // step][1].update(parts)
@@ -123,7 +116,7 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
 
 def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
     """Columns of days (YYYY-MM-DD) on which something left; months or years if too many."""
-    # A time stamp begins with its date: cut off, it is the month, or the year.
+    # The first 10, 7 or 4 characters of a date are the day, the month or the year.
     for digits in (10, 7, 4):
         columns: dict[str, Counter[str]] = {}
         for date in sorted(dates):
@@ -165,10 +158,9 @@ def stacked(
         x, y = LEFT + slot * (number + 0.5) - width / 2, TOP + UP
         for name in order:
             count = parts.get(name, 0)
-            # A segment of no height would still draw a border.
+            # A segment without height would still draw a border.
             if not count:
                 continue
-            # Bytes over the upper end of the axis, times its height.
             height = UP * count / end
             y -= height
             segment = Segment(
@@ -188,10 +180,9 @@ def stacked(
     every = ceil(GLYPH * (2 + longest) / slot)
     labels = []
     for number in range(0, len(columns), every):
-        # Below the middle of its bar.
         middle = LEFT + slot * (number + 0.5)
         labels.append(Mark(_r(middle), columns[number][0]))
-    # The description says in words what the picture shows.
+    # For the description, the text alternative of the picture.
     by_part = ", ".join(f"{name} {totals[name]:,} bytes" for name in order)
     return Chart(
         title=title,
@@ -214,7 +205,7 @@ def stacked(
 class Bar:
     """Epsilon that was spent up to one head of the budget.
 
-    ``text`` is shown for it alone; coordinates as in ``Segment``.
+    Coordinates as in ``Segment``.
     """
 
     text: str
@@ -226,10 +217,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class SpendingChart:
-    """One picture; ``limit`` is where the line stands.
-
-    There is one bar per head, or per several heads.
-    """
+    """One picture: a bar per head, or per several heads, and a line at the ``limit``."""
 
     title: str
     description: str
@@ -251,7 +239,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
 
     # the line at the limit must fit on the axis, too
     epsilons = [Decimal(at.record.epsilon) for at in shown]
-    # A budget may exceed a limit that was lowered later.
+    # Spending may exceed a limit that was lowered later.
     end, ticks = _decimal_scale(max(Decimal(last.limit), *epsilons))
     slot = ACROSS / len(shown)
     width = min(0.8 * slot, WIDEST)
@@ -281,7 +269,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
 
 def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
     """The upper end of the axis, and its ticks: 1, 2 or 5 times a power of ten apart."""
-    # Of the digit behind the first, so that steps of 1, 2 or 5 are fine enough.
+    # One power of ten below the first digit, so that steps of 1, 2 or 5 are fine enough.
     power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
     step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
     count = max(1, ceil(most / step))
@@ -298,7 +286,7 @@ def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
         power += 1
     unit = 1024**power
     high = -(-most // unit)
-    # The smallest step with which the ticks are few enough.
+    # The smallest of these steps gives at most TICKS ticks.
     enough = [nice for nice in NICE if nice * TICKS >= high]
     step = enough[0] if enough else -(-high // TICKS)
     count = max(1, -(-high // step))
@@ -317,7 +305,7 @@ def _axis(labels: Sequence[str]) -> tuple[Mark, ...]:
 def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[LegendEntry, ...]:
     found: dict[int, tuple[str, int]] = {}
     for name, count in totals.items():
-        # Names that share the last pattern share its line.
+        # All names with the last pattern share one line.
         before = found.get(pattern[name])
         found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
     entries = []
@@ -328,5 +316,5 @@ def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Lege
 
 
 def _r(number: float) -> float:
-    # Hundredths of a pixel: the picture has to be the same bytes wherever it is made.
+    # Two digits: the same ledger must give the same bytes on every machine.
     return round(number, 2)

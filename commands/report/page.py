@@ -20,8 +20,7 @@ from .sentences import sentence
 from .sums import SumsSection
 from .tables import BudgetRow, JobFlows, JobRow, Listed, MessageRow, TaintRow
 
-# The page is printed: more pictures are only counted.
-MAX_CHARTS = 12
+MAX_CHARTS = 12  # keeps the page printable; it says how many more there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class RosterSources:
     def named(self, view: LedgerOverview) -> Roster | None:
         """The roster that the newest start names, if it is one of these.
 
-        By its digest: a roster that the ledger does not name says nothing of it.
+        Compared by digest, so a roster that the ledger does not name is never used.
         """
         known = {rosters.digest(roster): roster for roster in self.rosters}
-        # From the newest on: its members are those of now.
         for start in reversed(view.starts):
             if start.record.roster in known:
                 return known[start.record.roster]
@@ -76,9 +74,9 @@ class Recipient:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """All that is said only of a ledger that holds.
+    """The sections that only a valid ledger has.
 
-    Times and names are text as the ledger has them; the template escapes them.
+    Times and names are as in the ledger; the template escapes them.
     """
 
     first: str
@@ -115,7 +113,7 @@ class Body:
 class Page:
     """The whole report; no body where the ledger does not hold.
 
-    ``made`` is the only thing on it that is not from the ledger or a roster.
+    Except for ``made``, everything on it comes from the ledger or a roster.
     """
 
     silo: str
@@ -129,10 +127,7 @@ class Page:
 
 
 def broken(verified: AuditResult, made: str, silo: str) -> Page:
-    """The page of a ledger that does not hold: what is wrong, and whose it claims to be.
-
-    No number of its records is shown.
-    """
+    """The page of a ledger that does not hold: what is wrong, and whose it claims to be."""
     return Page(silo, made, "", verified, "", None, None, None)
 
 
@@ -147,9 +142,8 @@ def page(
 
     ``made`` is the date to print, ``only`` the one job to report on.
     """
-    # A page of one job leaves out all others, and says how much that is.
+    # Restricted once, before any table is made, so that none can show other jobs.
     shown = view
-    # Restricted here once, so that no table can show more.
     if only:
         shown = view.of(only)
 
@@ -194,11 +188,11 @@ def _body(
     flows = tables.flow_table(view, control=view is whole)
     budgets = tables.budget_table(view.budgets)
     sessions, control = tables.session_table(view.sessions)
+    # None: without a roster no receipt could be checked, and the table does not say that it was.
     checked = None
-    # None where no receipt could be checked.
     if receipts:
         checked = receipts.good
-    # A long ledger is listed by rounds, so that the page can be printed.
+    # Many messages are grouped by round, to keep the page printable.
     grouped, rows = tables.message_table(view.messages, checked)
     days, charts, left_out = _charts(view)
 
@@ -242,7 +236,7 @@ def _spending(view: LedgerOverview, dataset: str) -> SpendingChart:
 def _elsewhere(whole: LedgerOverview, view: LedgerOverview) -> tuple[int, int]:
     """Messages, and their bytes, of jobs that are not on this page."""
     shown, sizes = _sizes(view), _sizes(whole)
-    # A message is of one job, so the difference is what other jobs sent.
+    # Each message belongs to one job, so the rest are those of other jobs.
     return len(sizes) - len(shown), sum(sizes.values()) - sum(shown.values())
 
 
@@ -260,13 +254,13 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     jobs: Counter[str] = Counter()
     for message in view.messages:
         intent, pieces = message.intent, parts(message)
-        # The date of a time stamp in UTC.
+        # Time stamps are in UTC and begin with the date.
         day = days.setdefault(message.time[:10], Counter())
         day[intent.job] += intent.message.bytes
         of_job = rounds.setdefault(intent.job, {})
         of_job.setdefault(intent.round, Counter()).update(pieces)
         totals.update(pieces)
-        # Jobs with the most bytes get a picture of their own.
+        # Decides which jobs get a picture of their own.
         jobs[intent.job] += intent.message.bytes
 
     # one bar says nothing that the total does not say
@@ -280,7 +274,7 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     patterns = chart.patterns(totals)
     drawn = dict(jobs.most_common(MAX_CHARTS))
     charts = []
-    # In the order of the ledger, not of size.
+    # In the order of the ledger, not by size.
     for job, by in rounds.items():
         if job in drawn:
             picture = chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns)
@@ -290,10 +284,10 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
 
 def _recipients(view: LedgerOverview, members: Roster | None) -> Iterable[Recipient]:
     peers = [message.intent.recipient for message in view.messages]
-    # Keys and shares went to somebody, too.
+    # Protocol messages, such as keys and shares, have recipients, too.
     peers += [sent.record.recipient for sent in view.protocol]
     peers += [session.opened.recipient for session in view.sessions]
-    # Each once, by id and TLS key: another key is another line.
+    # One line per id and TLS key: a member that changed its key has two.
     for peer in dict.fromkeys(peers):
         organisation, roster = _in_roster(peer, members)
         yield Recipient(peer.id, peer.spki, organisation, roster)

@@ -14,9 +14,7 @@ from ...security.ledger.records import PolicyChange, Start
 class PolicySpan:
     """A policy file in force from one start of the agent to the next that had another one.
 
-    Empty ``until``: still.
-
-    Times as the ledger has them. ``starts`` counts the agent's starts with it.
+    ``until`` is empty while it is in force. ``starts`` counts the agent's starts with it.
     """
 
     digest: str
@@ -33,7 +31,6 @@ def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicyS
     found: list[PolicySpan] = []
     for at in named:
         match at.record:
-            # A start names the policy that the agent read.
             case Start(policy=digest):
                 starts = 1
             case PolicyChange(after=digest):
@@ -64,12 +61,12 @@ class PolicyText:
 def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyText, ...]:
     """Each policy once, in the order in which they came into force.
 
-    Lines with tabs expanded, as the page shows them.
+    Tabs are expanded.
     """
     texts = {}
     for at in named:
         if isinstance(at.record, PolicyChange):
-            # Only a change has the text; a start has the digest alone.
+            # Only a change has the text; a start has just the digest.
             texts[at.record.after] = at.record.text
 
     # a policy that was taken back came into force twice, and has one text
@@ -87,7 +84,7 @@ def unannounced(view: LedgerOverview) -> tuple[str, ...]:
     """Digests of policies by which something was decided and that no record puts in force."""
     used = [message.intent.policy.file for message in view.messages]
     used += [denial.record.policy for denial in view.denials]
-    # What decided has to have been in force at some time.
+    # A policy by which something was decided must have been in force at some time.
     named = {span.digest for span in policy_table(view.policies)}
     return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
 
@@ -109,6 +106,6 @@ def rules_of(messages: Iterable[LedgerMessage]) -> list[str]:
     """The rules that let messages out, in order; one for each part of each message."""
     found = []
     for message in messages:
-        # A record has the rules of its parts in one text.
+        # A record joins the rules of its parts with commas.
         found += message.intent.policy.rule.split(", ")
     return found

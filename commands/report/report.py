@@ -74,7 +74,7 @@ def report(
     # the one thing on the page that is not from the ledger
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder = audit.ledger_folder(path)
-    # A coordinator's ledger says nothing of what left a silo.
+    # A coordinator's ledger cannot show what left a silo.
     received.check_silos(folder)
     page = read(folder, made, sources, job or "")
 
@@ -94,7 +94,7 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
     """
     if not ledger.exists():
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
-    # First, and without a key: the page says by itself whether the ledger holds.
+    # First without a key: chain, rules and tree need none, and a broken ledger is not quoted.
     verified = audit.verify(ledger)
     if not verified.ok:
         # nothing in a broken ledger is quoted as a fact
@@ -105,7 +105,7 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         raise LocalError(
             f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}"
         )
-    # Without the roster of its time nobody knows whose keys to check with.
+    # Without a roster that the ledger names, there are no keys to check with.
     roster = sources.named(view)
     if roster is None:
         return report_page.page(view, made, sources, only)
@@ -124,7 +124,7 @@ def _check_signatures(
 ) -> tuple[AuditResult, Receipts | None]:
     """Check the tree head, and then the receipts; None where the head does not hold."""
     try:
-        # Again, now with the silo's key: the first walk did not know whose signature to expect.
+        # Again, now with the silo's key, which only the roster has.
         signed = audit.verify(ledger, key=_log_key(ledger, roster))
     except ProofError as error:
         return replace(verified, problems=(str(error),)), None
@@ -150,19 +150,16 @@ def _log_key(ledger: Path, roster: Roster) -> VerifierKey:
 def _claimed(ledger: Path) -> str:
     """The name that a ledger gives itself before the place where it is broken."""
     with contextlib.suppress(LocalError):
-        # Only up to where the ledger breaks; what it says of itself is said to be a claim.
+        # Stops where the ledger breaks; the page calls this name a claim.
         for _, record in messages.records(ledger):
             if isinstance(record, Start | Intent):
                 return record.silo
-    # Broken before its first record says whose it is.
+    # It breaks before the first record that names the silo.
     return ""
 
 
 def html(page: Page) -> bytes:
-    """The file: the same bytes for the same page.
-
-    UTF-8. ``frame`` gives the template the measures of the pictures (chart.py).
-    """
+    """The page as an HTML file in UTF-8: the same bytes for the same page."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
@@ -183,7 +180,7 @@ def html(page: Page) -> bytes:
 
 def _harmless(value: Any) -> Any:
     """Text that cannot turn the text around it; markup is our own."""
-    # Numbers and our own markup stay; text is made printable before it is escaped.
+    # Control characters go before autoescape handles the rest.
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return printable(value)
@@ -194,7 +191,7 @@ def _wrapping(text: str) -> str:
 
     A word too long for a column is broken, a short name never.
     """
-    # As it will be shown: an escape is longer than its character.
+    # Escaped first: an escape sequence is longer than its character.
     words = printable(text).split()
     if max(map(len, words), default=0) > LONG:
         return "long"

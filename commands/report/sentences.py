@@ -32,12 +32,12 @@ NO_COLLUSION = (
 
 
 def sentence(view: LedgerOverview, members: Roster | None) -> str:
-    """What left for one job, to whom, how much, under which rule.
+    """Sentences on what left for one job, to whom, how much, under which rule.
 
-    Several sentences, for people. ``members`` gives recipients their organisations.
+    ``members`` gives recipients their organisations.
     """
     messages = view.messages
-    # Both may be there although no tensor left.
+    # There may be protocol messages and denials although no tensor left.
     besides = _protocol(view) + _held_back(view)
     if not messages:
         return _nothing_left(view) + besides
@@ -46,10 +46,10 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     recipients: list[str] = []
     readers: list[str] = []
     for message in messages:
-        # By part, with what belongs to no tensor under its own name.
+        # By part; bytes that belong to no tensor count as a part of their own.
         sizes.update(parts(message))
         recipients.append(message.intent.recipient.id)
-        # Who can read it: for a masked message the sum's readers, not its recipient.
+        # Readers may differ from the recipient: of a masked message they can read the sum.
         readers += message.intent.readers
     by_part = ", ".join(f"{part} {count:,} bytes" for part, count in sizes.items())
     rules = dict.fromkeys(rules_of(messages))
@@ -92,7 +92,7 @@ def _rounds(messages: Iterable[LedgerMessage]) -> str:
     first, last = min(rounds), max(rounds)
     if first == last:
         return f"round {first}"
-    # The silo was not in every round between them.
+    # The silo took no part in some of the rounds between.
     if len(rounds) <= last - first:
         return f"{len(rounds):,} rounds between {first} and {last}"
     return f"rounds {first} to {last}"
@@ -102,7 +102,7 @@ def _cut_short(messages: Iterable[LedgerMessage]) -> str:
     assumed = 0
     for message in messages:
         if not message.digested:
-            # Cut short, it counts with all that it declared (SECURITY.md 27).
+            # A message that was cut short counts in full (SECURITY.md 27).
             assumed += message.intent.message.bytes
     if not assumed:
         return ""
@@ -137,7 +137,6 @@ def _protected(view: LedgerOverview) -> str:
     taints: Counter[str] = Counter()
     for message in view.messages:
         taints.update(tensor.taint for tensor, _ in message.intent.leaving)
-    # Where nothing is noised the sentence would say nothing of use.
     if not taints["dp"]:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
@@ -156,14 +155,14 @@ def _protocol(view: LedgerOverview) -> str:
         size += sent.record.message.bytes
         kinds.add(sent.record.kind)
     of = "protocol of secure sums"
-    # These two kinds of message belong to mixes and their keys.
+    # Parts of a job's key, and signatures on padded uploads, are not messages of a sum.
     if not kinds.isdisjoint({"contribution", "padded"}):
         of = "protocols of secure sums and mixes"
     return f" The {of} took {number(len(view.protocol), 'message')} more, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:
-    # The exact number, so that it can be compared with other tables.
+    # The exact number can be compared with other tables.
     exact = f"{count:,} bytes"
     if count < 1024:
         return exact

@@ -39,10 +39,7 @@ class SumRow:
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """One part that left padded or rotated.
-
-    ``readers`` are those who can open it, alone or mixed.
-    """
+    """One part that left padded or rotated."""
 
     job: str
     part: str
@@ -56,10 +53,7 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True)
 class SumsSection:
-    """All that a page says of secure sums, mixes and comparisons.
-
-    Empty tables where the ledger has no such message.
-    """
+    """The section on secure sums, mixes and comparisons."""
 
     jobs: tuple[SumRow, ...]
     parts: tuple[PartRow, ...]
@@ -72,7 +66,6 @@ def sum_table(view: LedgerOverview) -> SumsSection:
     jobs: list[SumRow] = []
     hidden: list[PartRow] = []
     for job in view.jobs:
-        # By job: cohorts and thresholds are those of its sums.
         own = view.of(job)
         hidden += _parts(own.messages)
         row = _row(own, job)
@@ -95,11 +88,11 @@ def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
     """The forms of masked messages, by who reads the sum."""
     readers: set[str] = set()
     for message in messages:
-        # Only masked messages are in a sum.
+        # ``secagg`` is set for masked messages only.
         if message.intent.secagg:
             readers.update(message.intent.readers)
     forms = [form for reader, form in SUM_FORMS.items() if reader in readers]
-    # Readers by name are silos that read one row each.
+    # All others are names of silos, each of which reads its own row.
     if readers - SUM_FORMS.keys() - {GRAM_READER}:
         forms.append(NAMED)
     return forms
@@ -141,7 +134,7 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
             thresholds.add(attempt.threshold)
             colluders.add(attempt.colluders)
             clipped += attempt.clipped
-    # A plain job, which has no place in this table.
+    # The job is plain.
     if not (rounds or view.protocol or view.sums):
         return None
 
@@ -151,7 +144,7 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
         if isinstance(at.record, SumOpened):
             opened.add(at.record.round)
             survivors.add(len(at.record.survivors))
-    # Keys, shares and notes: what the sums cost in messages.
+    # Protocol messages: keys, shares and notes.
     sizes = [sent.record.message.bytes for sent in view.protocol]
     return SumRow(
         job=job,

@@ -31,10 +31,7 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[RowT]):
-    """The newest rows of a table, and how many older ones are left out.
-
-    ``left_out`` is told on the page.
-    """
+    """The newest rows of a table, and how many older ones are left out."""
 
     rows: tuple[RowT, ...]
     left_out: int
@@ -43,7 +40,7 @@ class Listed(Generic[RowT]):
 def newest(rows: Sequence[RowT], most: int | None = None) -> Listed[RowT]:
     """At most so many rows, by default MAX_ROWS.
 
-    In the order of ``rows``, whose last are the newest.
+    ``rows`` go from old to new.
     """
     most = MAX_ROWS if most is None else most
     return Listed(tuple(rows[-most:]), max(0, len(rows) - most))
@@ -64,7 +61,7 @@ def spans(numbers: Iterable[int]) -> str:
         if last > first:
             span = f"{first}\u2013{last}"
         shown.append(span)
-    # A cell of hundreds of spans would fill a page.
+    # Hundreds of spans in one cell would fill a page.
     more = len(runs) - MAX_SPANS
     if more > 0:
         shown.append(f"and {more} more spans up to {runs[-1][-1]}")
@@ -90,7 +87,7 @@ def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
     """
     shown = view
     if not control:
-        # A view without sessions, so that they do not count.
+        # Leave out the control sessions.
         shown = LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
     groups: dict[str, JobFlows] = {}
     for flow, totals in flows(shown).items():
@@ -121,7 +118,7 @@ class TaintRow:
 def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
     """Tensors that left, by job and taint.
 
-    The taint is the silo's own statement: nobody else can see from where values come.
+    The taint is the silo software's own statement; nobody else can check it.
     """
     found: dict[tuple[str, str], Totals] = {}
     paid: dict[str, dict[str, set[int]]] = {}  # job → data set → reservations
@@ -129,7 +126,7 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
         intent = message.intent
         for tensor, count in intent.leaving:
             row = found.setdefault((intent.job, tensor.taint), Totals())
-            # Messages are counted elsewhere: one may have tensors of several taints.
+            # 0 messages: one may have tensors of several taints, and would count twice.
             row.add(Totals(0, 1, tensor.elements, count))
         if intent.dp:
             of_job = paid.setdefault(intent.job, {})
@@ -155,10 +152,7 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """What a data set's privacy budget came to, by the last of its heads.
-
-    ``heads`` is how many there are.
-    """
+    """State of a data set's privacy budget by its last head; ``heads`` counts them."""
 
     last: At[PrivacyHead]
     heads: int
@@ -166,16 +160,16 @@ class BudgetRow:
 
 
 def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
-    """One row a data set.
+    """One row per data set, in the order in which they were first used.
 
-    In the order in which the data sets were first used. ``heads`` in the order of the ledger.
+    ``heads`` are in the order of the ledger.
     """
     sets: dict[str, list[At[PrivacyHead]]] = {}
     for at in heads:
         sets.setdefault(at.record.dataset, []).append(at)
     rows = []
     for own in sets.values():
-        # A head has all that was spent up to it.
+        # Each head has the total spent so far, so the last one says all.
         first, last = own[0], own[-1]
         rows.append(BudgetRow(last=last, heads=len(own), first=first.time))
     return tuple(rows)
@@ -188,7 +182,7 @@ def budget_table(heads: Sequence[At[PrivacyHead]]) -> tuple[BudgetRow, ...]:
 class JobRow:
     """A job as the ledger knows it.
 
-    ``decisions`` are all answers to its offer; ``received_bytes`` came down to the silo.
+    ``decisions`` are all answers to its offer; the silo downloaded ``received_bytes``.
     """
 
     job: str
@@ -201,9 +195,9 @@ class JobRow:
 
 
 def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
-    """One row a job, in the order in which the ledger comes to them.
+    """One row per job, in the order in which the ledger first names them.
 
-    ``cohorts`` as the coordinator reported them; ``rounds`` as in ``spans``.
+    Cohorts are those that the coordinator announced.
     """
     return tuple(_job_row(view.of(job), job) for job in view.jobs)
 
@@ -215,7 +209,7 @@ def _job_row(view: LedgerOverview, job: str) -> JobRow:
         intent = message.intent
         methods[intent.method] = None
         rounds.add(intent.round)
-        # Not every message says who took part.
+        # Not every message names its cohort.
         if intent.cohort:
             cohorts.append((intent.round, intent.cohort))
     received = view.received.get(job, Counter())
@@ -271,18 +265,12 @@ def _cohorts(rounds: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
 
 
 def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]:
-    """Sessions, and the sum of all of them.
-
-    The sum is over all of them, also those that are not listed.
-    """
+    """The newest sessions, and the totals of all sessions, listed or not."""
     return newest(sessions), added(session.totals for session in sessions)
 
 
 def added(totals: Iterable[Totals]) -> Totals:
-    """The sum of several totals.
-
-    A new object; the parts stay as they are.
-    """
+    """The sum of several totals, as a new object."""
     sum_of_all = Totals()
     for each in totals:
         sum_of_all.add(each)
@@ -290,10 +278,7 @@ def added(totals: Iterable[Totals]) -> Totals:
 
 
 def event_table(view: LedgerOverview) -> Listed[tuple[int, str, str, str]]:
-    """Starts, stops, recoveries and new keys: seq, time, name and what it says.
-
-    Newest last.
-    """
+    """Starts, stops, recoveries and new keys: seq, time, name and text, newest last."""
     return newest([(e.seq, e.time, e.record.type, _event(e.record)) for e in view.events])
 
 
@@ -338,11 +323,11 @@ def message_table(
 
     ``receipts`` are seqs of those whose receipt was checked.
     """
-    # One row per message would make hundreds of pages.
+    # A row for each of very many messages would fill hundreds of pages.
     grouped = len(messages) > MAX_ROWS
     groups: dict[tuple[str, int], list[LedgerMessage]] = {}
     for message in messages:
-        # A key that is the message's own, so each has its row.
+        # Ungrouped, each message is its own group.
         row = ("", message.seq)
         if grouped:
             row = (message.intent.job, message.intent.round)
@@ -391,7 +376,7 @@ def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> s
     A page is drawn only where no receipt is wrong.
     """
     held = {message.seq for message in group if message.receipt is not None}
-    # A receipt under a roster that was not given is held, and not checked.
+    # A receipt under a roster that was not given counts as held, but not as checked.
     checked = held.intersection(good or ())
     count = f"{len(held)} of {len(group)}"
     if len(group) > 1:

@@ -27,9 +27,9 @@ NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 @dataclass(frozen=True)
 class Memberships:
-    """Memberships [N, K] and whose they are; rows of zeros for silos that released none.
+    """Memberships [N, K] and whose they are.
 
-    float rows that add up to 1 where they were released.
+    Each row adds up to 1, or is all zeros for a silo that released none.
     """
 
     silos: tuple[str, ...]
@@ -61,7 +61,7 @@ def show(
     the silos released exists: the job's option release_membership = "last" or "always". A silo may
     always look at its own. Nothing leaves the machine.
     """
-    # All files are read and checked before anything is drawn or printed.
+    # First check all files, so that a bad one leaves no partial output.
     found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
@@ -70,7 +70,6 @@ def show(
     models = range(found.memberships.shape[1])
     rows = {"silo": [f"{model:>6}" for model in models]}
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
-        # A dash and not zeros: it released nothing, which is no statement on its mix.
         rows[silo] = [f"{'-':>6}"] * len(row)
         if any(row):
             rows[silo] = [f"{value:6.4f}" for value in row]
@@ -85,8 +84,8 @@ def show(
 def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     """The rows of all files; ``labels`` rename those of silos' own files.
 
-    In the order of the files. LocalError where they differ in the number of
-    models, or hold no memberships.
+    In the order of the files. LocalError if a file holds no memberships, or if the files differ in
+    the number of models.
     """
     own: list[Path] = []
     widths: dict[Path, int] = {}
@@ -98,7 +97,7 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
         if not rows.silos:
             own.append(path)
 
-    # A label too many or too few would name the wrong silo.
+    # With too few or too many labels, silos would get the wrong names.
     _check_labels(labels, len(own))
     _check_widths(widths)
 
@@ -107,7 +106,6 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     silos: list[str] = []
     for rows in found:
         silos += rows.silos or [next(names)]
-    # One under the other, in the order of the names.
     memberships = torch.cat([rows.memberships for rows in found])
     return Memberships(tuple(silos), memberships)
 
@@ -132,7 +130,7 @@ def _read(path: Path) -> Memberships:
     tensors = {}
     try:
         with safetensors.safe_open(path, "pt") as file:
-            # Before a tensor is believed: a file that the disk changed is refused.
+            # Before any tensor is used: refuse a file that the disk changed.
             tensor_file.check_ours(path)
             # only a coordinator's result names silos
             metadata = file.metadata() or {}
@@ -143,7 +141,7 @@ def _read(path: Path) -> Memberships:
             # a silo's model may be large: one tensor of it is read
             if name in file.keys():  # noqa: SIM118
                 tensors[name] = file.get_tensor(name)
-    # A job that released nothing leaves no such file, so the error says what releases it.
+    # A job that released nothing leaves no file, so the error names the option that does.
     except FileNotFoundError:
         raise LocalError(
             f"{path}: there is no such file; a coordinator writes result.safetensors at the end of"
@@ -166,7 +164,7 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
         raise LocalError(
             "holds no membership; give a silo's model of a ppfl job, or the coordinator's result"
         )
-    # One row of a table [1, K].
+    # [K] becomes [1, K].
     rows = Memberships((), tensors[OWN][None])
     heatmap.check(rows.memberships)
     return rows
@@ -175,7 +173,7 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
 def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
     memberships = heatmap.released(tensors)
     names = _names(silos)
-    # With the names, so that the error can say whose row is wrong.
+    # The error names the silo whose row is wrong.
     heatmap.check(memberships, names)
     return Memberships(tuple(names), memberships)
 

@@ -61,10 +61,10 @@ def make(
 
     A simulation reads it with [partition] file = "partition.json".
     """
-    # A partition that others use must not change under its name.
+    # Other runs may use the file: never replace it.
     if out.exists():
         raise LocalError(f"{out}: exists already; move it away or choose another name")
-    # The same code as in a simulation, so that the file says what a run would use.
+    # A simulation's own code, so that the file has what a run would use.
     population = _populated(file)
 
     # a partition's file names records of a data set by number, and these are in none
@@ -153,7 +153,7 @@ def _of_file(partition: PartitionFile) -> PartitionCounts:
     if partition.seed is not None:
         how += f", seed {partition.seed}"
     notes = [f"made from {partition.records:,} records of {partition.data}: {how}"]
-    # A partition need not use every record.
+    # A partition may leave records out.
     rest = partition.records - int(sides.sum())
     if rest:
         notes.append(f"{rest:,} of them are given to no client")
@@ -175,13 +175,13 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     ends: tuple[int, ...] = ()
     excerpt = len(sizes) > MOST_SILOS and not every
     if excerpt:
-        # Stable, so that silos of one size stay in their order.
+        # A stable sort keeps silos of equal size in their order.
         ranked = np.argsort(sizes, kind="stable")
         order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
-        # A line in the table where silos are left out.
+        # The table draws a line where silos are left out.
         ends = (EACH_END - 1,)
     columns, rows = _table(held, order.tolist())
-    # All other columns are numbers, which stand on the right.
+    # All other columns are numbers and are aligned right.
     of_text = {"silo", "most"}
     right = [number for number, column in enumerate(columns) if column not in of_text]
     table = printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH)
@@ -196,7 +196,7 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
         f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each: {by_side}"
     )
     if held.classes is not None:
-        # How many classes a silo has at all: the measure of its skew.
+        # Classes per silo, a simple measure of skew.
         present = (held.classes > 0).sum(1)
         printer.show(f"{held.classes.shape[1]} classes, {_range(present)} at each")
     printer.show(*held.notes)
@@ -213,7 +213,7 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
 
     columns = ["silo", "records", *map(SIDES.__getitem__, shown)]
     names = _class_names(held)
-    # A column per class would be wider than any page.
+    # A column for each of many classes would not fit on a page.
     if len(names) > MOST_CLASSES:
         names = ("classes", "most")
     return [*columns, *names], rows
@@ -222,7 +222,7 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
 def _class_names(held: PartitionCounts) -> tuple[str, ...]:
     if held.classes is None:
         return ()
-    # Classes without names are known by their numbers.
+    # Unnamed classes go by their numbers.
     return held.class_names or tuple(map(str, range(held.classes.shape[1])))
 
 
@@ -238,7 +238,7 @@ def _class_cells(held: PartitionCounts, silo: int) -> list[str]:
 
 def _most(counts: Counts, names: tuple[str, ...]) -> str:
     held = np.count_nonzero(counts)
-    # The most frequent say best what a silo holds.
+    # The most frequent classes describe a silo best.
     largest = np.argsort(-counts, kind="stable")[: min(MOST_LISTED, held)]
     listed = ", ".join(f"{names[number]}: {counts[number]}" for number in largest)
     rest = held - len(largest)

@@ -16,10 +16,7 @@ SHOWN: dict[str, Measure] = {"trained": "all/trained", "aggregated": "all/aggreg
 
 @contextmanager
 def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
-    """Who watches these runs, in this order, for the person at the screen.
-
-    Bars on a terminal, lines elsewhere.
-    """
+    """Show the progress of these runs, in this order: bars on a terminal, else lines."""
     if not screen.is_terminal:
         yield Lines(screen.show)
         return
@@ -30,7 +27,7 @@ def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
 class Bars:
     """One bar for all runs where there are several, one for the run and one for its round.
 
-    ``clock`` in seconds; it is another one in tests.
+    ``clock`` returns seconds; tests bring their own.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class Bars:
     ) -> None:
         self._progress, self._clock = progress, clock
         self._pace, self._own = Pace(clock), Pace(clock)
-        # Of all runs together; ``begin`` takes off what is done.
+        # Rounds of all runs; ``begin`` subtracts those that were done before.
         self._left = sum(run.job.rounds for run in runs)
         self._all = None
         if len(runs) > 1:
@@ -50,7 +47,7 @@ class Bars:
     def begin(self, run: Run, rounds: int) -> None:
         """A run begins, or resumes after ``rounds``."""
         self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
-        # Rounds of an earlier start are not left to do.
+        # Rounds that an earlier process finished.
         self._left -= rounds
         self._progress.reset(
             self._run, total=run.job.rounds, completed=rounds, description=named(run), note=""
@@ -69,12 +66,12 @@ class Bars:
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
         """A round is done.
 
-        ``rounds`` are done of this run; ``measured`` is empty where nothing was evaluated.
+        ``rounds`` counts those done in this run; ``measured`` is empty if nothing was evaluated.
         """
         self._pace.tick()
         self._own.tick()
         self._left -= 1
-        # Most rounds are not evaluated: the last figures stay until there are new ones.
+        # Not every round is evaluated: the last figures stay on screen.
         self._seen = accuracy(measured) or self._seen
         pace = f"{self._own.rate()}, {self._own.left(self._rounds - rounds)} left"
         note = f"rounds, {pace}"
@@ -91,10 +88,7 @@ class Bars:
 
 
 class Lines:
-    """A line where a run begins, every few seconds, and where it ends.
-
-    For logs and pipes.
-    """
+    """A line when a run begins, every few seconds, and when it ends; for logs and pipes."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._tell, self._clock, self._pace = tell, clock, Pace(clock)
@@ -105,7 +99,7 @@ class Lines:
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
         self._pace, self._told = Pace(self._clock), self._clock()
         state = f"resumes after round {rounds}" if rounds else "begins"
-        # A run that is finished is not run again, so nothing is said of it.
+        # A finished run is not run again: no line.
         if rounds < run.job.rounds:
             self._tell(f"{self._name}: {state}, of {self._rounds}")
 
@@ -120,7 +114,7 @@ class Lines:
         self._pace.tick()
         self._seen = accuracy(measured) or self._seen
         now = self._clock()
-        # The last line is always written: it has the result.
+        # The last line has the result, so it is always written.
         last = rounds == self._rounds
         if last or now - self._told >= EVERY_SECONDS:
             self._told = now
@@ -135,16 +129,13 @@ class Lines:
 def named(run: Run) -> str:
     """A run, for people.
 
-    Its label is unique in an experiment, its seed among the runs of a label.
+    Label and seed together identify a run of an experiment.
     """
     return f"{run.label}, seed {run.seed}"
 
 
 def accuracy(measured: Sequence[Measured]) -> str:
-    """What an evaluation measured, the mean over all silos; empty where there was none.
-
-    "macro": the mean over silos, whatever their size.
-    """
+    """Accuracies of an evaluation, as means over silos; empty if there was none."""
     macro = {one.measure: one.macro for one in measured}
     shown = []
     for name, measure in SHOWN.items():

@@ -45,14 +45,14 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
 
 def _title(setting: PaperSetting, data: Path | None) -> str:
     title = records_of(setting, NOWHERE).data.long_title
-    # Without a folder nothing can be missing.
+    # Without a folder, nothing is known to be missing.
     if data is not None and _missing(setting, data):
         return f"{title} (missing)"
     return title
 
 
 def _row(table: PaperTable, data: Path | None) -> list[str]:
-    # A paper's own baselines may not exist here.
+    # Some methods of a paper are not implemented here.
     runnable = sum(bool(row.methods) for row in table.rows)
     # Several settings may use one data set.
     sets = dict.fromkeys(_title(setting, data) for setting in table.settings)
@@ -82,7 +82,7 @@ def _settings(table: PaperTable, data: Path | None) -> None:
     verb = "needs" if data is None else "missing"
     for setting in table.settings:
         own = dict(setting.document)
-        # What all settings share was printed once above.
+        # Common keys were printed above.
         for key in common:
             del own[key]
         _keys(f"[{setting.name}] {setting.title}", own)
@@ -95,7 +95,7 @@ def _values(table: PaperTable) -> printer.PrintedTable:
     columns = ["method", "label here", *titles]
     rows = []
     for row in table.rows:
-        # One row of a paper may have another method in each setting.
+        # A row may stand for different methods in different settings.
         labels = dict.fromkeys(method.title for method in row.methods.values())
         label = ", ".join(labels) or "-"
         values = map(attrgetter("text"), row.values)
@@ -111,7 +111,7 @@ def _keys(head: str, document: Document) -> None:
 
 def _common(documents: Sequence[Document]) -> Document:
     """The keys with one value in all of several documents."""
-    # With one setting everything would be common, and its own list empty.
+    # With a single setting, everything would be common and its own list empty.
     if len(documents) < 2:
         return {}
     common = dict(documents[0])
@@ -157,6 +157,6 @@ def _setting(setting: PaperSetting, data: Path | None) -> dict[str, Any]:
 
 
 def _missing(setting: PaperSetting, data: Path | None) -> tuple[str, ...]:
-    # Paths are shown below a folder DIR where none was named.
+    # Without a folder, paths are shown below a placeholder DIR.
     records = records_of(setting, data or NOWHERE)
     return missing(records.data, records.partition)

@@ -130,10 +130,10 @@ def _run(
 
     After a stop, the table has what is finished.
     """
-    # With --json, standard output has the document alone.
+    # With --json, standard output has only the document.
     screen = Screen(err=as_json)
     table = find(path)
-    # Unknown names are refused before records are read.
+    # Unknown names fail before records are read.
     settings, labels = chosen_settings(table, wanted), chosen_labels(table, asked.methods)
     scale = Scale(clients, asked.rounds)
     experiments = {
@@ -141,10 +141,10 @@ def _run(
         for setting in settings
     }
 
-    # Missing data shows now, and not after the settings before it have run.
+    # Missing data is reported now, not after earlier settings have run.
     _check_data(data, experiments)
     out = asked.out or Path(table.paper)
-    # Values at another scale must not be taken for the paper's.
+    # Values at a smaller scale do not compare with the paper's.
     smaller = reduced(settings, scale)
     if smaller:
         screen.show(warning(smaller))
@@ -155,15 +155,15 @@ def _run(
             screen.show(
                 f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"
             )
-            # Labels were chosen above, with those that the comparison always has.
+            # The labels were chosen above, so ``methods`` must not filter again.
             prepared = prepare(screen, experiment, out / name, replace(asked, methods=()))
             begun.append(name)
-            # Of those that were reached, for the sentence on faults.
+            # Runs that were reached, for the error on faults.
             count += len(prepared.runs)
             faults += [f"{name}, {fault}" for fault in _complete(screen, prepared, asked)]
             del prepared  # its records, before others are read
     finally:
-        # Also after Ctrl-C: what is finished is shown.
+        # Also after Ctrl-C: show what is finished.
         _report(screen, table, begun, out, smaller, as_json=as_json)
     raise_faults(faults, count)
 
@@ -171,7 +171,7 @@ def _run(
 def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     """All runs of a setting, and its summary; why some could not continue."""
     faults = train(screen, prepared, asked)
-    # A summary of no run would say nothing.
+    # No summary without a finished run.
     if results.finished(prepared.out):
         report(prepared)
     return faults
@@ -182,7 +182,7 @@ def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
     lacking = {}
     for name, experiment in experiments.items():
         file = experiment.file
-        # All settings are looked at, so that a person fetches everything at once.
+        # Check all settings, so that the error names everything to fetch.
         if found := missing(file.data, file.partition):
             lacking[name] = found
     if not lacking:
@@ -205,7 +205,7 @@ def _report(
     as_json: bool,
 ) -> None:
     cells = compared(table, {name: results.finished(out / name) for name in settings})
-    # No run is finished that the table has a value for.
+    # No finished run has a place in the table.
     if not cells:
         return
     files = {

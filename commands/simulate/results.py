@@ -17,21 +17,17 @@ COLUMNS = ("method", "seeds", "rounds", *SHOWN)
 
 
 def finished(folder: Path) -> list[Recorded]:
-    """The runs in an output folder that reached their last round.
-
-    Runs that are under way are left out.
-    """
+    """The runs in an output folder that reached their last round."""
     return [run for run in load_runs(folder) if run.finished]
 
 
 def rows(recorded: Sequence[Recorded]) -> list[list[str]]:
     """One row per method: the mean over silos after the last round, in per cent, over its seeds.
 
-    ``recorded`` may hold several runs per method. A score that a run lacks is "-".
+    A score that is missing is "-".
     """
     found = []
     for label, own in _by_label(recorded).items():
-        # Over the seeds of one method: runs of several methods do not mix.
         spreads = _over(own)
         shown = [_shown(spreads.get((measure, "macro", "last"))) for measure in SHOWN]
         found.append([label, str(len(own)), str(own[0].rounds), *shown])
@@ -41,7 +37,7 @@ def rows(recorded: Sequence[Recorded]) -> list[list[str]]:
 def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
     """Every score of every method over its seeds, and of each of its runs.
 
-    Plain values for JSON; ``deviation`` is None for one seed.
+    Plain values for JSON; ``deviation`` is None for a single seed.
     """
     return [_method(label, own) for label, own in _by_label(recorded).items()]
 
@@ -95,7 +91,7 @@ def _named(name: Named) -> dict[str, str]:
 def _shown(found: Spread | None) -> str:
     if found is None:
         return "-"
-    # One seed has no deviation.
+    # A single seed has no deviation.
     if found.deviation is None:
         return f"{found.mean:.2%}"
     return f"{found.mean:.2%} ± {found.deviation * 100:.2f}"

@@ -28,15 +28,15 @@ from ..console.printer import Screen
 from . import results
 from .progress import named, shown
 
-# SIGHUP as well: a terminal that closes ends the command like Ctrl-C, and the same command resumes.
+# SIGHUP as well: closing the terminal is like Ctrl-C, and the same command resumes.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says beside the file.
+    """Options of the command line, next to the experiment file.
 
-    ``rounds`` and ``workers`` are None where the file, or the machine, decides.
+    ``rounds`` None leaves them to the file, ``workers`` None to the machine.
     """
 
     out: Path | None
@@ -53,7 +53,7 @@ class RunOptions:
 class Prepared:
     """Runs of an experiment that can begin, or resume, in their output folder.
 
-    The records are in memory. Nothing was trained or written yet.
+    The records are in memory; nothing is trained or written yet.
     """
 
     experiment: Experiment
@@ -115,7 +115,7 @@ def simulate(
         check_installed()
 
     screen = Screen(err=as_json)
-    # LocalError names the key before anything else is done.
+    # An error in the file shows before the records are read.
     experiment = read(file)
     prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
 
@@ -128,26 +128,26 @@ def simulate(
 def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
     """Read the records and deal them out; LocalError where the folder is of other runs.
 
-    Minutes for large data sets. Nothing is written to ``out``.
+    It takes minutes for large data sets. Nothing is written to ``out``.
     """
     # refused before records are read, which may take a while
     chosen_methods(experiment, asked.methods)
     with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
-    # Results of other runs must not be mixed with these, or written over.
+    # Do not overwrite results of other runs, or mix them with these.
     out_folder.check(out, chosen, population, experiment.schedule)
     return Prepared(experiment, out, population, chosen)
 
 
 def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
-    """Run after run to its end; why some could not continue.
+    """Complete run after run; returns why some could not continue.
 
-    Runs that are finished are passed over. CancelledError once a signal asked for the
-    end; the same command resumes.
+    Finished runs are skipped. CancelledError once a signal asked for the end; the same command
+    resumes.
     """
     population, schedule = prepared.population, prepared.experiment.schedule
-    # Made when it is needed, and again after a fault.
+    # Engines are made again after a fault.
     engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
     screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
     with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
@@ -170,9 +170,9 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
 
 
 def report(prepared: Prepared) -> Path:
-    """Write the report of all that the folder holds; its summary.
+    """Write the report on all runs in the folder; returns the path of its summary.
 
-    It covers runs of earlier commands, too. Returns the path of the summary.
+    It covers runs of earlier commands, too.
     """
     summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared))
     return summary
@@ -181,7 +181,7 @@ def report(prepared: Prepared) -> Path:
 def raise_faults(faults: Sequence[str], count: int) -> None:
     """LocalError of the runs that could not continue, if there were some.
 
-    The last thing a command does: results are shown before.
+    Call it last, after the results of the others were shown.
     """
     if faults:
         raise LocalError(
@@ -207,7 +207,7 @@ def _each(
                 run = waiting.popleft()
                 try:
                     go_on(run, made)
-                # Both end all runs: a person asked for it, or the disk takes nothing more.
+                # These two end all runs: a signal came, or the disk does not take any more.
                 except (CancelledError, UnwritableError):
                     raise
                 except LocalError as error:
@@ -222,7 +222,7 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     if not finished:
         return
     summary = report(prepared)
-    # In the order of the experiment's file; runs that it no longer has come last.
+    # In the file's order; labels that the file no longer has come last.
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:
         printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})

@@ -70,8 +70,7 @@ class DirectedRow:
 class Directed:
     """The directed rows of one job.
 
-    It holds no state of its own: rows that wait are files of the job's
-    folder, named in the database.
+    It has no state of its own: waiting rows are listed in files of the job's folder.
     """
 
     def __init__(self, plan: JobPlan, store: JobStore) -> None:
@@ -85,8 +84,7 @@ class Directed:
     ) -> list[DirectedRow]:
         """Rows that a silo gets, in the order of the parts and, within one, of rounds."""
         mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)}
-        # A part of padded uploads is mixed when it is fetched
-        # (mix_rows.py), so it is no list of rounds.
+        # Mail of a Mix by padded uploads is for mix_rows.py.
         mailed &= self._parts.keys()
         names = among((part.name for part in down), mailed)
         found = []
@@ -136,7 +134,7 @@ class Directed:
         return frozenset(_name(each.round, part, silo) for each in self._asides(part, silo, data))
 
     def has(self, part: str) -> bool:
-        """True for a part that is mixed by directed rows."""
+        """True if a part is mixed by directed rows."""
         return part in self._parts
 
     def _waiting(self, part: str, silo: str) -> tuple[_DirectedAside, ...]:
@@ -153,10 +151,7 @@ class Directed:
 
 
 def row_words(plan: RoundPlan) -> tuple[str, ...]:
-    """Names of all files of rows that the sum of a round can have.
-
-    Also those of rows in which nobody is mixed, which have no file.
-    """
+    """Names of all files of rows that the sum of a round can have; some may not exist."""
     return tuple(_name(plan.round, part.name, silo) for part in plan.rows for silo in plan.readers)
 
 

@@ -42,7 +42,7 @@ MOST_VERSIONS = 100
 class StoredUpload:
     """One upload that arrived whole; ``version`` once a padded one is signed.
 
-    ``context`` is what it is bound to; ``sha256`` is that of the whole file.
+    ``context`` is the hash that binds it to its round; ``sha256`` is that of the whole file.
     """
 
     context: bytes
@@ -54,7 +54,7 @@ class StoredUpload:
 class HiddenUploadStore:
     """The hidden uploads of one job, as the database has them.
 
-    It holds names and digests, no words. It knows of an upload only what the database has.
+    It holds names and digests, no words.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class HiddenUploadStore:
     def lacks(self, silo: str, round_: int) -> list[str]:
         """Parts of which a silo has still to upload, or to sign, its contribution to a round.
 
-        By name, in the order of the job's schema. Its masked words are refused until this is empty.
+        Part names in schema order. Its masked words are refused until this is empty.
         """
         return [
             part.name
@@ -142,7 +142,7 @@ class HiddenUploadStore:
     def take(self, stored: StoredHidden) -> None:
         """Note an upload that is in the database.
 
-        It takes the place of an earlier version of the same part.
+        It replaces an earlier version of the same part and round.
         """
         place = (stored.round, stored.part, stored.silo)
         self._here[place] = _here(stored)
@@ -171,7 +171,7 @@ class HiddenUploadStore:
         if version.attempt or version.context(line) != here.context:
             why = f"signs version {version.number}, its upload is bound to another one"
             raise _refused(silo, Code.UPLOAD, why)
-        # Over all rounds that are kept: numbers only grow within a part.
+        # Version numbers of a part only grow, over all rounds.
         own = [signed for _, signed in self._signed(name) if signed.silo == silo]
         newest = max((signed.number for signed in own), default=-1)
         if version.number <= newest:
@@ -191,7 +191,7 @@ class HiddenUploadStore:
     def sign(self, given: PaddedWord) -> None:
         """Note a silo's word on its upload, which was checked and is in the database.
 
-        From now on no other version may take its place.
+        From now on no other version may replace it.
         """
         version = given.upload.version
         place = (version.round, given.part, version.silo)

@@ -81,7 +81,7 @@ class _Asides(Strict):
 class Planning:
     """Makes the rows of one job, and remembers of each recipient what they were made of.
 
-    A plan changes no memory: ``memories`` moves once the database has what was planned.
+    ``plan`` changes no memory; ``memories`` is updated once the database has the new ones.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Planning:
         """
         counted = {silo: weights[silo] for silo in among(weights, {recipient, *versions})}
         others = without(counted, (recipient,))
-        # A row of its own part alone would tell it nothing, and is no row.
+        # A row of the recipient's own part alone would tell it nothing.
         if not any(counted[silo] > 0 for silo in others):
             return None
 
@@ -129,12 +129,11 @@ class Planning:
         memory = self.memories.get((part, recipient), RowMemory())
         row, signature = make_row(self.lines[part], recipient, own, shares, self._sign)
         planned = PlannedRow(part, row, signature, keep)
-        # Fetched again after a lost connection: the same row shows
-        # nothing more, so no rule is asked.
+        # The same row, fetched again after a lost connection, reveals nothing new.
         if row.digest() == memory.last:
             return planned, memory
-        # The rules that the recipient checks, too (SECURITY.md 4, 5): a row that
-        # it would refuse is not made.
+        # The recipient checks the same rules (SECURITY.md 4, 5): do not make a row that it would
+        # refuse.
         if why := fault(recipient, own, shares, memory, self._terms):
             log.event("row.withheld", job=self._job.name, part=part, silo=recipient, why=why)
             return None
@@ -186,9 +185,9 @@ def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
     """
     recipient, weights = planned.row.recipient, planned.row.sent()
     given = [loaded(silo, signed[silo]) for silo in weights]
-    # With the recipient's own letter alone: another's is sealed to another silo.
+    # Only the letter that is sealed to this recipient.
     summands = tuple(WireSummand(each.upload, letter_for(recipient, each.pieces)) for each in given)
-    # With the row's own integers: the tag of a sum is the sum of the tags (SECURITY.md 8).
+    # Tags are linear: combined with the row's integers, they give the row's tag (SECURITY.md 8).
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(
         planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep
@@ -212,14 +211,12 @@ def words(
     FileNotFoundError where an upload is gone: the round in which the row was planned is over.
     """
     with ExitStack() as files:
-        # All files are opened before the first word leaves: a file that is removed
-        # meanwhile can still be read.
+        # Open all files first: those that are removed meanwhile can still be read.
         opened = {
             version.silo: files.enter_context(path(version).open("rb", buffering=0)).fileno()
             for version in planned.versions
         }
-        # One for all uploads: a row is added up in pieces, so memory
-        # does not grow with its summands.
+        # One buffer for all uploads, so memory does not grow with the number of summands.
         buffer = memoryview(bytearray(PIECE))
         read = lambda silo, at, size: buffer[: os.preadv(opened[silo], [buffer[:size]], at)]  # noqa: E731
         for piece in mixed_pieces(line, planned.row.sent(), read):

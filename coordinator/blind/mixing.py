@@ -61,7 +61,7 @@ class Mixing:
                     if planned is not None:
                         found[part] = planned[:1]
                         memories |= self._planning.news(part, silo, planned[1])
-                # Directed rows lie in the sums of their rounds, and go down as files of words.
+                # Directed rows go down as files of words instead (directed_rows.py).
                 case Mail(part) if not self.directed.has(part):
                     found[part] = self._aside(part, silo)
         rows = [row for part in down for row in found.get(part.name, ())]
@@ -70,7 +70,7 @@ class Mixing:
     def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
         """The versions, by part, next to which the newest prekeys for a silo stand.
 
-        Sorted by part and silo. Each silo's newest is the one next to its last version.
+        Sorted by part and silo.
         """
         others = sorted(set(self._job.silos) - {silo})
         mixes = sorted({part.name for part in down} & self.hidden.lines.keys())
@@ -82,7 +82,7 @@ class Mixing:
         return found[:MOST_TOLD]
 
     def remember(self, memories: Memories) -> None:
-        """Turn to memories of recipients' rows that are in the database.
+        """Use these memories of recipients' rows, once the database has them.
 
         Call it before one of these rows leaves.
         """
@@ -105,10 +105,7 @@ class Mixing:
         self._store.check_files({file: digests[file].hex() for file in sorted(files)})
 
     def nbytes(self, planned: PlannedRow) -> int:
-        """Length of a row's words.
-
-        In bytes; it follows from the job, whoever is mixed.
-        """
+        """Length of a row's words in bytes; the same for every row of a part."""
         return self.hidden.lines[planned.part].nbytes
 
     def words(self, planned: PlannedRow) -> Iterator[memoryview]:
@@ -169,8 +166,8 @@ class Mixing:
             planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
             if planned is None:
                 return None
-            # A member of the round has had what waited; for a silo that was away
-            # the new row comes behind it.
+            # A member of the round has fetched its waiting rows; for a silo that was away, the new
+            # row is appended.
             data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
             if data is None:
                 log.problem(
@@ -203,7 +200,7 @@ class Mixing:
         mixed: dict[tuple[str, str], frozenset[str]],
         gone: Collection[str],
     ) -> None:
-        """Turn to a fold that is in the database, and let go of uploads that nothing needs.
+        """Take over a fold that the database has, and forget uploads that nothing needs.
 
         ``gone`` are names of files, which the caller removes.
         """
@@ -233,7 +230,7 @@ class Mixing:
 def part_bytes(part: Part) -> int:
     """Length of the upload of a part on its own, in bytes: padded words, or vectors.
 
-    A Mix has words of 64 bits, whatever the tensors' own type; vectors of a Gram keep theirs.
+    A Mix has words of 64 bits, whatever the tensors' dtype; vectors of a Gram keep theirs.
     """
     if isinstance(part.exchange, Mix):
         return WORD_BYTES * sum(spec.elements for spec in part.tensors)

@@ -308,7 +308,7 @@ class SecureSum:
     def halt(self) -> None:
         """End the attempt, unless survivors may have signed already.
 
-        Survivors who signed take part in no other sum of the round, so theirs is finished.
+        Survivors who may have signed are not stopped: their sum is finished.
         """
         cohort = self.spec.cohort if self._states else ()
         for silo in cohort:

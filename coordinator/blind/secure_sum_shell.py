@@ -21,7 +21,7 @@ def nothing() -> None:
 class Shell(Protocol):
     """The calls of a round's sum to the daemon.
 
-    secure_sum_runner.py is the one in the daemon; tests have their own.
+    ``SecureSumRunner`` implements it; tests have their own.
     """
 
     def keep(
@@ -56,21 +56,21 @@ class Shell(Protocol):
         """Remove a silo's masked words."""
 
     def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
-        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``.
+        """Start to add up the survivors' words and to take these masks off.
 
-        It returns at once.
+        The caller of ``open`` later gets ``opened`` or ``unopened``.
         """
 
     def dropped(self, silo: str, code: str) -> None:
         """Hear that a silo has dropped out of the active attempt.
 
-        It is called after the row is durable.
+        Called once the row is durable, and again after a restart.
         """
 
     def summed(self, members: tuple[str, ...]) -> None:
         """Hear that the sum over these silos is open.
 
-        It is called once per round.
+        Called once per round, and again after a restart.
         """
 
     def failed(
@@ -87,8 +87,7 @@ class Shell(Protocol):
 class SumSetting:
     """The round whose sum is made, and the signatures that count in it.
 
-    It is the same for all attempts of the round. ``sign`` is the
-    coordinator's key, which is not shown.
+    The same for all attempts of the round. ``sign`` signs as the coordinator.
     """
 
     job: str

@@ -58,7 +58,7 @@ class SettledRound:
 
 
 def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
-    """What to keep of a round whose last attempt was opened; None where nobody needs it.
+    """The settled round after its last attempt was opened; None if nobody needs it.
 
     ``states`` are those of all attempts of the round, in order.
     """
@@ -90,7 +90,7 @@ def _first(by_silo: Mapping[str, T], most: int) -> list[T]:
 
 
 def dumped(kept: SettledRound) -> ReplayEntry:
-    """The row of it.
+    """The database row of a settled round.
 
     Notes are sorted, so that the same settled round gives the same bytes.
     """

@@ -77,7 +77,7 @@ class KeptSum:
 
     def check(self) -> None:
         """LocalError where the disk changed the words, or they are gone."""
-        # Only the words: the claim behind them has a digest of its own (files/checked_file.py).
+        # Only the words are read: the claim behind them has its own digest (files/checked_file.py).
         digest, left = hashlib.sha256(), self.nbytes
         try:
             with self.path.open("rb") as file:
@@ -117,7 +117,7 @@ def kept_words(claim: Claim, numbers: Iterable[Words]) -> Iterator[bytes | memor
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as hasher:
-        # Hashed in a second thread while it is written, so that it is not read again for it.
+        # A second thread hashes each piece while it is written.
         for words in numbers:
             hashing = hasher.submit(digest.update, piece := words.data.cast("B"))
             yield piece
@@ -157,10 +157,7 @@ NO_DIGEST = "0" * 64  # in place of digests where only sizes are computed
 
 @dataclass(frozen=True)
 class Keeping:
-    """Parts whose words are kept for silos, and the signature over the sum's specification.
-
-    Names of parts, in any order.
-    """
+    """Names of parts whose words are kept for silos, and the signature over the specification."""
 
     parts: Sequence[str] = ()
     signature: bytes = b""
@@ -197,7 +194,7 @@ def open_sum(
     """
     survivors = opening.survivors
     accumulator = _added_up(store, spec, survivors, digests)
-    # Reversed, so that each is popped from the end, and freed, once it is folded.
+    # Reversed, so that ``pop`` takes them in order and frees each once it is folded.
     sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
 
     # The words go first: where there is a file of the sum, all that its header names is there.
@@ -216,7 +213,7 @@ def open_sum(
     if spec.compared is not None:
         tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
 
-    # The fold needs to know over whom the sum is, and which words belong to it.
+    # The fold reads from the header whose sum this is, and which files of words belong to it.
     header = {SURVIVORS: json.dumps(list(survivors)), WORDS: json.dumps(words, sort_keys=True)}
     store.write(opened_sum(spec.round), tensors, header)
     with store.sum_file(spec.round).open("rb") as file:
@@ -251,7 +248,7 @@ def _write_words(
         mixes = is_row(own) and any(own.counts)
         if own.name not in keep.parts and not mixes:
             continue
-        # Each group has a tag of its own, which goes down with its words.
+        # Each group has its own tag, which goes down with its words.
         tag = tag_of(opening.tags, index, len(spec.groups))
         claim = Claim(spec.payload(), keep.signature, opening.survivors, tag)
         numbers = (words for group, words in accumulator.numbers() if group == index)
@@ -284,7 +281,7 @@ def _products(compared: Compared, opening: Open) -> Tensor:
 class OpenedSums:
     """The exchanges of a blind job, whose sums were opened before the fold.
 
-    It reads files that ``open_sum`` wrote. To be used in the thread of the folds.
+    It reads the files that ``open_sum`` wrote.
     """
 
     def __init__(self, store: JobStore, round_: Callable[[], int], bounds: Bounds) -> None:
@@ -322,14 +319,14 @@ class OpenedSums:
         if part.name in words:
             return self._of_words(part, words[part.name])
         if shared:
-            # The products are in the order of the survivors, the fold in that of the job.
+            # Products are in the order of the survivors, the fold needs that of the members.
             order = torch.tensor([survivors.index(silo) for silo in members])
             found[GRAM] = found[GRAM][:, order[:, None], order]
         return found
 
     def _of_words(self, part: Part, sha256: str) -> dict[str, Tensor]:
         """The fold of a part whose sum lies in words, which are mapped and hashed meanwhile."""
-        # The pads of a sum for silos alone hide it here, too, so there is nothing to fold.
+        # A sum for silos alone is padded: the coordinator has nothing to fold.
         own = group(part, self._bounds)
         if own.reader != COORDINATOR_READS:
             return {}

@@ -52,8 +52,7 @@ SignedRow = tuple[PlannedRow, dict[str, bytes]]  # a row, and the words of silos
 class BlindCollector(Collector):
     """The sum of the open round, the one of the round before, and what is mixed.
 
-    Padded, rotated and masked uploads of its job all pass through it. Each method that a silo's
-    message reaches writes to the database before it changes anything in memory.
+    Messages of silos are in the database before they change anything in memory.
     """
 
     def __init__(
@@ -73,8 +72,7 @@ class BlindCollector(Collector):
             Halt: self._halt,
         }
         self.kept_files = _kept_files(run, stored)
-        # Of every phase and every part on its own: the time for an upload is set
-        # before its manifest is here.
+        # Over all phases and parts: the time limit of an upload is set before its manifest arrives.
         self.largest_upload = max(
             self.upload_bytes(round_, part)
             for round_ in run.job.phase_starts
@@ -90,7 +88,7 @@ class BlindCollector(Collector):
     def summing(self) -> SecureSum | None:
         """The sum of the open round, once it was begun.
 
-        None before the first attempt of the round, and between rounds.
+        None between rounds, and until the round's sum is first needed.
         """
         return None if self._runner is None else self._runner.summing
 
@@ -106,7 +104,7 @@ class BlindCollector(Collector):
     def recover(self) -> None:
         """Expire what a job left that ended without us; read what is kept of the open sum."""
         run = self._run
-        # The process may have ended between the job's last step and the removal of its uploads.
+        # The process may have ended before the job's uploads were removed.
         if run.state.expired:
             with self._host.writing():
                 self._database.expire_hidden(run.job.name)
@@ -117,13 +115,12 @@ class BlindCollector(Collector):
     def resume(self) -> None:
         """Resume the open sum; where an operator stopped the job, only what was signed.
 
-        A round that is queued or stopped counts, too: its silos may have signed before the stop.
+        Also if the job is queued again: silos may have signed before it was stopped.
         """
         state = self._run.state
         if state.stage not in ("queued", "round", "stopped") or not state.cohort:
             return
-        # The attempt first: it says whether survivors may have signed, and
-        # so whether it can be halted.
+        # Resume first: only then is it known whether survivors may have signed.
         self._opened.summing.resume()
         # Where survivors may have signed, their sum is finished: they sign no other in this round.
         if state.stage == "stopped":
@@ -156,10 +153,10 @@ class BlindCollector(Collector):
         return {part.name: part_bytes(part) for part in self._run.plan.round(round_).uploads}
 
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
-        """True for an upload that is still to come in this context.
+        """True while an upload with this context is still to come.
 
-        Masked words are awaited once all parts are here, and signed where they are padded: a sum
-        over a silo without its parts could not be folded with the others.
+        Masked words are awaited only once all parts are here, and padded ones signed: every silo of
+        the sum must have its parts.
         """
         if part:
             return self._hidden.awaits(silo, round_, part, context)
@@ -174,7 +171,7 @@ class BlindCollector(Collector):
     def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
         """RefusedError MANIFEST for tensors, and for a part where none crosses on its own.
 
-        A silo whose release takes the job for a plain one would send its tensors in the clear.
+        A silo that takes the job for a plain one would send its tensors in the clear.
         """
         if not manifest.context or (manifest.part and not self._job.keyed):
             raise misfit(silo, manifest, "tensors, the job's sums are blind")
@@ -182,7 +179,7 @@ class BlindCollector(Collector):
     def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
         """Masked words, or the words or vectors of a part.
 
-        RefusedError MANIFEST where the manifest declares another size, part or context than is due.
+        RefusedError MANIFEST if the manifest declares another size, part or context.
         """
         round_ = manifest.round
         if not manifest.part:
@@ -192,8 +189,7 @@ class BlindCollector(Collector):
         if isinstance(part.exchange, Mix):
             due = _due(silo, manifest, self.upload_bytes(round_, part.name), "padded")
             return ExpectedUpload([due], part=part)
-        # Rotated vectors are tensors like those of a plain upload: the
-        # coordinator compares their values.
+        # Rotated vectors are declared as tensors, like a plain upload.
         items = upload_items([part])
         check_manifest(silo, manifest, items)
         return ExpectedUpload([item.spec.nbytes for item in items], items, part)
@@ -217,8 +213,8 @@ class BlindCollector(Collector):
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
         """Masked words go into the sum of the round; a part waits for the fold, or for rows.
 
-        Masked words are rows of the sum's log, a part is a row of table ``hidden``; the ledger's
-        record is in the same transaction.
+        Masked words become a row of the sum's log, a part one of table ``hidden``. The receipt is
+        stored in the same transaction.
         """
         again, sha256 = partial(stored.record, again=True), stored.digests.tensors[0]
         if not upload.name:
@@ -236,9 +232,9 @@ class BlindCollector(Collector):
         self._host.let_go()
 
     def counts(self, silo: str, round_: int, part: str) -> bool:
-        """True unless the upload is of an attempt of the open round that is over.
+        """True unless the upload belongs to an earlier attempt of the open round.
 
-        Of a round that is closed every upload counts: its receipt stands.
+        In a closed round, every upload counts: its receipt stands.
         """
         state = self._run.state
         if not state.cohort or state.round != round_:
@@ -252,8 +248,8 @@ class BlindCollector(Collector):
     def padded(self, silo: str, word: PaddedWord, body: bytes) -> None:
         """Take a silo's word on its upload of a part; RefusedError says why not.
 
-        Its word is durable when this returns. RefusedError SECURE (EQUIVOCATION) for another word
-        on an upload that is signed already.
+        The word is durable when this returns. RefusedError SECURE (EQUIVOCATION) for a second,
+        different word on the same upload.
         """
         version, job = word.upload.version, self._job
         if self._hidden.is_signed(version.round, word.part, silo):
@@ -266,7 +262,7 @@ class BlindCollector(Collector):
             )
         if not job.keyed or not self._run.opens(silo, version.round):
             raise not_awaited(silo, job, version.round)
-        # All checks run before the row is written, since what is signed is never replaced.
+        # All checks come first, since a signed row is never replaced.
         self._hidden.check(silo, word)
         with self._host.writing():
             self._database.sign_hidden(job.name, version.round, word.part, silo, body)
@@ -295,7 +291,7 @@ class BlindCollector(Collector):
 
         RefusedError ROUND_CLOSED for a round that is neither the open one nor the one before.
         """
-        # The last silos of a round fetch its result when the next one is open already.
+        # Slow silos fetch the result of a round when the next one is open already.
         before = self._closed(round_)
         if before is not None and (found := before.told(silo, had)) is not None:
             return found
@@ -313,8 +309,8 @@ class BlindCollector(Collector):
     async def beside(self, round_: int, silo: str) -> Beside:
         """Sums and rows in words, and prekeys to seal to.
 
-        Which rows a recipient has had is durable when this returns. The words are read while they
-        are sent, one piece at a time.
+        The memory of the recipient's rows is durable when this returns. Words are read piece by
+        piece while they are sent.
         """
         run, host = self._run, self._host
         rows = self._rows(round_, silo)
@@ -372,7 +368,7 @@ class BlindCollector(Collector):
     def _prekeys(self, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
         """The other silos' words, by part and silo, whose prekeys a silo seals to in a round."""
         run = self._run
-        # The last delivery of a job: no upload follows that could be sealed to a prekey.
+        # The job's last delivery: no upload follows whose seed could be sealed to a prekey.
         if round_ == run.job.length:
             return []
         found = self._mixing.prekeys(run.job.down(round_), silo)
@@ -384,14 +380,13 @@ class BlindCollector(Collector):
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
         """LocalError where the disk changed vectors: the sum is open, nobody can upload again.
 
-        Nothing is changed before ``committed``. The open sum itself is checked
-        when it is read (unmask.py).
+        The open sum itself is checked when it is read (unmask.py).
         """
         run, memories = self._run, dict[tuple[str, str], RowMemory]()
         plan = run.plan.round(round_)
         compared = [part for part in plan.uploads if isinstance(part.exchange, Gram)]
         self._mixing.check_rotated(round_, members, compared)
-        # The fold adds to ``memories`` through this; ``left`` reads them once it is done.
+        # The fold fills ``memories`` through ``posting``; ``left`` reads them afterwards.
         posting = self._mixing.posting(round_, memories)
         archive = run.store.folding(round_, posting, plan.published)
 
@@ -413,8 +408,7 @@ class BlindCollector(Collector):
     def record(self, event: Event, state: JobState) -> None:
         """Forget the sum of a round that is over, and uploads that no fold will read.
 
-        In the transaction of the event, so that a crash finds either the open
-        round with its sum, or neither.
+        In the event's transaction: after a crash, round and sum are both open or both closed.
         """
         before = self._run.state
         if _over(before, state):
@@ -434,8 +428,7 @@ class BlindCollector(Collector):
         job, round_, database = state.job, self._run.state.round, self._database
         rounds = {}
         if state.outcome == "running":
-            # Only while the job runs: at its end nobody trains on, so
-            # nobody needs to be shown anything.
+            # Only while the job runs: afterwards no silo needs them for another round.
             rounds = {number: settled.loaded(row) for number, row in database.settled_rows(job)}
             if (found := self._opened.summing.settled) is not None:
                 database.add_secure(job, round_, settled.dumped(found))
@@ -448,12 +441,11 @@ class BlindCollector(Collector):
     def moved(self, event: Event, before: JobState) -> None:
         """Turn from the sum of a round that is over; its files go where it was not folded.
 
-        Files go only now that the database names them no more: the other order
-        could lose what a restart needs.
+        Files go after the database has dropped them: a restart needs what it still names.
         """
         if not _over(before, self._run.state):
             return
-        # The closed sum is kept in memory for silos that still ask for its result.
+        # Silos may still ask for the result of the closed sum.
         self._before, self._runner = self.summing, None
         if not isinstance(event, Folded):
             self._hidden.let_go(self._hidden.files(before.round))
@@ -462,7 +454,7 @@ class BlindCollector(Collector):
     def expire(self) -> None:
         """The job is over: nothing padded is in the database any more (SECURITY.md rule 10).
 
-        The database has dropped them before; the files go after their rows.
+        Call it after the database has dropped the rows.
         """
         self._mixing.expire()
         self._run.store.expire()

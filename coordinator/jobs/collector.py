@@ -31,7 +31,7 @@ from ..storage.store import Folding
 class Upload(Protocol):
     """One upload that arrived whole.
 
-    ``round`` counts from 0; the end of its stream, with all digests, was checked.
+    Its digests were checked at the end of the stream.
     """
 
     round: int
@@ -61,7 +61,7 @@ class StoredUploadFile:
 class ExpectedUpload:
     """The sizes that a manifest has to declare, and the tensors among them.
 
-    ``items`` in wire order, as their bytes follow one another in the upload.
+    ``items`` are in wire order, the order of their bytes in the upload.
     """
 
     sizes: list[int]  # in bytes
@@ -73,7 +73,7 @@ class ExpectedUpload:
 class DeliveredWords:
     """The words of one sum or row, as they go down.
 
-    ``pieces`` can be taken once: it reads a file, or adds up a row, as it goes.
+    ``pieces`` can be consumed only once.
     """
 
     nbytes: int
@@ -85,8 +85,7 @@ class DeliveredWords:
 class Beside:
     """All that goes down to a silo next to tensors.
 
-    Each field is empty in a plain job. ``proofs`` accompany sums and rows, for silos that check
-    who may be missing from them.
+    All fields are empty in a plain job. ``proofs`` show who may be missing from sums and rows.
     """
 
     rows: Sequence[secure.MixedRow] = ()
@@ -100,7 +99,7 @@ class Beside:
 class HiddenLeft:
     """Changes by a fold among uploads that the coordinator cannot read.
 
-    ``gone`` and ``mixed`` are names of files in the job's folder.
+    ``gone`` and ``mixed`` hold names of files in the job's folder.
     """
 
     memories: Memories = field(default_factory=dict)  # of the rows that were put aside
@@ -113,8 +112,7 @@ class HiddenLeft:
 class FoldInputs:
     """Inputs of a fold and the archive that it changes; ``left`` is called once it is done.
 
-    ``read`` maps uploads into memory one tensor at a time. ``archive``
-    changes nothing that is committed.
+    ``read`` maps one tensor at a time into memory. ``archive`` changes nothing that is committed.
     """
 
     read: Callable[[str, str, str], Tensor]  # by part, silo and name
@@ -125,8 +123,8 @@ class FoldInputs:
 class Collector(ABC):
     """Collects the rounds of one job; what it does not say is nothing to do in a plain job.
 
-    The daemon and its service call these methods in the event loop; only ``inputs``, and what it
-    returns, is used in the thread of the folds.
+    Methods are called in the event loop, except for ``inputs``. That, its result and ``exchanges``
+    are used in other threads.
     """
 
     exchanges: Exchanges
@@ -141,7 +139,7 @@ class Collector(ABC):
     def needed(self) -> Collection[str]:
         """Files of uploads from which rows put aside are still to be made.
 
-        They outlive the round they are of.
+        They must outlive their round.
         """
         return ()
 
@@ -159,14 +157,14 @@ class Collector(ABC):
     def upload_bytes(self, round_: int, part: str = "") -> int:
         """Length of a silo's upload in a round, or of this part of it.
 
-        In bytes. ``part`` is empty for all that a silo uploads at the end of its round.
+        In bytes. An empty ``part`` stands for the round's main upload.
         """
 
     @abstractmethod
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
         """True while this upload is still to come, in a round that is open to the silo.
 
-        ``context`` is what a blind upload is bound to, empty in a plain job.
+        ``context`` binds a blind upload to its round; it is empty in a plain job.
         """
 
     def missing(self, silo: str, round_: int) -> Sequence[str]:
@@ -185,19 +183,18 @@ class Collector(ABC):
     def keep(self, silo: str, round_: int, path: Path, part: Part | None) -> str:
         """Name a checked upload, durably.
 
-        Returns the file's name in the job's folder. The name is durable when this returns, but
-        nothing counts before ``take``.
+        Returns its name in the job's folder. The upload does not count before ``take``.
         """
 
     @abstractmethod
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
         """Count an accepted upload, in one transaction with what ``stored`` records.
 
-        Durable when it returns, in both database and ledger.
+        Database and ledger have it when it returns.
         """
 
     def counts(self, silo: str, round_: int, part: str) -> bool:
-        """True where an upload with a receipt in the database still counts."""
+        """True if an upload that has a receipt still counts."""
         return True
 
     # The messages of a secure sum.
@@ -234,7 +231,7 @@ class Collector(ABC):
     def inputs(self, round_: int, members: tuple[str, ...]) -> FoldInputs:
         """Inputs of the fold over these members; LocalError where the disk changed them.
 
-        It runs in the thread of the folds. DamagedError where the silos concerned may upload again.
+        It runs in the thread of the folds. DamagedError if the silos may upload again.
         """
 
     def committed(self, left: HiddenLeft) -> None:  # noqa: B027
@@ -243,11 +240,11 @@ class Collector(ABC):
     def record(self, event: Event, state: JobState) -> None:  # noqa: B027
         """Write, in the event's transaction, what goes with the step to this state.
 
-        ``state`` is the one after the event; the job still has the one before.
+        ``state`` is the new one; the job still has the old one.
         """
 
     def moved(self, event: Event, before: JobState) -> None:  # noqa: B027
-        """Turn to the step that the job has made, once the database has it."""
+        """Follow a step of the job, once the database has it."""
 
     def expire(self) -> None:  # noqa: B027
         """The job is over: remove what nobody may open any more (SECURITY.md rule 10)."""
@@ -256,7 +253,7 @@ class Collector(ABC):
 def not_awaited(silo: str, job: Job, round_: int) -> RefusedError:
     """ROUND_CLOSED: a round awaits nothing of this silo.
 
-    The text is told to the silo: it names the job and the round, nothing of other silos.
+    The silo gets the text, so it says nothing about other silos.
     """
     return RefusedError(silo, "ROUND_CLOSED", f"job {job.name!r}: round {round_} does not await it")
 

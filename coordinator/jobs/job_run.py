@@ -29,8 +29,8 @@ from .collector import Collector, HiddenLeft, not_awaited
 class FoldResult:
     """The results of a fold, to be committed.
 
-    ``metrics`` are sums over the members. ``files`` maps each place that changed to a file in the
-    job's folder, or to None where it is gone.
+    ``metrics`` are sums over the members. ``files`` maps each changed place to a file in the job's
+    folder, or to None if it is gone.
     """
 
     metrics: dict[str, int]
@@ -44,7 +44,7 @@ class FoldResult:
 class SiloDelivery:
     """The delivery to one silo: tensors by part, and known digests by (part, name).
 
-    SHA-256 digests, of published values alone: other tensors are hashed while they are sent.
+    Digests (SHA-256) are known for published values; other tensors are hashed while they are sent.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -61,7 +61,7 @@ def nothing() -> None:
 class DaemonCalls(Protocol):
     """The calls of a job's collector to the daemon.
 
-    A collector sees no more of the daemon than this, and tests can stand in for it.
+    A collector uses no more of the daemon than this; tests bring their own.
     """
 
     def apply(
@@ -76,7 +76,7 @@ class DaemonCalls(Protocol):
     def writing(self) -> AbstractContextManager[None]:
         """One transaction.
 
-        The daemon stops where the disk does not take it.
+        The daemon stops if the disk fails.
         """
 
     def reading(self, run: "JobRun", silo: str) -> AbstractContextManager[None]:
@@ -110,12 +110,12 @@ class JobRun:
         self.store = JobStore(
             folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given
         )
-        # More at a time would make the memory grow with the number of silos.
-        self.reading = asyncio.Semaphore(2)  # deliveries in memory at a time
+        # Deliveries in memory at a time, so that memory does not grow with the number of silos.
+        self.reading = asyncio.Semaphore(2)
         self._method = job.method()
         self._method_state: CoordinatorState = stored.method
         self.collector = collecting(self, stored)
-        # Only now: the collector says which files of the open round may still be needed.
+        # After the collector is made, which knows the files that the open round may still need.
         self.store.clean(self.collector.kept_files, self.collector.needed)
 
     # Uploads.
@@ -124,7 +124,7 @@ class JobRun:
         """RefusedError ROUND_CLOSED unless this upload, bound to this context, is awaited."""
         if self.awaits(silo, round_, context, part):
             return
-        # One text for all reasons, with what the silo can do something about.
+        # One text for all reasons, plus those about which the silo can do something.
         why = not_awaited(silo, self.job, round_).why
         if part:
             why += f", or has all of part {part[:64]!r}"
@@ -139,7 +139,7 @@ class JobRun:
         return self.opens(silo, round_) and self.collector.awaits(silo, round_, context, part)
 
     def opens(self, silo: str, round_: int) -> bool:
-        """True while a round is open for this silo: it has neither uploaded nor dropped out."""
+        """True while a round waits for this silo, which was drawn and has not dropped out."""
         return (
             self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
         )
@@ -158,10 +158,10 @@ class JobRun:
         RefusedError for a bad value, or if the round closed meanwhile. Masked and padded words have
         no values of their own; the canaries of a sum are checked when it is opened.
         """
-        # In threads: fsync and a look at every value would hold up all other silos.
+        # In threads: fsync and checking every value would block all other silos.
         path = await asyncio.to_thread(spool.finished)
         await asyncio.to_thread(SpooledUpload(path, items).check_values, silo)
-        # Asked again: the round may have closed while the values were checked.
+        # Check again: the round may have closed meanwhile.
         self.check_open(silo, round_, context, "" if part is None else part.name)
         return self.collector.keep(silo, round_, path, part)
 
@@ -170,7 +170,7 @@ class JobRun:
     async def delivery(self, round_: int, silo: str) -> SiloDelivery:
         """The delivery to this silo at the start of this round.
 
-        LocalError where a file that it is read from is damaged, or gone.
+        LocalError if one of its files is damaged, or gone.
         """
         async with self.reading:
             tensors = await asyncio.to_thread(
@@ -187,14 +187,15 @@ class JobRun:
     def deliveries(self, round_: int, silo: str) -> Sequence[Delivery]:
         """The deliveries of the method to a silo at the start of a round.
 
-        In the order in which the method names them; parts go down in that of the job.
+        In the method's own order, which need not be that of the job's parts.
         """
         return self._method.deliveries(self._method_state, round_, silo)
 
     def sums(self, round_: int, silo: str) -> list[KeptSum]:
         """The open sums that a silo gets in words, in wire order.
 
-        None of a part that was not published yet. LocalError for a file that something else wrote.
+        Parts that were not published yet are left out. LocalError for a file that something else
+        wrote.
         """
         down = self.plan.round(round_).sums_down
         if not down:
@@ -213,16 +214,16 @@ class JobRun:
     def member_weights(self, silo: str) -> Mapping[str, float]:
         """Weights by which the open round is mixed for one of its members.
 
-        By silo, not normalised; empty where the method mixes nobody for it.
+        By silo, not normalised; empty if the method mixes nothing for it.
         """
         return self._method.member_weights(self._method_state, silo)
 
     # The end of a round.
 
     def make_room(self) -> None:
-        """Let memory go that what is summed or folded next can take.
+        """Free memory for the sum or fold that comes next.
 
-        Published values are read again when the next delivery needs them.
+        The next delivery reads published values again.
         """
         self.store.forget_loaded()
         if self.collector.largest_upload > heap.WORTH_BYTES:
@@ -231,9 +232,9 @@ class JobRun:
     def fold(self, round_: int, members: tuple[str, ...]) -> FoldResult:
         """Fold the round's uploads; nothing changes before ``commit``.
 
-        It runs in the thread of the folds, and may be run again: it reads what is
-        committed and writes under names of the round. LocalError or DamagedError
-        where the disk changed an upload.
+        It runs in the thread of the folds. It may run again: it reads only what is committed, and
+        its files are named after the round. LocalError or DamagedError if the disk changed an
+        upload.
         """
         # Deliveries and folds are not in memory together: a round's parts are read anew after it.
         self.make_room()
@@ -256,10 +257,9 @@ class JobRun:
         return FoldResult(counted, method, archive.changes, archive.digests, inputs.left())
 
     def commit(self, round_: int, result: FoldResult) -> None:
-        """Turn to what the database has committed.
+        """Take over a fold that the database has committed, and remove unused files.
 
-        Call it after the transaction, in the event loop. Files that nothing
-        refers to any more are removed.
+        Call it in the event loop.
         """
         self._method_state = result.method
         self.collector.committed(result.left)

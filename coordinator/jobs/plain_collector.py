@@ -24,18 +24,15 @@ class PlainCollector(Collector):
         self.exchanges = PLAIN
         self.largest_upload = max(map(self.upload_bytes, run.job.phase_starts))
         state = stored.state
-        # The uploads that counted before a restart are not asked for again.
+        # Uploads that counted before a restart still count.
         self.kept_files = [f"{state.round}.{silo}.upload" for silo in state.given]
 
     def upload_bytes(self, round_: int, part: str = "") -> int:
-        """Length of all tensors that a silo uploads in a round.
-
-        In bytes. Each silo uploads the same tensors, whatever its data.
-        """
+        """Bytes of all tensors that a silo uploads in a round, the same for each silo."""
         return sum(item.spec.nbytes for item in upload_items(self._job.up(round_)))
 
     def awaits(self, silo: str, round_: int, context: bytes, part: str) -> bool:
-        """True for an upload of the whole round; no part crosses on its own in a plain job."""
+        """True for the round's one upload: in a plain job no part crosses on its own."""
         return not part
 
     def check_form(self, silo: str, manifest: tensor.Manifest) -> None:
@@ -47,7 +44,7 @@ class PlainCollector(Collector):
     def expected(self, silo: str, manifest: tensor.Manifest) -> ExpectedUpload:
         """The tensors of the round's parts.
 
-        RefusedError MANIFEST where the manifest declares other tensors than the job's schema.
+        RefusedError MANIFEST if the manifest does not match the job's schema.
         """
         items = upload_items(self._job.up(manifest.round))
         check_manifest(silo, manifest, items)
@@ -59,7 +56,7 @@ class PlainCollector(Collector):
 
     def take(self, silo: str, upload: Upload, stored: StoredUploadFile) -> None:
         """The upload counts as an event of the job."""
-        # The digest is in the job's state: a fold checks the file against it.
+        # The fold checks the file against this digest.
         event = UploadStored(silo, upload.round, stored.digests.total.hex())
         self._host.apply(self._run, event, stored.record, stored.committed)
 

@@ -40,10 +40,7 @@ Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by
 
 @dataclass(frozen=True)
 class SumResources:
-    """What every sum needs from the daemon.
-
-    One for all jobs: the same keys and database, and contributions by job.
-    """
+    """Resources of the daemon that all sums of all jobs share."""
 
     timing: Timing
     roster: rosters.Roster
@@ -89,10 +86,9 @@ class SecureSumRunner:
     def gather(self, effect: Gather) -> None:
         """Begin an attempt, unless it was begun.
 
-        Asked again after a restart for an attempt that was begun, it does nothing. The pause grows
-        with ``fruitless``, up to a minute.
+        The pause before it grows with ``fruitless``, up to a minute.
         """
-        # The log may have this attempt already: a restart runs the effects of the state again.
+        # A restart runs the state's effects again, so the attempt may have begun already.
         if self.summing.attempt < effect.attempt:
             pause = PAUSES[min(effect.fruitless, len(PAUSES) - 1)]
             asyncio.get_running_loop().call_later(pause, self._start, effect)
@@ -103,8 +99,7 @@ class SecureSumRunner:
     async def _begin(self, effect: Gather) -> None:
         """Ask the cohort."""
         roster, job = self._means.roster, self._run.job
-        # The model's digest needs every delivery of the cohort, so silos are
-        # asked only once it is known.
+        # The specification holds the model's digest, made from the deliveries to the whole cohort.
         parts, model = self._means.contributions.parts(job), await self._model(effect)
         digest, weights = rosters.digest(roster), self._run.member_weights
         frame = self._plan.frame(roster.federation, digest, model, parts, weights)
@@ -116,13 +111,13 @@ class SecureSumRunner:
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
         if wanted and self.summing.attempt < effect.attempt:
             self.summing.begin(spec)
-            # Silos may have dropped out while the specification was made.
+            # Silos that dropped out while the specification was made.
             for silo, code in state.failed.items():
                 self.summing.drop(silo, code)
 
     def _begun(self, effect: Gather, task: "asyncio.Task[None]") -> None:
         if (error := task.exception()) is not None:
-            # No later attempt can succeed either: it would be specified from the same deliveries.
+            # Final: the next attempt would have the same deliveries, and fail in the same way.
             self._host.apply(
                 self._run, SumFailed(self.round, effect.attempt, _told(error), final=True)
             )
@@ -163,7 +158,7 @@ class SecureSumRunner:
     ) -> None:
         """Write an entry durably, in one transaction with ``also`` and new evidence.
 
-        The daemon stops where the disk does not take it.
+        The daemon stops if the disk fails.
         """
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
@@ -182,7 +177,7 @@ class SecureSumRunner:
         other stages at most ``secure_seconds``.
         """
         whole = self._run.job.round_timeout
-        # A step without training never takes longer than the whole round may.
+        # No step may take longer than the whole round.
         seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
         asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
 
@@ -193,7 +188,7 @@ class SecureSumRunner:
 
         RefusedError ROUND_CLOSED once their uploads are gone.
 
-        They are read from where they lie behind the masked words, one dealer at a time.
+        Each dealer's share is read from behind its masked words.
         """
         found = []
         for dealer in without(survivors, (silo,)):
@@ -222,7 +217,7 @@ class SecureSumRunner:
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
         keep = Keeping(plan.published, signature)
 
-        # Taken here: the thread must not read what the event loop changes.
+        # Copied here, in the event loop, which changes them.
         digests = self.summing.digests
 
         def work() -> bytes:
@@ -234,24 +229,17 @@ class SecureSumRunner:
 
     def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:
         if (error := task.exception()) is not None:
-            # A RefusedError says that the sum is none of values; any
-            # other error is of this machine.
+            # RefusedError: the sum holds no valid values. Any other error is this machine's.
             self.summing.unopened(attempt, _told(error), spoiled=isinstance(error, RefusedError))
         else:
             self.summing.opened(attempt, task.result())
 
     def dropped(self, silo: str, code: str) -> None:
-        """A silo has dropped out of the attempt that goes on.
-
-        The job's state learns of it, and may ask another cohort.
-        """
+        """Tell the job that a silo has dropped out of the active attempt."""
         self._host.apply(self._run, SiloFailed(silo, self.round, code))
 
     def summed(self, members: tuple[str, ...]) -> None:
-        """The sum over these silos is open.
-
-        The job folds the round over these silos.
-        """
+        """Tell the job that the sum over these silos is open; it then folds the round."""
         self._host.apply(self._run, Summed(self.round, members))
 
     def failed(
@@ -268,7 +256,7 @@ def _digests(items: Sequence[Item], delivery: SiloDelivery, hashed: Hashed) -> l
         place = item.part, item.spec.name
         tensor = delivery.tensors[item.part][item.spec.name]
         digest = delivery.digests.get(place)
-        # The very same object: two silos may get different values of one name.
+        # Compared by identity: two silos may get different values under one name.
         if digest is None and place in hashed and hashed[place][0] is tensor:
             digest = hashed[place][1]
         if digest is None:

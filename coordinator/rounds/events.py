@@ -15,7 +15,7 @@ Stage: TypeAlias = Literal[
 class Began:
     """It is this job's turn.
 
-    The daemon raises it for one job at a time, in the order in which jobs came.
+    One job runs at a time, in the order in which jobs came.
     """
 
 
@@ -23,7 +23,7 @@ class Began:
 class Answered:
     """A silo accepted the job (code None) or declined it with a code.
 
-    ``code`` is a name of ``ErrorCode``, without its prefix.
+    The code is a name of ``ErrorCode`` without its prefix.
     """
 
     silo: str
@@ -46,8 +46,8 @@ class Drawn:
 class UploadStored:
     """A silo's upload was checked and stored.
 
-    ``digest`` is the SHA-256 over all digests of its tensors, in hex: a fold compares the file with
-    it. In a blind job the event changes nothing.
+    ``digest`` is the SHA-256 over the digests of its tensors, in hex; the fold compares the file
+    with it. In a blind job the event changes nothing.
     """
 
     silo: str
@@ -59,7 +59,7 @@ class UploadStored:
 class Summed:
     """The sum of a blind round is open, over these silos.
 
-    In job order. What was added up is durable, and cannot be taken apart again.
+    ``members`` are in job order. The open sum is durable.
     """
 
     round: int
@@ -97,8 +97,7 @@ class SiloFailed:
 class SiloLost:
     """A silo was not heard of for some beats; it may come back.
 
-    It counts as an answer that does not come: a round continues without the silo, and the end
-    of the job does not wait for it.
+    The round continues without it, and the end of the job does not wait for it.
     """
 
     silo: str
@@ -108,7 +107,7 @@ class SiloLost:
 class Folded:
     """The round's results are published.
 
-    It is raised in the transaction that stores them.
+    Applied in the transaction that stores the results.
     """
 
     round: int
@@ -118,7 +117,7 @@ class Folded:
 class FoldFailed:
     """The round could not be folded.
 
-    The job ends, since the same fold would fail again; what the disk changed is ``Damaged``.
+    The job ends, since the same fold would fail again. For damaged uploads see ``Damaged``.
     """
 
     round: int
@@ -129,7 +128,7 @@ class FoldFailed:
 class Damaged:
     """The disk changed what these silos gave in a round that is to be folded.
 
-    Only uploads of a plain job: silos still have what they uploaded, and send it once more.
+    Only in a plain job, where silos still have their uploads and can repeat them.
     """
 
     round: int
@@ -156,8 +155,7 @@ class RoundDeadline:
 class Unkeyed:
     """The key that the silos of a keyed job share fits no more.
 
-    A silo of the job left the roster, or the roster has changed: each roster has a key
-    of its own (SECURITY.md 13).
+    The roster has changed: each roster begins a new key epoch (SECURITY.md 13).
     """
 
     reason: str
@@ -165,10 +163,7 @@ class Unkeyed:
 
 @dataclass(frozen=True)
 class Broken:
-    """What the job needs is damaged, or gone.
-
-    No silo can bring it back, so the job ends.
-    """
+    """Files that the job needs are damaged, or gone, so the job ends."""
 
     reason: str
 
@@ -177,7 +172,7 @@ class Broken:
 class OperatorStopped:
     """An operator stops the job until it is resumed.
 
-    A fold that is running is finished first, and of a blind round the sum that was signed.
+    A running fold is finished first, and so is a secure sum that survivors may have signed.
     """
 
 
@@ -221,7 +216,7 @@ class DrawCohort:
 class Fold:
     """Fold the uploads of these silos, in this order.
 
-    The order is that of the job, so that a round folded again gives the same bytes.
+    Job order: folding a round again gives the same bytes.
     """
 
     round: int
@@ -232,7 +227,7 @@ class Fold:
 class StartRoundTimer:
     """Raise RoundDeadline(stage, round) when the time of this stage is over.
 
-    A timer of an earlier stage of the job is replaced.
+    It replaces the job's earlier timer.
     """
 
     stage: Stage
@@ -255,9 +250,9 @@ class Gather:
 
 @dataclass(frozen=True)
 class Drop:
-    """A silo cannot take part in the attempt that goes on.
+    """A silo cannot take part in the active attempt any more.
 
-    Only in a blind job, whose sum has a state of its own (coordinator/blind/secure_sum.py).
+    Only in a blind job, whose secure sum keeps its own state (coordinator/blind/secure_sum.py).
     """
 
     silo: str
@@ -275,7 +270,7 @@ class Halt:
 class LogEvent:
     """Tell the operator: a name of an event and its fields.
 
-    No tensor, and no value of one, is in it.
+    Fields never hold values of tensors.
     """
 
     event: str

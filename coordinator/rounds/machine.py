@@ -109,8 +109,8 @@ AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well tak
 class JobState:
     """The state of a job, from which all of its next steps follow.
 
-    Rounds and attempts count from 0. It is immutable and small enough to be written at each step:
-    digests and names, no tensors. The daemon stores it as JSON (storage/database.py).
+    Immutable; rounds and attempts count from 0. The database stores it as JSON, at each step but
+    plain uploads, so it must stay small.
     """
 
     job: str
@@ -143,7 +143,7 @@ class JobState:
     fewest: int = 0  # silos of such a sum, at the least
     # silos of what is left of a batch without those that are proven to have broken the rules
     least: int = 1
-    # They are asked again once too few would be left without them, and in each new round.
+    # They are asked again if too few would be left, and in each new round.
     lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
     # silos of the sums of this round that are none of values, in turn
     spoiled: tuple[tuple[str, ...], ...] = ()
@@ -177,7 +177,7 @@ class JobState:
     def complete(self) -> bool:
         """True once the open round has all the contributions that it waits for.
 
-        A quorum below ``min_cohort`` counts for nothing.
+        It never waits for fewer than ``min_cohort``, however small the quorum.
         """
         enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
         return not self.open or len(self.given) >= enough
@@ -186,7 +186,7 @@ class JobState:
     def guilty(self) -> dict[str, str]:
         """Silos that are out of the job.
 
-        Silo → code. Also those of this round, whose evidence has just come.
+        Silo → code. Includes silos that were found guilty in this round.
         """
         return {**self.excluded, **with_codes(self.failed, GUILTY)}
 
@@ -194,7 +194,7 @@ class JobState:
     def exhausted(self) -> dict[str, str]:
         """Silos that are out of every attempt at this round.
 
-        Silo → code. Whoever is merely away is not among them.
+        Silo → code. Silos that are merely away are not included.
         """
         return with_codes(self.failed, FINAL)
 
@@ -214,7 +214,7 @@ class JobState:
     def may_answer(self, silo: str) -> bool:
         """True while this silo may still answer the offer.
 
-        A late answer is good: the silo is drawn from the next round on. A second one is not.
+        It may answer late, and is then drawn from the next round on, but only once.
         """
         waiting = self.stage in ("admitting", "drawing", "round", "folding")
         return waiting and silo in self.silos and silo not in self.answers
@@ -222,7 +222,7 @@ class JobState:
     def failing(self, silos: Iterable[str], code: str) -> "JobState":
         """The state in which these silos drop out of the round.
 
-        ``code`` says why; it takes the place of an earlier one.
+        ``code`` says why, and replaces an earlier one.
         """
         return replace(self, failed={**self.failed, **dict.fromkeys(silos, code)})
 
@@ -234,8 +234,7 @@ Follow: TypeAlias = Callable[[JobState], Step]
 def advance(state: JobState, event: Event) -> Step:
     """The next state and what has to be done; events that do not fit the state change nothing.
 
-    Pure and total: every event may come in every stage. One that does not fit gives
-    an equal state and no effects.
+    Pure. Every event may come in every stage.
     """
     stages, follow = _STEPS[type(event)]
     # An upload, a deadline or an attempt of a round that is over comes too late.
@@ -250,10 +249,10 @@ def advance(state: JobState, event: Event) -> Step:
 
 def _began(state: JobState, _: Began) -> Step:
     """Offer the job, or resume it where it was stopped."""
-    # A job that was stopped in a round: uploads are still there, so the round continues.
+    # It was stopped in a round, whose uploads are still there.
     if state.cohort:
         return _reopened(replace(state, stage="round"))
-    # Stopped between two rounds: silos have answered, so nothing is offered again.
+    # It was stopped between rounds: silos have answered the offer already.
     if state.opened:
         return _open_round(state)
     offered = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
@@ -280,15 +279,14 @@ def _stopped(state: JobState, _: OperatorStopped) -> Step:
     if state.stage == "folding":
         return replace(state, stopping=True), ()
     effects: list[Effect] = [LogEvent("job.stopped", {"round": state.round})]
-    # The sum stops as well, unless its survivors may have signed: then it is finished, because they
-    # sign no other in this round.
+    # The sum stops as well, unless its survivors may have signed: then it is finished.
     if state.blind and state.stage == "round":
         effects.append(Halt(state.round))
     return replace(state, stage="stopped"), tuple(effects)
 
 
 def _resumed(state: JobState, _: Resumed) -> Step:
-    # At most a stop that waits for the end of a fold is withdrawn.
+    # Not stopped yet: withdraw a stop that waits for the end of a fold.
     if state.stage != "stopped":
         return replace(state, stopping=False), ()
     # Silos that were away when the job was stopped may be back; whoever is guilty stays out.
@@ -309,7 +307,7 @@ def _unkeyed(state: JobState, event: Unkeyed) -> Step:
 
 def _answered(state: JobState, event: Answered) -> Step:
     silo, code = event.silo, event.code
-    # The same answer may come twice; the first one stands.
+    # The first answer counts.
     if not state.may_answer(silo):
         return state, ()
     if code is None:
@@ -329,7 +327,7 @@ def _admit(state: JobState) -> Step:
     admitted = state.admitted
     others = without(state.silos, admitted)
     refused = ", ".join(f"{silo}: {state.answers.get(silo, 'no answer')}" for silo in others)
-    # No round of so few silos would be folded.
+    # A round of fewer silos would not be folded.
     if len(admitted) < state.min_cohort:
         why = f"{len(admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
         return _fail(state, why)
@@ -356,7 +354,7 @@ def _await_uploads(state: JobState) -> Effect:
 
 
 def _drawn(state: JobState, event: Drawn) -> Step:
-    # Guilt outlasts the round in which it was shown.
+    # Excluded silos stay out of all later rounds.
     excluded = {silo: state.excluded[silo] for silo in among(state.excluded, event.cohort)}
     left = without(event.cohort, excluded)
     whole = _whole(state, left)
@@ -368,7 +366,7 @@ def _drawn(state: JobState, event: Drawn) -> Step:
     else:
         cohort, failed = event.cohort, excluded
         least, rule = state.min_cohort, "min_cohort is"
-    # There is no smaller draw: the cohort follows from the job.
+    # The cohort follows from the job, so it cannot be drawn again.
     if len(whole) < least:
         drawn = f"round {state.round}: only {len(left)} of the drawn silos are admitted"
         missing = "".join(f"; {silo}: {in_words(code)}" for silo, code in excluded.items())
@@ -387,7 +385,7 @@ def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple
     """
     left = state.failing(away, "lost")
     if state.batches:
-        # Whole batches go with them, since a batch is summed whole or not at all.
+        # Their whole batches are left out: a batch is summed whole or not at all.
         left = replace(left, lost=frozenset(away))
         enough = len(_asked(left)) >= state.fewest
     else:
@@ -417,13 +415,13 @@ def _stored(state: JobState, event: UploadStored) -> Step:
 
 def _failed(state: JobState, event: SiloFailed) -> Step:
     silo, code = event.silo, event.code
-    # Any other failure of a silo that has uploaded, or is not drawn, changes nothing.
+    # A failure counts only while the silo is awaited.
     awaited = state.open if state.stage == "round" else ()
     # Evidence that a silo broke the rules counts at any time, also after it has dropped out.
     counts = state.cohort if code in GUILTY else awaited
     if silo not in counts:
         return state, ()
-    # It is out of the round already: only the new code is noted, and no effect follows twice.
+    # If it is out of the round already, only the new code is noted.
     dropped_before = state.stage != "round" or silo in state.failed
     state = state.failing((silo,), code)
     if dropped_before:
@@ -438,7 +436,7 @@ def _lost(state: JobState, event: SiloLost) -> Step:
     silo = event.silo
     if state.stage == "round":
         return _failed(state, SiloFailed(silo, state.round, "lost"))
-    # A silo that never accepted is not waited for at the end.
+    # The end of a job waits only for silos that accepted it.
     if silo not in state.admitted:
         return state, ()
     return _end_if_complete(state.failing((silo,), "lost"))
@@ -480,7 +478,7 @@ def _unsummed(state: JobState, event: SumFailed) -> Step:
     # With one batch there is nothing to leave out.
     if event.spoiled and len(state.batches) > 1 and not event.final:
         return _spoiled(state, event)
-    # A job that is stopped asks nobody, but it remembers which silos were lost.
+    # A stopped job makes no attempt, but remembers which silos were lost.
     if state.stage == "round":
         return _again(state, event)
     return _without_lost(state), ()
@@ -505,7 +503,7 @@ def _again(state: JobState, event: SumFailed) -> Step:
     # What a silo refuses, it refuses again; who was away may be back.
     if not away:
         state = replace(state, refused=state.refused + 1)
-    # Without an end of attempts, one silo could hold up all others for ever.
+    # Attempts are limited, so that one silo cannot block all others for ever.
     if event.final or _too_many(state):
         why = f"round {event.round}: {event.reason}"
         return _then(state, (reported,), partial(_fail, reason=why))
@@ -515,7 +513,7 @@ def _again(state: JobState, event: SumFailed) -> Step:
 
 def _too_many(state: JobState) -> bool:
     """Whether the attempts at the sum of this round are used up."""
-    # Attempts count from 0; whichever of them are not fruitless count towards ``MOST_RESTARTED``.
+    # All attempts that are not fruitless count towards ``MOST_RESTARTED``.
     restarted = state.attempt + 1 - state.fruitless
     return (
         state.fruitless == MOST_ATTEMPTS
@@ -529,7 +527,7 @@ def _spoiled(state: JobState, event: SumFailed) -> Step:
     number = {"round": event.round, "attempt": event.attempt}
     effects: list[Effect] = [LogEvent("sum.spoiled", {**number, "silos": event.spoiled})]
     suspects = set(event.spoiled)
-    # Only the sum of one batch alone points at a batch: any larger one may be spoiled by another.
+    # Only a sum of a single batch shows which batch spoiled it.
     alone = next((batch for batch in _left(state) if set(batch) == suspects), ())
     # One of its own silos did it. A sound sum of another batch clears nobody: a liar may pause.
     if alone:
@@ -542,7 +540,7 @@ def _spoiled(state: JobState, event: SumFailed) -> Step:
         spoiled=(*state.spoiled, event.spoiled),
     )
 
-    # Each batch was left out in vain, or the batches that are left are too few.
+    # Every batch was left out in vain, or too few are left.
     if len(_asked(state)) < state.fewest:
         silos = ", ".join(state.spoiled[0])
         why = (
@@ -563,7 +561,7 @@ def _left_out(state: JobState) -> tuple[str, ...]:
     """
     if not state.spoiled:
         return ()
-    # Each spoiled sum after the first was made without another one of its batches.
+    # After the first spoiled sum, each one was made without a different batch.
     first, turn = state.spoiled[0], len(state.spoiled) - 1
     batches = [batch for batch in _left(state) if set(batch) <= set(first)]
     if turn >= len(batches):
@@ -578,7 +576,7 @@ def _left(state: JobState) -> Batches:
 
 def _without_lost(state: JobState) -> JobState:
     """The next attempt: without batches that lost a silo, or with all if too few are left."""
-    # Absences add up over the attempts of a round, until too few batches would be left.
+    # Lost silos add up over the attempts of a round, until too few batches would be left.
     lost = state.lost.union(state.failed)
     state = replace(state, attempt=state.attempt + 1, failed=state.exhausted, lost=lost)
     enough = len(_asked(state)) >= state.fewest
@@ -610,7 +608,7 @@ def _close_if_complete(state: JobState) -> Step:
 
 
 def _close(state: JobState) -> Step:
-    # In job order, whoever was first: a fold that is run again gives the same bytes.
+    # In job order, not by arrival, so that folding again gives the same bytes.
     members = state.members
     if len(members) < state.min_cohort:
         lost = ", ".join(f"{s}: {in_words(code)}" for s, code in state.failed.items())
@@ -629,10 +627,10 @@ def _folded(state: JobState, event: Folded) -> Step:
     # would show the difference of two sets of silos (SECURITY.md 34).
     trained = state.signed.union(members, *state.spoiled)
     state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), after)})
-    # The last round's results are delivered with the end of the job.
+    # The last round's results go down when silos finish the job.
     if after == state.rounds:
         return _then(replace(state, round=after), (closed,), _complete)
-    # Nothing of a closed round may count in the next one.
+    # Uploads and failures of the closed round do not count in the next.
     state = replace(_emptied(state), round=after)
     return _then(state, (closed,), _stop if state.stopping else _open_round)
 
@@ -657,7 +655,7 @@ def _damaged(state: JobState, event: Damaged) -> Step:
     told = LogEvent(
         "upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason}
     )
-    # Sound uploads stay; only the silos concerned send theirs again.
+    # Undamaged uploads stay.
     given = {silo: state.given[silo] for silo in without(state.given, changed)}
     state = replace(state, stage="round", given=given, again=state.again.union(changed))
     if not state.stopping:
@@ -682,7 +680,7 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
     # Admitted silos learn of the end, and fetch the last results of a job that is completed.
     state = replace(_emptied(state), stage="finishing", outcome=outcome, reason=reason)
     told = LogEvent("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
-    # Nobody takes part, so nobody has to be told before it ends.
+    # No silo takes part, so none has to hear of the end first.
     if not state.admitted:
         return _then(state, (told,), _end)
     return state, (told, StartRoundTimer("finishing", state.round))
@@ -697,14 +695,14 @@ def _emptied(state: JobState) -> JobState:
 
 
 def _done(state: JobState, event: Done) -> Step:
-    # A late confirmation counts even after the end, so that the silo is not told again.
+    # Also after the end: a silo that confirms late gets no further task for it.
     if event.silo not in state.admitted:
         return state, ()
     return _end_if_complete(replace(state, done=state.done | {event.silo}))
 
 
 def _end_if_complete(state: JobState) -> Step:
-    # A silo that is lost does not hold up the end; it is told when it comes back.
+    # Lost silos do not delay the end; they hear of it when they come back.
     awaited = without(state.unconfirmed, state.failed)
     return _when(state.stage == "finishing" and not awaited, state, _end)
 
@@ -759,7 +757,7 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
 
     A stage gets its whole time once more.
 
-    A state that waits for nothing has none: a stopped job, a queued one, an ended one.
+    None for a job that is queued, stopped or ended.
     """
     effect = _AGAIN.get(state.stage)
     return () if effect is None else (effect(state),)

@@ -14,7 +14,7 @@ from .selection import without
 class OfferTask:
     """Decide on the job.
 
-    The signed job goes with it, so the silo can check all of it.
+    The signed job goes with it.
     """
 
 
@@ -22,8 +22,8 @@ class OfferTask:
 class RoundTask:
     """Take part in a round, from the state after the last round that counted.
 
-    ``counted`` is one more than the last round to which the silo contributed. The silo holds it
-    against its own state: a state older than that was put back from a copy.
+    ``counted`` is one more than the last round of the silo that counted. The silo compares it with
+    its own state, and so detects an old copy.
     """
 
     round: int
@@ -35,7 +35,7 @@ class RoundTask:
 class FinishTask:
     """Fetch the last results and confirm.
 
-    ``round`` is the job's length where it completed, else the round in which it failed.
+    ``round`` is the job's length if it completed, else the round in which it failed.
     """
 
     round: int
@@ -49,7 +49,7 @@ SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
 def task_for(state: JobState, silo: str) -> SiloTask | None:
     """The present task of this silo; None where it has none in this job.
 
-    The same for the same state, however often it is asked. A silo has at most one task per job.
+    It follows from the state, so asking again gives the same task.
     """
     counted = state.counted.get(silo, 0)
     if state.may_answer(silo):
@@ -64,7 +64,7 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
     """Silos that another task waits for than before; in a blind job all of them.
 
-    They are woken once a state is stored; all others keep waiting.
+    The daemon wakes them once the new state is stored.
     """
     # While the stage stays, tasks are only done: silos answer, upload, fail or confirm.
     if _moved(before) == _moved(after):
@@ -85,11 +85,11 @@ def _moved(state: JobState) -> tuple[str, int, int, str]:
 def awaited(state: JobState) -> tuple[str, ...]:
     """Silos without which the stage does not end before its deadline.
 
-    Silos that are silent for too long are dropped from these alone.
+    Only these are dropped when they are silent for too long.
     """
     if state.stage == "round":
         return state.open
-    # A silo that failed is not waited for a second time.
+    # Lost silos are awaited no longer.
     if state.stage == "finishing":
         return without(state.unconfirmed, state.failed)
     return ()

@@ -56,7 +56,7 @@ STATUS = {
 }
 # characters of a reason, which may quote what was sent: status texts have room for a few KiB
 LONGEST_WHY = 1000
-# Anything that is not in this table may be called by nobody.
+# Nobody may call a service that is not listed.
 MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
@@ -70,8 +70,7 @@ def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any]
 
     ``silos``: the most that one message may name.
 
-    Chunks cross without protobuf's copies (proto/frames.py). Messages of secure sums are
-    bounded by the number of silos.
+    Chunks cross without protobuf's copies (proto/frames.py).
     """
     # Fields are counted before protobuf makes anything of a message (proto/field_limits.py).
     return {
@@ -103,11 +102,11 @@ def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> 
         )
     # (2) A certificate whose public key stands in the roster.
     certificates = list(auth.get("x509_pem_cert", ()))
-    # Exactly one: nothing would be checked of a second.
+    # Exactly one certificate: a second one would not be checked.
     if len(certificates) != 1:
         raise RefusedError(peer, "IDENTITY", "no client certificate; start the silo with its keys")
     try:
-        # By its public key alone: names in a certificate are claims, and no CA has checked them.
+        # Identified by public key: no CA has checked the names in a certificate.
         return roster.by_spki(hashlib.sha256(subject_key(certificates[0].decode())).hexdigest())
     except (PeerError, *UNREADABLE) as error:
         raise RefusedError(peer, "IDENTITY", str(error)) from error
@@ -116,8 +115,7 @@ def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> 
 def caller(context: Context, roster: Roster) -> RosterEntry:
     """The roster entry behind a call.
 
-    RefusedError IDENTITY for a connection that is not a member's. It is asked at
-    each call, so it keeps no state.
+    RefusedError IDENTITY for a connection that is not a member's.
     """
     auth = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
     return identify(auth, roster, context.peer())
@@ -126,7 +124,7 @@ def caller(context: Context, roster: Roster) -> RosterEntry:
 class Guard(grpc.aio.ServerInterceptor):
     """Runs the checks around every handler.
 
-    One for all services of a server. Its limits are shared by all connections of a member.
+    A server has one for all its services. Limits are per member, not per connection.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -146,7 +144,7 @@ class Guard(grpc.aio.ServerInterceptor):
         opened and reset, which would never be counted.
         """
         handler: Any = await continuation(handler_call_details)
-        # A method that no service has: gRPC answers UNIMPLEMENTED itself.
+        # gRPC itself answers UNIMPLEMENTED to an unknown method.
         if handler is None:
             return None
         method = handler_call_details.method
@@ -165,7 +163,7 @@ class Guard(grpc.aio.ServerInterceptor):
         entry = caller(context, self._roster)
         # (3) The role fits the service.
         service, _, rpc = method.rpartition("/")
-        # Before the limits: a call of the wrong kind does not cost the member any of its own.
+        # Before the limits, so that a call to the wrong service uses up no tokens.
         if entry.role not in MAY_CALL.get(service, ()):
             raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
         # (4) Within limits.
@@ -190,7 +188,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 with self._admitted(method, context):
                     return await behaviour(await given(context), context)
-            # Inside of this function: gRPC would turn an exception into UNKNOWN, with its text.
+            # Outside of this function gRPC would answer UNKNOWN, with the exception's text.
             except RefusedError as error:
                 await refuse(context, method, error)
             except StaddleError as error:
@@ -206,7 +204,7 @@ def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         try:
             return deserialize(data)
-        # Returned and not raised, so that the refusal has a code of ours, and a log line.
+        # Returned, not raised, so that the refusal gets our code and a log line.
         except (DecodeError, ValueError) as error:  # also: text that is no UTF-8
             return error
 
@@ -243,10 +241,7 @@ async def _each(context: Context) -> AsyncIterator[Any]:
 
 
 async def fail(context: Context, method: str, error: StaddleError) -> None:
-    """End a call in which the coordinator itself failed; the reason stays in its log.
-
-    The call ends with INTERNAL.
-    """
+    """End a call with INTERNAL, since the coordinator failed; its log says why."""
     # A text of ours may name paths or values of this machine.
     log.problem("call.failed", method=method, why=str(error))
     await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
@@ -255,11 +250,11 @@ async def fail(context: Context, method: str, error: StaddleError) -> None:
 async def refuse(context: Context, method: str, error: RefusedError) -> None:
     """End a call with the status of the error's code.
 
-    A silo reads the code from the metadata, and the text is for its log.
+    The peer reads the code from the metadata; the text is for people.
     """
-    # The text may quote what the peer sent, of any length.
+    # The text may quote input of any length.
     why = error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
-    # Others were faster; this is no fault that an operator has to see.
+    # Enough others were faster: nothing that an operator has to act on.
     if isinstance(error, LateError):
         log.event("late", peer=error.peer, method=method, why=why)
     else:

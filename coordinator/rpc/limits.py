@@ -22,9 +22,9 @@ OTHERS_AT_ONCE = 4
 
 @dataclass
 class Bucket:
-    """A token bucket: full at first, filled at a rate, one token a call.
+    """A token bucket of ``BURST`` tokens: full at first, refilled at a rate, one token per call.
 
-    It holds at most ``BURST`` tokens. ``filled`` is when it was last looked at, in seconds.
+    ``filled`` is when it was refilled last, in seconds.
     """
 
     tokens: float = BURST
@@ -33,7 +33,7 @@ class Bucket:
     def take(self, now: float) -> bool:
         """Take a token if there is one.
 
-        ``now`` in seconds of a monotonic clock. A call that is refused costs no token.
+        ``now`` in seconds, of a monotonic clock.
         """
         # Whoever was silent for days may not ask for days' worth of calls at once.
         self.tokens = min(BURST, self.tokens + (now - self.filled) * CALLS_PER_SECOND)
@@ -57,17 +57,15 @@ class CallLimits:
     def enter(self, member: str, rpc: str, now: float) -> None:
         """Count a call in; RefusedError LIMIT where the member asks too much.
 
-        Each call of ``enter`` that returns needs one of ``leave``.
-        ``rpc`` is the method's bare name.
+        Call ``leave`` once for each ``enter`` that returned. ``rpc`` is the method's bare name.
         """
-        # A member that is new starts with a full bucket, however late it comes.
+        # Every member starts with a full bucket.
         bucket = self.buckets.setdefault(member, Bucket(filled=now))
         if not bucket.take(now):
             raise RefusedError(
                 member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls per second; slow down"
             )
-        # After the bucket: calls that are refused here cost tokens, too, so trying again
-        # and again is no way around it.
+        # After the bucket, so that calls refused here cost tokens, too.
         allowed = AT_ONCE.get(rpc, OTHERS_AT_ONCE)
         if self.running[member, rpc] >= allowed:
             raise RefusedError(

@@ -55,12 +55,12 @@ class Operations:
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobStatus:  # noqa: N802 gRPC's name
         """Queue a job.
 
-        It may be submitted again: the same job is answered with its status. RefusedError
-        JOB_SIGNATURE, JOB_INVALID, STORAGE or LIMIT says why it cannot be queued.
+        For the same job again, its status is returned. RefusedError JOB_SIGNATURE, JOB_INVALID,
+        STORAGE or LIMIT says why it cannot be queued.
         """
         operator = caller(context, self._daemon.roster).id
         try:
-            # In a thread: signatures and a whole job are checked while other calls run.
+            # In a thread, so that other calls run meanwhile.
             job = await asyncio.to_thread(
                 job_of, request.signed_job, self._daemon.roster, "the submitted job"
             )
@@ -97,7 +97,7 @@ class Operations:
     async def Show(self, request: pb.JobRequest, context: Context) -> pb.JobReport:  # noqa: N802
         """One job and its closed rounds.
 
-        RefusedError UNKNOWN_JOB where there is no such job.
+        RefusedError UNKNOWN_JOB if there is no such job.
         """
         run = self._run(request, context)
         return pb.JobReport(status=self._status(run), rounds=self._rounds(run, 0))
@@ -105,8 +105,8 @@ class Operations:
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:  # noqa: N802
         """Reports until the job has ended, or the coordinator stops.
 
-        The first report has all closed rounds, each later one those that are new. RefusedError
-        STOPPING where the coordinator stops first.
+        The first report has all closed rounds, later ones only new rounds. RefusedError STOPPING if
+        the coordinator stops first.
         """
         run, told = self._run(request, context), 0
         before: pb.JobStatus | None = None
@@ -136,7 +136,7 @@ class Operations:
     async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
         """Queue a stopped job again.
 
-        It begins again when its turn comes. A job that is not stopped stays as it is.
+        It continues when its turn comes. A stop that still waits for a fold is withdrawn.
         """
         run = self._run(request, context)
         self._daemon.apply(run, Resumed())
@@ -167,8 +167,8 @@ class Operations:
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
     """A job as operators see it.
 
-    ``unheard``: silos of the job of which this process has not heard. No
-    digest and no tensor is in it.
+    ``unheard``: silos of the job of which this process has not heard. Nothing of a silo's tensors
+    is in it, not even a digest.
     """
     state = run.state
     fields: dict[str, Any] = {

@@ -43,8 +43,8 @@ WITNESSED_BEFORE_A_TASK = 4
 class Service:
     """The calls of silos; identity and limits were checked by the guard.
 
-    Each call first finds out who calls, then whether the session is the one that counts. Errors are
-    raised as RefusedError, and become statuses in the guard.
+    Each call first checks who calls, and whether the session is current. The guard turns
+    RefusedError into a status.
     """
 
     def __init__(self, daemon: Daemon) -> None:
@@ -55,8 +55,8 @@ class Service:
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
         """Agree on a version; open a session.
 
-        RefusedError IDENTITY, PROTOCOL_VERSION, ROSTER or MANIFEST, by the steps below. The reply
-        has the head of the silo's ledger that is held here: a silo whose own is older was set back.
+        RefusedError says which step failed. The reply has the last head that is held of the silo's
+        ledger: the silo detects an old copy with it.
         """
         silo = caller(context, self._daemon.roster).id
         # (1) The name that is claimed is the certificate's.
@@ -107,8 +107,8 @@ class Service:
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
         """Wait for a task.
 
-        At most ``hold_seconds``, then with a task that says nothing. Questions of other silos come
-        before the silo's own tasks, but only so many in a row.
+        After ``hold_seconds`` the task is ``nothing``. Other silos' questions come before tasks,
+        but only so many in a row.
         """
         silo = self._silo(request.session, context)
         until = self._daemon.hold()
@@ -130,8 +130,8 @@ class Service:
     async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
         """Pass on what a silo says that it holds of another one's ledger, if that one asked.
 
-        The answer is signed for the silo that asked; here it is only matched with its question.
-        RefusedError MANIFEST for one of the wrong form.
+        Its signature is for the silo that asked; the coordinator only matches it with the question.
+        RefusedError MANIFEST for a malformed one.
         """
         silo = self._silo(request.session, context)
         if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
@@ -147,8 +147,8 @@ class Service:
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
         """Note that a silo is alive; say whether its work is wanted, and what others ask it.
 
-        A silo that trains stops once its work is not wanted any more. Questions go with the reply,
-        since a silo at work does not poll.
+        A silo stops training once its work is not wanted. Questions go with the reply, since a silo
+        at work does not poll.
         """
         silo = self._silo(request.session, context)
         found = self._daemon.task_for(silo)
@@ -162,8 +162,8 @@ class Service:
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
         """Take an answer into the job's state; a late one changes nothing.
 
-        What it says is durable when the call returns. RefusedError SECURE where a silo accepts a
-        keyed job without a part in its key.
+        It is durable when the call returns. RefusedError SECURE if a silo accepts a keyed job but
+        has not contributed to its key.
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
@@ -187,8 +187,8 @@ class Service:
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:  # noqa: N802
         """Stream what is delivered to this silo at the start of its round.
 
-        RefusedError ROUND_CLOSED where the silo has no such task, LIMIT where it fetches or reads
-        without end. The delivery is in the ledger before its last frame.
+        RefusedError ROUND_CLOSED if the silo has no such task, LIMIT if it fetches too often or too
+        slowly. The delivery is in the ledger before its last frame.
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
@@ -207,8 +207,7 @@ class Service:
         beside = await run.collector.beside(request.round, silo)
         with self._daemon.reading(run, silo):
             delivery = await run.delivery(request.round, silo)
-        # In the order of the job's schema: silo and coordinator then
-        # agree on where each tensor lies.
+        # In schema order, on which silo and coordinator agree.
         down = [part for part in run.job.down(request.round) if part.name in delivery.tensors]
         items = delivered_items(down)
         sizes = [*(item.spec.nbytes for item in items), *(each.nbytes for each in beside.words)]
@@ -225,7 +224,7 @@ class Service:
             proofs=beside.proofs,
         )
 
-        # Hashed while it goes down, so nothing is read twice.
+        # Hashed while it is sent, so nothing is read twice.
         digester = Digester(sizes, _known(items, delivery, beside))
         tensors = [delivery.tensors[item.part][item.spec.name] for item in items]
         words = [each.pieces for each in beside.words]
@@ -262,8 +261,8 @@ class Service:
     async def Standing(self, request: pb.StandingRequest, context: Context) -> pb.StandingReply:  # noqa: N802
         """Say what has come of an upload whose connection the silo lost.
 
-        The receipt where it was accepted, else the number of bytes that are here. An upload that
-        still runs from our side is cut off first.
+        The reply has the receipt if it was accepted, else the number of bytes that are here. An
+        upload that still seems to run is cut off first.
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.job, request.job_digest)
@@ -274,7 +273,7 @@ class Service:
     ) -> secure.SecureTaken:
         """Take a silo's word on its upload of a Mix.
 
-        It is durable when the call returns, and binding: no other word on this upload is taken.
+        It is durable when the call returns. No other word on this upload is accepted later.
         """
         silo = self._silo(request.session, context)
         word = received(silo, request)
@@ -285,8 +284,7 @@ class Service:
     async def Secure(self, request: secure.SecureUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take a message into a round's secure sum.
 
-        It is durable before it takes effect. The same message may come again;
-        another in its place is refused.
+        It is durable before it takes effect. A repetition is accepted, a different message refused.
         """
         silo = self._silo(request.session, context)
         run = self._run(silo, request.attempt.job, request.attempt.job_digest)
@@ -298,8 +296,8 @@ class Service:
     ) -> secure.SecureDelivery:
         """Wait for the next message of a round's secure sum.
 
-        At most ``hold_seconds``. ``had`` in the request is how many messages the silo has received,
-        so that a lost answer is sent again.
+        After ``hold_seconds`` the reply is empty. The request says how many messages the silo has
+        had, so a lost reply is sent again.
         """
         silo = self._silo(request.session, context)
         asked = poll_from_wire(silo, request)
@@ -325,8 +323,7 @@ class Service:
     async def GroupKey(self, request: secure.KeyPoll, context: Context) -> secure.KeyReply:  # noqa: N802
         """Pass on what the other silos gave to the key of a job, once all of them did.
 
-        Nothing before all have contributed. Each comes with the letter
-        that this silo alone can open.
+        Each comes with the letter that only this silo can open.
         """
         silo = self._silo(request.session, context)
         asked = key_poll_from_wire(silo, request)
@@ -335,7 +332,7 @@ class Service:
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)
-        # The upload's stream may outlast its session: only the manifest is checked for it.
+        # Only the manifest carries the session; the stream may outlast it.
         return self._run(silo, manifest.job, manifest.job_digest)
 
     def _silo(self, session: bytes, context: Context) -> str:
@@ -360,7 +357,7 @@ class Service:
         run = next((r for r in self._daemon.runs if r.job.name == job), None)
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
-        # A name says nothing of the job: the silo may have been offered another one under it.
+        # The silo may know a different job under this name.
         if digest != bytes.fromhex(run.job.digest):
             raise RefusedError(
                 silo,
@@ -400,7 +397,7 @@ async def _chunks(
 
     These are read, or a row is added up, in a thread, while they are sent.
     """
-    # No thread where nothing has to be read or added up.
+    # Tensors are in memory already: no thread needed.
     if not words:
         for chunk in chunks(tensors):
             yield chunk

@@ -59,14 +59,14 @@ class Arriving:
     def write(self, chunk: memoryview) -> None:
         """Take bytes that the manifest declared.
 
-        RefusedError STORAGE where the disk does not take them.
+        RefusedError STORAGE if the disk fails.
         """
         self.spool.write(chunk)
 
     def discard(self) -> None:
         """Remove what arrived.
 
-        Nothing is removed where the bytes were kept for the rest of their upload.
+        It does nothing if the bytes are kept for the rest of their upload.
         """
         if self.spooled:
             self.spool.discard()
@@ -75,8 +75,7 @@ class Arriving:
 class Uploads:
     """The uploads of all silos, at most one of each at a time.
 
-    Bytes that arrived before a lost connection are held by the daemon, so that both this and the
-    end of a round may drop them.
+    The daemon holds the bytes of interrupted uploads, since the end of a round drops them.
     """
 
     def __init__(self, daemon: Daemon, admit: Admit) -> None:
@@ -88,21 +87,20 @@ class Uploads:
     async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         """One upload from its first frame to its receipt.
 
-        RefusedError says why it was refused; with INTERRUPTED or LIMIT the silo may try again. The
-        upload runs in a task of its own, which ``standing`` can stop.
+        RefusedError says why it was refused. ``standing`` can cancel it, since it runs in its own
+        task.
         """
         if silo in self._running:
             raise RefusedError(
                 silo, "LIMIT", "an upload of this silo is running already; wait for its end"
             )
-        # One at a time: two streams of one silo would write into one spool.
+        # A silo has one spool, so a second stream was refused above.
         running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
         try:
             return await running
         except asyncio.CancelledError:
             this = asyncio.current_task()
-            # gRPC cancels this call when the connection is lost; anything
-            # else came from ``standing``.
+            # gRPC cancels this call if the connection is lost; otherwise it was ``standing``.
             if this is not None and this.cancelling():  # the connection is lost
                 raise
             raise RefusedError(
@@ -116,8 +114,7 @@ class Uploads:
     ) -> pb.StandingReply:
         """The receipt of a silo's upload, or how many bytes of it have arrived.
 
-        0 bytes mean that the silo has to begin from the start. An upload that
-        still runs is stopped first.
+        With 0 bytes, the silo has to start over. An upload that still runs is cancelled first.
         """
         # The silo asks after a lost connection, which may still stand from our side.
         if (running := self._running.get(silo)) is not None:
@@ -141,7 +138,7 @@ class Uploads:
             async with asyncio.timeout(transfer_seconds(largest)):
                 async for frame in frames:
                     inbound.feed(frame)
-                    # What is here is hashed again: the digest at the end is over the whole upload.
+                    # The final digest covers the whole upload, so hash the bytes that are here.
                     if not isinstance(frame, ChunkFrame) and frame.manifest.offset:
                         await asyncio.to_thread(inbound.take_up, arriving.spool.held())
                     self._daemon.saw(silo)
@@ -149,7 +146,7 @@ class Uploads:
             run = arriving.run
             if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
                 raise RefusedError(silo, "MANIFEST", "the end frame names no ledger record")
-            # Before the upload is kept: under a head that does not hold it is refused.
+            # Before the upload is kept: it is refused if the ledger's head is not valid.
             head = self._daemon.receiving.heads.check(silo, end)
             file = await run.accept(
                 silo,
@@ -183,11 +180,11 @@ class Uploads:
 
         It is open, fits job and disk, and goes on where the bytes here end.
         """
-        # Session and job first; nothing is said of a round to a silo that is not of the job.
+        # Session and job first: a silo outside the job learns nothing about its rounds.
         run = self._admit(silo, manifest)
         run.collector.check_form(silo, manifest)
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
-        # Before ``run`` is set, so that this is no fault of the silo: it may start over.
+        # Before ``run`` is set, so that it does not fail the silo's round: it may start over.
         if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
             why = (
                 f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
@@ -195,7 +192,7 @@ class Uploads:
             )
             raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
-        # Deliveries have the same kind of manifest; nothing would read these fields of an upload.
+        # Deliveries use the same message; in an upload these fields would go unchecked.
         if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
             brought = (
                 f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)}"
@@ -204,9 +201,9 @@ class Uploads:
             raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
         expected = run.collector.expected(silo, manifest)
         arriving.items, arriving.part = expected.items, expected.part
-        # Before the first byte, so that a full disk costs no transfer.
+        # Before the first byte: a full disk must not cost a transfer.
         run.store.check_space(silo, manifest.size - manifest.offset)
-        # What was held is used now, or overwritten: there is one spool per silo.
+        # The silo's one spool is resumed or overwritten now.
         self._daemon.held.pop(silo, None)
         arriving.spool = self._daemon.spool(silo, going_on=manifest.offset > 0)
         arriving.spooled = True
@@ -217,7 +214,7 @@ class Uploads:
         held = self._daemon.held.get(silo)
         if held is None or not held.fits(run, manifest.round, manifest.part):
             return 0
-        # Bytes of another attempt were masked with other keys, so they are worth nothing now.
+        # Bytes with another context were masked with other keys and are useless.
         return held.size if held.context == manifest.context else 0
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
@@ -228,7 +225,7 @@ class Uploads:
             and arriving.spooled
             and run.awaits(silo, arriving.round, arriving.context, arriving.name)
         ):
-            # Else ``discard`` at the end of the call would remove the file.
+            # Otherwise ``discard`` would remove the file at the end of the call.
             arriving.spooled = False
             size = arriving.spool.suspend()
             held = PartialUpload(

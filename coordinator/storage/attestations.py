@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from ...proto import federation_pb2 as pb
 
 WITNESSES = 3  # answers that each session should have
-# More than are needed: some may be gone, or keep silent, and the others'
-# answers must not depend on them.
+# More than needed, since some may be away or keep silent.
 MOST_ASKED = 6  # with those that have not answered yet
 
 
@@ -43,7 +42,7 @@ class _Question:
 class Attesting:
     """The questions of all sessions.
 
-    In memory alone: after a restart each silo begins a new session, and asks again.
+    In memory only: after a restart, silos begin new sessions and ask again.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Attesting:
     def waiting(self, silo: str) -> pb.Witness | None:
         """Take what waits for this silo: questions about others, answers about itself.
 
-        What is taken counts as delivered. None where nothing waits.
+        None if there is nothing. It is handed out once, whether or not it arrives.
         """
         asked = self.questions(silo)
         own = self._questions.get(silo)
@@ -79,12 +78,12 @@ class Attesting:
     def questions(self, silo: str) -> list[pb.Challenge]:
         """Take the questions about others alone: what goes with a heartbeat.
 
-        Each silo is asked once per session of another.
+        A silo gets each question once per session of its own.
         """
         asked = []
         for other, question in list(self._open.items()):
             if other != silo and silo not in question.asked:
-                # Noted when it is handed out: whether it arrives is not known before the answer.
+                # Counts as asked at once: only an answer would show that it arrived.
                 question.asked.add(silo)
                 asked.append(pb.Challenge(silo=other, challenge=question.challenge))
                 if not question.wanted:
@@ -92,13 +91,13 @@ class Attesting:
         return asked
 
     def wants(self, silo: str) -> bool:
-        """True while one more silo is to be asked about this one."""
+        """True while more silos are to be asked about this one."""
         return silo in self._open
 
     def answered(self, by: str, said: pb.Attestation) -> bool:
         """Keep an answer for the silo that asked; False for one that nobody waits for.
 
-        Signatures are checked by the silo that asked: the coordinator may not be trusted with that.
+        The silo that asked checks the signature: it does not trust the coordinator with that.
         """
         question = self._questions.get(said.silo)
         if question is None:
@@ -110,7 +109,7 @@ class Attesting:
 
         question.answered.add(by)
         question.empty += not said.held
-        # Field by field: what else an answer has is not passed on.
+        # Copied field by field, so that nothing else is passed on.
         question.answers.append(
             pb.Attestation(
                 by=by,

@@ -38,10 +38,7 @@ Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folde
 
 
 def relayed(places: Iterable[Place]) -> tuple[str, ...]:
-    """Parts whose sum is there in words alone, which only silos can open.
-
-    Sorted by name.
-    """
+    """Parts whose sum is kept only as words that silos can open; sorted by name."""
     found = set(places)
     return tuple(
         sorted(
@@ -162,8 +159,7 @@ _STATE = TypeAdapter(JobState)
 class StoredHidden:
     """One padded or rotated upload of a blind job, which a file holds whole.
 
-    ``context`` is what the upload is bound to. ``sha256`` is of the whole
-    file, whose ``size`` is in bytes.
+    ``context`` binds the upload to its round. ``sha256`` is of the whole file, of ``size`` bytes.
     """
 
     round: int
@@ -181,8 +177,8 @@ class StoredHidden:
 class StoredJob:
     """One job as it stood when the last transaction ended.
 
-    ``signed`` is the job file as the operator signed it. ``method`` is the state of the
-    method's coordinator half, by name.
+    ``signed`` is the job file as the operator signed it. ``method`` is the state of the method's
+    coordinator half, by name.
     """
 
     signed: bytes
@@ -200,8 +196,7 @@ class StoredJob:
 class Submission:
     """One accepted upload.
 
-    ``sha256`` and ``ledger_leaf`` in hex, ``size`` in bytes. ``receipt`` is the signature alone;
-    its text follows from the other fields.
+    ``sha256`` and ``ledger_leaf`` in hex, ``size`` in bytes. ``receipt`` is only the signature.
     """
 
     round: int
@@ -227,7 +222,7 @@ class StoredContribution:
 class StoredHead:
     """The last checkpoint that is held of a silo's ledger.
 
-    ``note`` is a signed note as the silo wrote it, byte for byte.
+    ``note`` is the signed note byte for byte.
     """
 
     log_key: str  # hex
@@ -237,8 +232,7 @@ class StoredHead:
 class Database:
     """The rows; ``transaction`` around what belongs together.
 
-    Reads may be made at any time, writes only in a transaction. LocalError names the file where
-    the disk or a row is at fault.
+    Write only in a transaction. LocalError names the file if the disk or a row is at fault.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -269,10 +263,10 @@ class Database:
         # must survive a loss of power.
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
-        # Off by default: a row of a job that is not there must not be written.
+        # Off by default in SQLite; without it, rows could refer to jobs that do not exist.
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
-        # A new file has version 0, so it takes all tables; an old one those that it lacks.
+        # A new file has version 0 and gets all tables, an older one those that it lacks.
         if found in BEFORE or not found:
             new = (
                 (SCHEMA, 0),
@@ -287,14 +281,13 @@ class Database:
                     (*scripts, *(PARTS if found in BEFORE[:2] else ()))
                 ).split(";\n"):
                     run(statement)
-                # Before any row is written under this release: what an
-                # old one left is taken as it is.
+                # Rows that an older release left are taken as they are.
                 table_seals.begin(self._connection)
                 run(f"PRAGMA user_version = {VERSION}")
         else:
             self._check_version()
             table_seals.check(self._connection, self._path)
-        # Only now: ``begin`` has counted the rows that were there before.
+        # After ``begin``, which has sealed the rows that were there before.
         table_seals.keep(self._connection)
 
     def _check_version(self) -> None:
@@ -311,7 +304,7 @@ class Database:
 
         LocalError if the disk fails.
 
-        To be entered in the event loop alone, and never inside of another.
+        Enter it only in the event loop. Transactions do not nest.
         """
         with self._explained():
             # Where another program holds the file this fails now, not in the middle.
@@ -343,10 +336,7 @@ class Database:
     # Jobs.
 
     def jobs(self) -> list[StoredJob]:
-        """All jobs in their order.
-
-        With all that the daemon needs of them. LocalError for a state that cannot be read.
-        """
+        """All jobs in their order; LocalError for a state that cannot be read."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT name, signed, state, method FROM jobs ORDER BY position"
@@ -354,10 +344,7 @@ class Database:
             return [self._stored(*row) for row in rows]
 
     def states(self) -> list[JobState]:
-        """The states of all jobs in their order, without anything that is large.
-
-        For a status: no method's tensors are read.
-        """
+        """The states of all jobs in their order; no method's tensors are read."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT name, state FROM jobs ORDER BY position"
@@ -376,7 +363,7 @@ class Database:
             raise LocalError(
                 f"{self._path}: the state of job {name!r} cannot be read; restore a backup"
             ) from error
-        # In a blind round no upload counts before the sum does, and between rounds there are none.
+        # Blind uploads count only with their sum, and between rounds there are none.
         if read.blind or not read.cohort:
             return read
         rows = self._connection.execute(
@@ -387,7 +374,7 @@ class Database:
 
     def _stored(self, name: str, signed: bytes, state: str, method: bytes) -> StoredJob:
         read = self._state(name, state)
-        # A plain job has none; its tables need not be read.
+        # Plain jobs have none.
         hidden, memories = self._hidden(name) if read.blind else ((), {})
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
@@ -403,7 +390,7 @@ class Database:
     def files(self, job: str) -> dict[Place, str]:
         """The files of a job by place, since its last folded round.
 
-        Names are relative to the job's folder.
+        File names are relative to the job's folder.
         """
         rows = self._connection.execute(
             "SELECT room, part, silo, file FROM files WHERE job = ?", (job,)
@@ -413,7 +400,7 @@ class Database:
     def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
         """Append a job to the queue.
 
-        Positions only grow, so the order of jobs is that in which they came.
+        Positions only grow, so jobs stay in the order in which they came.
         """
         self._connection.execute(
             "INSERT INTO jobs SELECT ?, coalesce(max(position), 0) + 1, ?, ?, ? FROM jobs",
@@ -444,7 +431,7 @@ class Database:
     def drop_submissions(self, job: str, round_: int, silos: Iterable[str]) -> None:
         """Forget accepted uploads of a round: their silos are asked for them again.
 
-        With them their receipts: a silo that asks is not told that it has uploaded.
+        Their receipts go, too: a silo that asks must not learn that it has uploaded.
         """
         rows = [(job, round_, silo) for silo in silos]
         self._connection.executemany(
@@ -454,7 +441,7 @@ class Database:
     def heads(self) -> dict[str, StoredHead]:
         """The head that is held of each silo's ledger.
 
-        Under its own id, the coordinator's own head is among them.
+        The coordinator's own head is among them, under its own id.
         """
         with self._explained():
             rows = self._connection.execute("SELECT silo, log_key, note FROM heads").fetchall()
@@ -463,7 +450,7 @@ class Database:
     def save_head(self, silo: str, head: StoredHead) -> None:
         """Replace the head that is held of a silo's ledger.
 
-        An older head is gone: the new one was proven to extend it.
+        The caller has proven that it extends the old one, or the log key is new.
         """
         self._connection.execute(
             "INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note)
@@ -472,7 +459,7 @@ class Database:
     def submission(self, job: str, round_: int, silo: str, part: str = "") -> Submission | None:
         """A silo's accepted upload in a round, or of one part in a blind one; None for none.
 
-        ``part`` is empty for all that a silo uploads in its round.
+        ``part`` is empty for the round's main upload.
         """
         with self._explained():
             row = self._connection.execute(
@@ -487,7 +474,7 @@ class Database:
     def add_secure(self, job: str, round_: int, row: ReplayEntry) -> None:
         """Append an event of a round's sum.
 
-        Rows are numbered in the order in which they come.
+        Rows are numbered in order.
         """
         self._connection.execute(
             "INSERT INTO secure SELECT ?, ?, coalesce(max(number), -1) + 1, ?, ?, ?, ? FROM secure "
@@ -496,10 +483,7 @@ class Database:
         )
 
     def secure_rows(self, job: str, round_: int) -> list[ReplayEntry]:
-        """The events of a round's sum, in order.
-
-        With those of all its attempts.
-        """
+        """The events of all attempts at a round's sum, in order."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY"
@@ -510,17 +494,13 @@ class Database:
 
     def add_misdealing(self, job: str, evidence: Misdealing) -> None:
         """Keep evidence against a dealer for the life of the job; the first that was kept stays."""
-        # One piece of evidence against a dealer is enough; the first stays.
         body = misdealing_to_wire(evidence).SerializeToString(deterministic=True)
         self._connection.execute(
             "INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body)
         )
 
     def misdealings(self, job: str) -> tuple[Misdealing, ...]:
-        """All evidence of a job, ascending by dealer.
-
-        Silos receive them in this order.
-        """
+        """All evidence of a job, ascending by dealer, the order on the wire."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT dealer, body FROM misdealings WHERE job = ? ORDER BY dealer", (job,)
@@ -572,7 +552,7 @@ class Database:
     def add_hidden(self, job: str, upload: StoredHidden) -> None:
         """Note an upload that is here whole.
 
-        Its file is durable already. An earlier version of the same part has to be dropped before.
+        Its file is durable already. Drop an earlier version of the same part first.
         """
         fields = (upload.round, upload.part, upload.silo, upload.context, upload.file, upload.size)
         row = (job, *fields, upload.sha256.hex(), upload.signed)
@@ -604,10 +584,7 @@ class Database:
         return bytes(row[0])
 
     def drop_hidden(self, job: str, files: Iterable[str]) -> None:
-        """Forget uploads, by the names of their files.
-
-        Their files stay until the caller removes them.
-        """
+        """Forget uploads, by the names of their files, which the caller removes."""
         self._connection.executemany(
             "DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files]
         )
@@ -622,7 +599,7 @@ class Database:
     def save_memories(self, job: str, memories: Mapping[tuple[str, str], RowMemory]) -> None:
         """Replace what is known of the rows of a part that recipients have had.
 
-        To be written before a row leaves: what it shows would otherwise be forgotten in a crash.
+        Call it before a row leaves: after a crash, the memory must cover all that has left.
         """
         self._connection.executemany(
             "INSERT OR REPLACE INTO mixed VALUES (?, ?, ?, ?)",
@@ -634,8 +611,7 @@ class Database:
     def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
         """Note a silo's contribution to the key of a job; each contributes once.
 
-        A second one is an error of SQLite: it would make another key than
-        the one that silos may have.
+        A second one is an error of SQLite: it would change a key that silos may already have.
         """
         self._connection.execute(
             "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body)
@@ -650,10 +626,7 @@ class Database:
         return StoredContribution(*row) if row else None
 
     def contributions(self, job: str) -> dict[str, StoredContribution]:
-        """The contributions to the key of a job, by silo.
-
-        An empty mapping where no silo has contributed.
-        """
+        """The contributions to the key of a job, by silo."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT silo, roster, body FROM contributions WHERE job = ?", (job,)
@@ -673,15 +646,14 @@ class Database:
     ) -> None:
         """Note the results of a round's fold, with the files that changed (None: gone).
 
-        The files are durable already; those that are gone are removed by the
-        caller, after the transaction.
+        The files are durable already. The caller removes those that are gone after the transaction.
         """
         run = self._connection.execute
         run(
             "INSERT INTO rounds VALUES (?, ?, ?, ?)",
             (job, round_, json.dumps(members), json.dumps(dict(metrics))),
         )
-        # With the round, so that a method's state never belongs to another round than its files.
+        # In the round's transaction, so that the method's state always matches its files.
         run("UPDATE jobs SET method = ? WHERE name = ?", (tensor_file.to_bytes(method), job))
         # Files are there before these rows name them, and are removed only after the commit.
         for place, file in files.items():
@@ -694,10 +666,7 @@ class Database:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
     def rounds(self, job: str) -> list[tuple[int, list[str], dict[str, int]]]:
-        """Number, members and metrics of the closed rounds.
-
-        In ascending order.
-        """
+        """Number, members and metrics of the closed rounds, in ascending order."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)

@@ -28,7 +28,7 @@ NO_SESSION = b"-"  # in place of one: what is kept holds none
 class KeyContributions:
     """Contributions to the keys of all jobs, under the roster that this coordinator has.
 
-    It is asked in the event loop. What it keeps is public or sealed to single silos.
+    Everything that it keeps is public, or sealed to single silos.
     """
 
     def __init__(self, roster: rosters.Roster, database: Database) -> None:
@@ -54,7 +54,7 @@ class KeyContributions:
     def check_silo(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key.
 
-        It is asked before the silo's acceptance counts.
+        Call it before the acceptance counts.
         """
         if self._database.contribution(job.name, silo) is None:
             # Without its part the other silos would wait for a key that cannot be made.
@@ -96,20 +96,17 @@ class KeyContributions:
         return body
 
     def keep(self, job: Job, silo: str, body: bytes) -> None:
-        """Store what ``taken`` gave, inside of a transaction.
-
-        The caller has the transaction, and has checked it with ``taken``.
-        """
+        """Store the result of ``taken``, inside the caller's transaction."""
         self._database.add_contribution(job.name, silo, self._digest, body)
 
     def bodies(self, job: Job) -> Mapping[str, bytes]:
-        """What each silo contributed to the key of a job, once all of them did; nothing before.
+        """All silos' contributions to the key of a job; empty until all are here.
 
         Sorted by silo, as serialised messages without a session.
         """
         kept = self._database.contributions(job.name)
         return (
-            # All or nothing: a silo with some of the contributions could not make the key.
+            # All or nothing: some of the contributions do not make the key.
             {silo: kept[silo].body for silo in sorted(kept)}
             if kept.keys() == set(job.silos)
             else {}
@@ -128,7 +125,7 @@ class KeyContributions:
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
     """Contributions of the other silos, by id, each with the letter for this silo.
 
-    Sorted by silo. A letter for another silo is left out, which this one could not open anyway.
+    Letters for other silos are left out.
     """
     given = [_loaded(other, bodies[other]) for other in without(bodies, (silo,))]
     return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)

@@ -40,7 +40,7 @@ class Taken:
     def receipt(self) -> pb.Receipt:
         """The receipt, as the silo receives it.
 
-        With ``head``, the silo checks that the coordinator's ledger only grew.
+        From ``head`` the silo sees that the coordinator's ledger only grew.
         """
         given = self.submission
         return pb.Receipt(
@@ -55,7 +55,7 @@ class Taken:
 class Receiving:
     """Heads and receipts of all silos.
 
-    Used from the event loop alone. Nothing that it keeps in memory runs ahead of the database.
+    Use it only from the event loop. Its memory never runs ahead of the database.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Receiving:
         or an older version.
         """
         given, job = taken.submission, taken.job
-        # First our ledger: a crash may leave a record without a receipt, but
-        # no receipt without its record.
+        # Our ledger first: a crash may leave a record without a receipt, but no receipt without its
+        # record.
         sealed = self.ledger.seal(
             Received(
                 silo=given.silo,
@@ -126,8 +126,7 @@ class Receiving:
                 receipt=given.receipt.hex(),
             )
         )
-        # From the head that the silo holds: it checks that our ledger
-        # was neither cut nor rewritten.
+        # Growth since the head that the silo holds shows that our ledger was not rewritten.
         taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
         self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
@@ -138,7 +137,7 @@ class Receiving:
     def committed(self, taken: Taken) -> None:
         """Turn to what the database has committed.
 
-        Only now is the new head the one that the silo's next upload has to extend.
+        The silo's next upload has to extend the new head.
         """
         given = taken.submission
         self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
@@ -170,7 +169,7 @@ class Receiving:
     def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
         """A delivery was sent to its end.
 
-        The record is durable when it returns.
+        Durable when it returns.
         """
         self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
         record = DeliveredRecord(

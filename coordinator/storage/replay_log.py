@@ -39,10 +39,7 @@ NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 @dataclass(frozen=True)
 class Begun:
-    """The cohort is asked into an attempt.
-
-    The first entry of each attempt.
-    """
+    """The cohort is asked to join an attempt; its first entry."""
 
     spec: RoundSpec
 
@@ -51,7 +48,7 @@ class Begun:
 class Said:
     """A silo's message; ``given`` without its session.
 
-    What others sent is not in it: it follows from the entries before.
+    Messages to the silo are not logged: they follow from earlier entries.
     """
 
     silo: str
@@ -84,7 +81,7 @@ _KINDS = {entry: kind for kind, entry in _PLAIN.items()}
 class ReplayEntry:
     """One entry as it is kept; ``silo`` is empty but for a silo's message.
 
-    ``body`` as the table at the top of this module says.
+    The table at the top of this module lists the bodies.
     """
 
     attempt: int
@@ -102,7 +99,7 @@ def said(silo: str, given: SecaggUpload) -> Said:
 def dumped(attempt: int, entry: Entry) -> ReplayEntry:
     """The row of an entry.
 
-    The same entry gives the same bytes: canonical JSON, or protobuf in its fixed order.
+    The same entry gives the same bytes.
     """
     match entry:
         case Begun(spec):
@@ -129,11 +126,11 @@ def loaded(row: ReplayEntry) -> Entry:
         return Begun(parse_canonical(row.body, RoundSpec, origin))
     if row.kind == "given":
         message = pb.SecureUpload.FromString(row.body)
-        # A message without one is refused when it is read: the wire wants a session.
+        # The reader refuses a message without a session.
         message.session = NO_SESSION
         return Said(row.silo, secagg_upload_from_wire(row.silo, message))
     fields = parse_json(row.body, origin)
-    # Digests alone are bytes; JSON has them in hex.
+    # Only digests are bytes; JSON has them in hex.
     if "sha256" in fields:
         fields["sha256"] = bytes.fromhex(fields["sha256"])
     return _PLAIN[row.kind](**fields)

@@ -48,8 +48,7 @@ class Kept:
 def read(directory: Path, job: str) -> Kept:
     """Read one job; LocalError where there is none.
 
-    Nothing is changed, and a running coordinator is not disturbed. LocalError, too, for a
-    database that the disk changed.
+    A running coordinator is not disturbed. LocalError, too, for a database that the disk changed.
     """
     path = directory / "coordinator.sqlite"
     if not path.exists():
@@ -84,7 +83,7 @@ def read(directory: Path, job: str) -> Kept:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
     published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
-    # No row names it: it is written once, at the end of the job.
+    # The database does not list the result, which is written at the end of the job.
     if (folder / RESULT).exists():
         published[RESULT.removesuffix(".safetensors")] = folder / RESULT
     return Kept(json.loads(found[0]), rounds, published, relayed(files))
@@ -97,7 +96,7 @@ def write(out: Path, kept: Kept) -> list[Path]:
     """
     out.mkdir(parents=True, exist_ok=True)
     made = [out / "rounds.csv", out / "job.json"]
-    # Mode 0644: unlike the state, these files are for other people and programs.
+    # Mode 0644: unlike the state, these files are for others.
     write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
     document = json.dumps({"state": kept.state, "rounds": list(kept.rounds)}, indent=1) + "\n"
     write_atomic(made[1], document.encode(), 0o644)
@@ -121,11 +120,11 @@ def write(out: Path, kept: Kept) -> list[Path]:
 
 
 def to_csv(rounds: Sequence[Round]) -> str:
-    """One line a round: number, members joined by spaces, sums.
+    """One line per round: number, members joined by spaces, sums.
 
-    A sum that a round does not have is left empty. Rows end with a newline alone.
+    A sum that a round does not have is left empty. Lines end with LF.
     """
-    # Over all rounds: a column must mean the same in each of them.
+    # The columns of all rounds together.
     names = sorted({name for closed in rounds for name in closed["metrics"]})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

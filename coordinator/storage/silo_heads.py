@@ -28,10 +28,7 @@ MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signatu
 
 @dataclass(frozen=True)
 class Head:
-    """A head that was checked.
-
-    Its note as the silo signed it, and what it says.
-    """
+    """A checked head: the note as the silo signed it, and its parsed text."""
 
     note: Note
     checkpoint: TreeHead
@@ -40,7 +37,7 @@ class Head:
 class SiloHeads:
     """The heads of all silos.
 
-    Heads move only with ``hold``, after the database has them.
+    Only ``hold`` changes them, after the database has.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class SiloHeads:
     def note(self, silo: str) -> bytes:
         """The checkpoint that is held of a silo's ledger; empty where none is.
 
-        A silo gets its own back when it says hello, and compares it with its ledger.
+        The silo gets it in the reply to Hello, and compares it with its ledger.
         """
         held = self._held.get(silo)
         return held.note if held else b""
@@ -65,8 +62,8 @@ class SiloHeads:
     def others(self, silo: str, silos: tuple[str, ...]) -> list[bytes]:
         """The checkpoints of the other ones of these silos, as far as they are held.
 
-        In the order of ``silos``. They go to this silo as they were signed, so that it may witness
-        a rollback (SECURITY.md 30).
+        In the order of ``silos``, as they were signed. With them this silo can witness a rollback
+        (SECURITY.md 30).
         """
         others = without(among(silos, self._held), (silo,))
         return [self._held[other].note for other in others]
@@ -105,17 +102,11 @@ class SiloHeads:
         return Head(proof.checkpoint, after)
 
     def stored(self, silo: str, head: Head) -> StoredHead:
-        """The row of a head.
-
-        Under the log key of the present roster, which has verified it.
-        """
+        """The database row of a head, under the log key of the present roster."""
         return StoredHead(self._roster[silo].log_key, bytes(head.note))
 
     def hold(self, silo: str, stored: StoredHead) -> None:
-        """Turn to what the database has committed.
-
-        From now on the silo's next upload has to extend it.
-        """
+        """Take over a head that the database has committed; the next upload has to extend it."""
         self._held[silo] = stored
 
 
@@ -134,7 +125,7 @@ def _grown(
     key: notes.VerifierKey,
 ) -> TreeHead:
     """The head after ``before``, whose last record is that of the upload; ProofError if not."""
-    # First that it grew from the head that is held; then what its newest record is.
+    # First its growth from the head that is held, then its newest record.
     after = consistency.verify_from(before, proof, key)
     verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)
 
@@ -144,7 +135,7 @@ def _grown(
         raise ProofError(
             f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare"
         )
-    # An equal head proves its own growth, but each upload is a record of its own.
+    # An equal head passes as growth, but this upload must have added a record.
     if before is not None and after.size == before.size:
         raise ProofError("its ledger did not grow, so it holds no record of this upload")
     return after

@@ -15,8 +15,8 @@ from ...proto.channel import CHUNK_BYTES
 from ...proto.stream import Digester
 from ...proto.wire import tensor_from
 
-# For the database and the ledger, which must be written whatever silos upload.
-MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+# Kept free on the disk for the database and the ledger, whatever silos upload.
+MARGIN_BYTES = 256 * 1024 * 1024
 
 
 @contextmanager
@@ -33,14 +33,14 @@ def disk_errors(silo: str) -> Iterator[None]:
 class Spool:
     """One upload in flight: bytes go to a file of their own until they are checked.
 
-    To be used by one stream at a time. The file is readable by this user alone.
+    One stream at a time uses it. Only this user can read the file.
     """
 
     def __init__(self, path: Path, silo: str, *, going_on: bool = False) -> None:
         """``going_on``: behind what an interrupted upload left there."""
         self._path = path
         self._silo = silo
-        # What an upload before it left is cut off, unless this one resumes there.
+        # Cut off earlier bytes, unless this upload resumes after them.
         how = os.O_APPEND if going_on else os.O_CREAT | os.O_TRUNC
         # Unbuffered: a full disk is met by write, not by close.
         self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
@@ -48,7 +48,7 @@ class Spool:
     def write(self, chunk: memoryview) -> None:
         """Append bytes; RefusedError STORAGE when the disk does not take them.
 
-        The whole chunk is written when it returns, though not durable.
+        The whole chunk is written when it returns, but not durable.
         """
         with disk_errors(self._silo):
             # An unbuffered file may take less than it is handed.
@@ -58,25 +58,25 @@ class Spool:
     def held(self) -> Iterator[bytes]:
         """The bytes in the file, piece by piece.
 
-        To be hashed again before the upload resumes. RefusedError STORAGE where the disk fails.
+        For hashing before the upload resumes. RefusedError STORAGE if the disk fails.
         """
         with disk_errors(self._silo), self._path.open("rb") as file:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
     def suspend(self) -> int:
-        """Close, and leave the file for the rest of its upload; how many bytes it holds.
+        """Close the file, leave it for the rest of its upload, and return its size in bytes.
 
-        Not durable: a restart of the coordinator drops it.
+        It does not survive a restart of the coordinator.
         """
         size = os.fstat(self._file.fileno()).st_size
         self._file.close()
         return size
 
     def finished(self) -> Path:
-        """Make the bytes durable; where they lie.
+        """Make the bytes durable; returns their path.
 
-        RefusedError STORAGE where the disk fails. To be run in a thread: fsync may take long.
+        RefusedError STORAGE if the disk fails. Run it in a thread: fsync may take long.
         """
         # Before the upload has a name and a receipt: a silo with a receipt does not send it again.
         with disk_errors(self._silo):
@@ -110,15 +110,14 @@ class SpooledUpload:
     def read(self, part: str, name: str) -> Tensor:
         """One tensor, in the shape and dtype of its spec.
 
-        The tensor shares memory with a private map of the file: changing it changes nothing on the
-        disk. KeyError for a tensor that is not of the upload.
+        KeyError for a tensor that is not in the upload.
         """
         item, offset = self._places[part, name]
         size = item.spec.nbytes
         # Nothing can be mapped of no bytes.
         if not size:
             return tensor_from(b"", item.spec)
-        # A map begins at a page; the tensor begins somewhere in it.
+        # A map has to begin at a page boundary.
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         with self._path.open("rb") as file:
             # A private writable map: the tensor shares its memory, and what is written to it stays
@@ -135,7 +134,7 @@ class SpooledUpload:
         """
         sizes = [item.spec.nbytes for item, _ in self._places.values()]
         digester = Digester(sizes)
-        # Bytes beyond the tensors would not be in any digest, so the length is compared first.
+        # Compare the length first: no digest covers bytes beyond the tensors.
         if not self._path.exists() or self._path.stat().st_size != sum(sizes):
             return ""
         with self._path.open("rb") as file:
@@ -156,7 +155,7 @@ class SpooledUpload:
                     raise RefusedError(
                         silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity"
                     )
-                # A weight has a code of its own: nobody has a negative number of records.
+                # An invalid weight has a code of its own.
                 if (fault := bounds_fault(item.spec, values)) and name == WEIGHT:
                     raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name} {fault}")
                 if fault:

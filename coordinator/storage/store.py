@@ -54,19 +54,18 @@ from ...proto.wire import tensor_bytes
 from .database import Files, Place
 from .spool import MARGIN_BYTES, SpooledUpload
 
-# SHA-256 releases the interpreter's lock, so files are hashed side by side.
-READERS = 4  # uploads that are read at a time
+# Uploads that are hashed in parallel: SHA-256 releases the interpreter's lock.
+READERS = 4
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
-# of all that is kept
-# The first four are uploads of silos, which go with the round that read them (``commit``).
+# of all files; the first four are uploads, which ``commit`` removes after the round that read them
 SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")
 
 
 class DamagedError(LocalError):
     """The disk changed what these silos uploaded in the open round; they may upload it again.
 
-    Raised for plain rounds alone, before their fold.
+    Only for plain rounds, before their fold.
     """
 
     def __init__(self, why: str, silos: tuple[str, ...]) -> None:
@@ -97,8 +96,8 @@ class JobStore:
     rubbish, left by a fold that did not come to its end, or still read by somebody: they go with
     the round after.
 
-    ``commit`` and ``clean`` run in the event loop; deliveries and folds read in threads, so values
-    that they share are under a lock.
+    ``commit`` and ``clean`` run in the event loop, deliveries and folds in threads: a lock guards
+    the values that they share.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class JobStore:
     def check_space(self, silo: str, size: int) -> None:
         """RefusedError STORAGE where an upload of this size would fill the disk.
 
-        In bytes; a margin stays free for what the coordinator itself has to write.
+        ``size`` in bytes; ``MARGIN_BYTES`` must stay free.
         """
         # The database and the ledger must be written, whatever silos upload.
         free = shutil.disk_usage(self._folder).free
@@ -148,7 +147,7 @@ class JobStore:
     def keep(self, silo: str, round_: int, spooled: Path, *, masked: bool = False) -> str:
         """Give a checked upload its name, which is returned.
 
-        Durable when it returns; the bytes were made durable before (spool.py).
+        The name is durable when it returns; the bytes were before (spool.py).
         """
         return self.keep_as((masked_words if masked else _upload)(round_, silo), spooled)
 
@@ -164,7 +163,7 @@ class JobStore:
 
         ``given`` are digests by silo.
         """
-        # Checked again: they may have lain here for the whole of a round.
+        # Uploads may have been on the disk for a whole round.
         uploads = self._uploads(given, round_)
         with ThreadPoolExecutor(READERS) as pool:
             found = dict(
@@ -173,7 +172,7 @@ class JobStore:
         if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
             files = ", ".join(_upload(round_, silo) for silo in changed)
             raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
-        # The upload may become a version of a Mix, which is checked with the same digest later.
+        # If the upload becomes a version of a Mix, later checks need its digest.
         self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
 
     def check_files(self, digests: Mapping[str, str]) -> None:
@@ -189,17 +188,14 @@ class JobStore:
     def check_once(self, name: str, check: Callable[[], None]) -> None:
         """Run a check of a file unless it was found unchanged since the last commit.
 
-        Each commit forgets what was found, so a disk that fails later is noticed in the next round.
+        Each commit resets this, so that a disk that fails later is noticed in the next round.
         """
         if name not in self._sound:
             check()
             self._sound.add(name)
 
     def found_sound(self, name: str) -> None:
-        """Note that a fold read these words unchanged: the next round need not hash them.
-
-        Called by a fold; it counts from the next commit on.
-        """
+        """Note that a fold read these words unchanged: the next round need not hash them."""
         self._folded.add(name)
 
     def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
@@ -209,7 +205,7 @@ class JobStore:
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos.
 
-        Tensors are mapped when they are asked for, one at a time.
+        Each tensor is mapped when it is read.
         """
         uploads = self._uploads(members, round_)
         return lambda part, silo, name: uploads[silo].read(part, name)
@@ -221,10 +217,7 @@ class JobStore:
     def rotated(
         self, members: Sequence[str], round_: int, parts: Sequence[Part]
     ) -> Callable[[str, str, str], Tensor]:
-        """``read(part, silo, name)`` over the rotated vectors of these silos.
-
-        Shapes and dtypes are those of the job's schema.
-        """
+        """``read(part, silo, name)`` over the rotated vectors of these silos."""
         uploads = {
             (part.name, silo): SpooledUpload(
                 self._folder / rotated_vectors(round_, silo, part.name), upload_items([part])
@@ -235,10 +228,7 @@ class JobStore:
         return lambda part, silo, name: uploads[part, silo].read(part, name)
 
     def path(self, name: str) -> Path:
-        """Where a file of this job lies.
-
-        It may be missing.
-        """
+        """The path of a file of this job, which need not exist."""
         return self._folder / name
 
     def masked(self, round_: int, silo: str) -> Path:
@@ -246,10 +236,7 @@ class JobStore:
         return self._folder / masked_words(round_, silo)
 
     def discard(self, round_: int, silo: str) -> None:
-        """Remove the masked words of a silo.
-
-        It may be gone already.
-        """
+        """Remove the masked words of a silo, if they are there."""
         remove(self.masked(round_, silo))
 
     def sum_file(self, round_: int) -> Path:
@@ -263,8 +250,7 @@ class JobStore:
 
         None, too, of a part that silos get in words.
         """
-        # Silos get the words of the sum itself, which their tags prove, and
-        # not what the fold made of it.
+        # Silos get the words of the sum, which they can check by tags, not the result of the fold.
         if self.words(part) is not None:
             return None
         # Deliveries to several silos run in threads: a value is read from the disk but once.
@@ -275,10 +261,7 @@ class JobStore:
             return self._loaded.get(part)
 
     def words(self, part: str) -> Path | None:
-        """Where the words of the published value of a part lie; None of one that has none.
-
-        The path of the last committed round.
-        """
+        """The file with the words of a part's published value; None without one."""
         name = self._files.get(("words", part, ""))
         return None if name is None else self._folder / name
 
@@ -301,7 +284,7 @@ class JobStore:
     def forget_loaded(self) -> None:
         """Let the memory of published values go.
 
-        Deliveries that are in progress keep theirs; the next one reads them again.
+        Deliveries in progress keep theirs; the next one reads them again.
         """
         with self._loading:
             self._loaded.clear()
@@ -321,10 +304,7 @@ class JobStore:
         return upload.read(part, name)
 
     def file(self, part: str, silo: str) -> str | None:
-        """Name of the file of a silo's version.
-
-        None where it has none.
-        """
+        """Name of the file of a silo's version; None without one."""
         return self._files.get(("version", part, silo))
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
@@ -338,10 +318,7 @@ class JobStore:
         return (self._folder / name).read_bytes() if name.endswith(ROWS) else None
 
     def mailed(self, silo: str | None = None) -> list[Place]:
-        """Where something is put aside for a silo, or for any.
-
-        Also where rows of a blind job wait.
-        """
+        """Places with something put aside for a silo, or for any, blind rows included."""
         return [place for place in self._files if place[0] == "mail" and silo in (None, place[2])]
 
     # A fold, and its commit.
@@ -371,10 +348,7 @@ class JobStore:
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
     def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
-        """The files by place, once these changes are committed.
-
-        Nothing is changed.
-        """
+        """The files by place, as they will be once these changes are committed."""
         changed = {**self._files, **changes}
         return {place: name for place, name in changed.items() if name is not None}
 
@@ -390,10 +364,10 @@ class JobStore:
         ``mixed`` are the padded words of rows put aside. Files that nothing refers to go.
         """
         with self._loading:
-            # Under the lock: a delivery that is reading must not bring an old value back.
+            # Under the lock, so that no delivery loads an old value afterwards.
             self._loaded.clear()
             self._digests |= digests
-            # What counted until now may still be read, for as long as a delivery takes.
+            # Deliveries in progress may still read the old files.
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
             # Every file is looked at once per round; the fold itself has read some of them.
@@ -414,7 +388,7 @@ class JobStore:
     def discard_hidden(self, round_: int) -> None:
         """Remove the padded words and rotated vectors of a round that was not folded.
 
-        The database has dropped them before.
+        Call it after the database has dropped them.
         """
         for kind in ("padded", "rotated"):
             for path in self._folder.glob(f"{round_}.*.{kind}"):
@@ -441,10 +415,10 @@ class JobStore:
 
         ``uploads`` are those of the open round, ``mixed`` the padded words of rows put aside.
 
-        To be called before the job resumes, while nobody reads. Files of other kinds stay.
+        Call it before the job resumes, while nobody reads. Files of other kinds stay.
         """
         self._mixed = mixed
-        # The result has no row, and stays whatever the database says.
+        # The database does not list the result, which stays.
         wanted = {RESULT, *self._files.values(), *uploads, *mixed}
         for path in self._folder.iterdir():
             if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
@@ -455,7 +429,7 @@ class JobStore:
 
         OSError where the disk does not take it.
         """
-        # Under another name, so that a crash leaves no half of a file that something refers to.
+        # Under a temporary name first, so that a crash leaves no partial file under its real name.
         temporary, descriptor = self._temporary(name)
         with os.fdopen(descriptor, "wb") as file:
             for piece in pieces:
@@ -469,7 +443,7 @@ class JobStore:
     ) -> None:
         """Write a file and make it durable; OSError where the disk does not take it.
 
-        ``header`` becomes the file's metadata. There is no file of this name before it is complete.
+        ``header`` becomes the file's metadata. The name appears only once the file is complete.
         """
         temporary, descriptor = self._temporary(name)
         os.close(descriptor)
@@ -483,7 +457,7 @@ class JobStore:
     def _temporary(self, name: str) -> tuple[Path, int]:
         """A new file that only we can read, open, next to where it will lie."""
         temporary = self._folder / f".{name}.tmp"
-        # A crash may have left one, and O_EXCL takes none that is there.
+        # A crash may have left one, which O_EXCL would not accept.
         temporary.unlink(missing_ok=True)
         return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -494,7 +468,7 @@ class Folding:
     It reads what is committed, so folding a round again after a crash or a full disk gives the
     same.
 
-    It is used in the thread of the folds, and dropped after the commit.
+    It is used in the thread of the folds.
     """
 
     def __init__(
@@ -519,7 +493,7 @@ class Folding:
     def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace the published value of a part; the disk writes while its tensors are hashed.
 
-        The file is durable when it returns, and named by nothing before the commit.
+        The file is durable when it returns, but does not count before the commit.
         """
         # Each silo that receives the value then finds its digest known.
         with ThreadPoolExecutor(1) as hasher:
@@ -528,10 +502,7 @@ class Folding:
             self.digests[part] = hashing.result()
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let a silo's upload of this round be its version of a Mix part.
-
-        ``read`` is not used.
-        """
+        """Let a silo's upload of this round be its version of a Mix part."""
         # The file stays as it is, so nothing is read or copied.
         name = (
             padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
@@ -557,8 +528,7 @@ class Folding:
         if tensors is not None:
             self._write(place, f"{name}.safetensors", tensors)
             return True
-        # Where the fold has cleared the place it is among the changes:
-        # what waited there is not kept.
+        # A place among the changes was cleared by this fold, so its old rows are not kept.
         rows = None if self._rows is None else self._rows(post, place in self.changes)
         if rows is not None:
             self._store.write_aside(f"{name}{ROWS}", (rows,))
@@ -566,10 +536,7 @@ class Folding:
         return rows is not None
 
     def clear_mail(self, silo: str) -> None:
-        """Remove all that is put aside for a silo.
-
-        The files go after the commit.
-        """
+        """Drop all that is put aside for a silo; its files go after the commit."""
         self.changes |= dict.fromkeys(self._store.mailed(silo))
 
     def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:

@@ -31,7 +31,7 @@ Value: TypeAlias = str | int | float | bytes | None
 def begin(connection: sqlite3.Connection) -> None:
     """Seal a new database, or one of an earlier release, in the transaction that is open.
 
-    What the tables hold is taken as right.
+    The rows that are there are taken as correct.
     """
     if "seals" not in _names(connection):
         connection.execute(TABLE.strip())
@@ -43,8 +43,7 @@ def begin(connection: sqlite3.Connection) -> None:
 def keep(connection: sqlite3.Connection) -> None:
     """Keep the seals of all that is written through this connection.
 
-    To be called once per connection, before anything is written through it. The triggers are
-    temporary: they go with the connection.
+    Call it once per connection, before the first write. Its triggers end with the connection.
     """
     connection.create_function("staddle_sealed", -1, _sealed, deterministic=True)
     # Else INSERT OR REPLACE would delete a row without a trigger.
@@ -52,7 +51,7 @@ def keep(connection: sqlite3.Connection) -> None:
     for table in _tables(connection):
         columns = _columns(connection, table)
         added, gone = (", ".join(f"{row}.{column}" for column in columns) for row in ("NEW", "OLD"))
-        # XOR is its own inverse: an update takes the old row out and puts the new one in.
+        # XOR is its own inverse: an update removes the old row and adds the new one.
         for event, rows in (("INSERT", [added]), ("DELETE", [gone]), ("UPDATE", [gone, added])):
             steps = (
                 f"UPDATE seals SET sha256 = staddle_sealed(sha256, {row}) WHERE name = '{table}';"  # noqa: S608 ours
@@ -72,7 +71,7 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version < SEALED_SINCE:
         return
-    # Our digests first: they name the table.
+    # The seals first, since they name the table.
     changed = _changed(connection)
     # Pages that hang together wrongly may still give all rows: SQLite's own check finds them.
     (whole,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -116,7 +115,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
 def _found(connection: sqlite3.Connection, table: str) -> bytes:
     """The seal of a table as it is."""
     seal = NO_ROWS
-    # In any order, since XOR does not depend on it.
+    # In any order: XOR does not depend on it.
     for row in connection.execute(f"SELECT {', '.join(_columns(connection, table))} FROM {table}"):  # noqa: S608 ours
         seal = _sealed(seal, *row)
     return seal

@@ -46,10 +46,7 @@ class KeptCounts(Strict):
 
 @dataclass(frozen=True)
 class OpenSpending:
-    """Steps that were set aside, by purpose.
-
-    ``purposes`` are in the order of the reservation's events.
-    """
+    """Steps that were set aside, by purpose."""
 
     steppers: Steppers
     purposes: Sequence[str]  # of the events of the reservation
@@ -62,7 +59,7 @@ class OpenSpending:
     def take(self, purpose: str) -> None:
         """Take one step for this purpose; LocalError for one without a reservation.
 
-        The step is spent, whatever comes of it.
+        The step counts as spent, whatever comes of it.
         """
         if purpose not in self.purposes:
             raise LocalError(
@@ -74,20 +71,20 @@ class OpenSpending:
 class JobAccount:
     """The privacy account of one job at this silo.
 
-    ``folder`` is the job's, where its counts lie.
+    ``folder`` is the job's, which holds its counts.
     """
 
     def __init__(self, budget: DatasetBudget, job: Job, folder: JobFolder) -> None:
         self._budget = budget
         self._job = job
         self._path = folder.path / COUNTS
-        # The job's own target, which it must keep though the budget had room for more.
+        # The job must keep its own target even if the budget has room for more.
         self._ceiling = Ceiling(decimal(job.private.epsilon), decimal(job.private.delta))
 
     def counts(self) -> Counts | None:
-        """The counts that were released before, after a restart too.
+        """The counts that this job released, also before a restart; None before any.
 
-        None before any were released. LocalError for counts that this job did not pay for.
+        LocalError for counts that this job did not pay for.
         """
         if not self._path.exists():
             return None
@@ -106,7 +103,7 @@ class JobAccount:
     def keep_counts(self, counts: Counts) -> None:
         """Write the counts; durable before they are used.
 
-        They are drawn once, and sent again at no cost.
+        Their noise is drawn once, so they may be sent again at no cost.
         """
         kept = KeptCounts(counts=tuple(counts.counts.tolist()), reservation=counts.id)
         checked_file.write_json(self._path, kept)
@@ -114,7 +111,7 @@ class JobAccount:
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
         """Set steps aside; ExhaustedError where the job's target or the budget does not do.
 
-        Durable in the budget's log and in the silo's ledger when it returns.
+        Budget and ledger have the reservation when it returns.
         """
         steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
         return OpenSpending(steppers, [spend.purpose for spend in spends])

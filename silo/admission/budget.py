@@ -77,7 +77,7 @@ class DatasetBudget:
             return self._open[job.digest]
 
     def commit(self, job: Job, reservation: int) -> None:
-        """Commit a reservation of the job: what came of it is durable, and no more steps are taken.
+        """Commit a reservation of the job, whose results are durable; it allows no further steps.
 
         LocalError for a reservation that is not open in this process.
         """
@@ -91,7 +91,7 @@ class DatasetBudget:
             self._let_go(job.digest)
 
     def close(self) -> None:
-        """Free the steps that were not taken, as nothing trains any more."""
+        """Free the steps that were not taken; call it when nothing trains any more."""
         with self._mutex:
             for digest in tuple(self._open):
                 self._let_go(digest)
@@ -99,7 +99,7 @@ class DatasetBudget:
     def _let_go(self, job_digest: str) -> None:
         steppers = self._open.pop(job_digest, None)
         if steppers is not None:
-            # ``end`` tells how many steps were taken, and lets no more be taken.
+            # ``end`` returns how many steps were taken, and allows no more.
             self._budget.commit(steppers.reservation, steppers.end())
 
     def paid(self, reservation: int, job_digest: str) -> bool:
@@ -125,7 +125,7 @@ def opened(
     with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
         # An older copy of the folder would have forgotten what was spent.
         if head is not None:
-            # The origin names all three, so that the head of no other budget fits.
+            # The origin names federation, silo and data set, so no other budget's head fits.
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
             budget.check_held(
                 HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root)))
@@ -135,7 +135,7 @@ def opened(
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
         ours = DatasetBudget(budget, ledger)
         yield ours
-        # Skipped after an error: the reservation stays open then, so all its steps count as spent.
+        # Not after an error: an open reservation counts as spent.
         ours.close()
 
 
@@ -168,7 +168,7 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     if folder.is_dir():
         present.update(path.name for path in folder.iterdir() if path.is_dir())
     found = []
-    # All three: the ledger alone knows a budget that is gone, the disk one that the policy lacks.
+    # From all three: a lost budget is only in the ledger, one that the policy dropped on the disk.
     for dataset in sorted({*policy.file.dataset, *heads, *present}):
         head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
         if (path := folder / dataset).is_dir() and segments(path):
@@ -204,7 +204,7 @@ def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
 def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     """The last head of each budget that the silo's ledger has."""
     ledger = config.directory / LEDGER
-    # The agent makes it when it is started for the first time.
+    # The agent makes it at its first start.
     if not ledger.is_dir():
         return {}
     return {head.dataset: head for _, head in messages.of_type(ledger, PrivacyHead)}

@@ -57,10 +57,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Outflow:
-    """What a silo would upload in each of some rounds in a row, and what the policy says to it.
-
-    ``first`` and ``last`` are rounds, both of them included.
-    """
+    """Uploads of a silo in each round from ``first`` to ``last``, and the policy's decision."""
 
     first: int
     last: int
@@ -76,7 +73,7 @@ class Outflow:
 def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> tuple[Job, str]:
     """The job of a signed file and its signer; checks (1) and (2) of ``admit``.
 
-    RefusedError with the code JOB_SIGNATURE or JOB_INVALID. Nothing of the silo's own is read.
+    RefusedError with the code JOB_SIGNATURE or JOB_INVALID.
     """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
@@ -149,7 +146,7 @@ def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
             found[phase.round] = last = releases
     return [
         Outflow(first, following - 1, *_decided(plan.job, roster, policy, found[first]))
-        # Each ends where the next begins, the last with the job.
+        # Each ends where the next begins, the last one with the job.
         for first, following in pairwise((*found, plan.job.length))
     ]
 
@@ -179,7 +176,7 @@ def _decided(
 def asked_of_rows(made: Terms, policy: Policy) -> Terms:
     """The terms of each row that this silo opens: the stricter of the job's and its policy's.
 
-    Each number by itself: whichever of the two asks for more.
+    The larger number for each term.
     """
     terms = policy.terms
     return Terms(
@@ -192,7 +189,7 @@ def asked_of_rows(made: Terms, policy: Policy) -> Terms:
 def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
     """Every objection of the policy to a blind job, each with its fix, whatever its cohorts are.
 
-    Empty for a job without blind sums. What its cohorts reveal is judged in signed_sets.py.
+    Empty for a plain job. signed_sets.py judges what its cohorts reveal.
     """
     objections: list[str] = []
     if plan.job.security.required:
@@ -292,7 +289,7 @@ def _rings(plan: JobPlan) -> Iterator[str]:
     sums = chain.from_iterable(phase.sums for phase in plan.phases)
     for own in dict.fromkeys(group(part, plan.bounds) for part in sums):
         try:
-            # With all silos of the job, the most that a sum can have.
+            # With all silos of the job, the largest possible sum.
             scale_exponent(own.ring, len(plan.job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
             yield f"part {own.name!r}: {error}"
@@ -331,7 +328,7 @@ def _instead_of_key(plan: JobPlan) -> str:
     """What to ask for in place of a job whose silos all have its key."""
     parts = plan.uploads.values()
     keyless = {_keyless(part, plan.job) for part in parts}
-    # One part is enough that nothing but such a key hides.
+    # One part that nothing but the key can hide is enough.
     if "" in keyless:
         return SUMS_ALONE
     if keyless:
@@ -346,7 +343,7 @@ def _keyless(part: Part, job: Job) -> str:
     match part.exchange:
         case Mix() if job.method().directed_for:
             return 'security.mix = "directed"'
-        # Sketches are made with the key; shares compare whole vectors alone.
+        # Sketches take the key; shares can only compare whole vectors.
         case Gram(sketch=0):
             return 'security.compare = "shared"'
         case _:
@@ -407,7 +404,7 @@ def admit(
 ) -> Admitted:
     """The admitted job; RefusedError with the code of the first check that fails.
 
-    It reads the whole data set, and writes nothing.
+    It reads the whole data set and writes nothing.
     """
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
@@ -421,7 +418,7 @@ def admit(
     # rounds uploads.
     objections = (*privacy_objections(job, policy), *sum_objections(plan, policy, roster))
     if objections:
-        # All at once, so that one new signature can mend them.
+        # All at once, so that they can be fixed in one go.
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(plan, roster, policy):
         if not outflow.decision.allow:
@@ -457,7 +454,7 @@ def _own_weights(
 ) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
     """The weights and the digests of their files by part, and the parts with public weights."""
     meant = (own for own in config.weights if _is_meant(own.jobs, job))
-    # Of several files for one part, the last in the configuration counts.
+    # The last of several files for one part counts.
     chosen = {own.part: own for own in meant}
     weights, digests = {}, {}
     for part, own in chosen.items():
@@ -466,5 +463,5 @@ def _own_weights(
 
 
 def _is_meant(patterns: Sequence[str], job: Job) -> bool:
-    # Upper and lower case differ on every system, which ``fnmatch`` leaves to the system.
+    # ``fnmatch`` would ignore case on some systems.
     return any(fnmatchcase(job.name, pattern) for pattern in patterns)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_signed(job: Job) -> None:
     """LocalError where a private job, with its signed noise, costs more than it says itself.
 
-    A plain job is left alone.
+    Jobs without [privacy] pass.
     """
     if job.privacy is None:
         return
@@ -33,7 +33,7 @@ def check_signed(job: Job) -> None:
     )
 
     epsilon, delta = decimal(job.privacy.epsilon), job.privacy.delta
-    # The plan is not taken on trust: what the signed noise costs is computed here.
+    # Compute the cost of the signed noise here: the operator's plan is not trusted.
     fault = overspent(spends_by_sigma(job), signed_sigma(job), epsilon, delta)
     if fault:
         raise LocalError(f"privacy.{fault}")
@@ -42,7 +42,7 @@ def check_signed(job: Job) -> None:
 def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
     """Every objection of the policy to what a job does with the data set, each with its fix.
 
-    No answer depends on a record of the silo.
+    They do not depend on the silo's records.
     """
     asked, table, named = policy.budget, job.privacy, f"[dataset.{policy.dataset}]"
     # (1) What must cost something does.
@@ -82,7 +82,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
 def check_room(job: Job, budget: "DatasetBudget | None") -> None:
     """ExhaustedError unless the budget covers all of a new job, interrupted rounds included.
 
-    A plain job needs no room.
+    Jobs without [privacy] need none.
     """
     if job.privacy is not None and budget is not None:
         budget.check_room(job, job_spends(job, signed_sigma(job)))
@@ -91,7 +91,7 @@ def check_room(job: Job, budget: "DatasetBudget | None") -> None:
 def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> PrivateSilo | None:
     """The account and the randomness of a private job; None for a plain one.
 
-    LocalError without a budget, which admission rules out.
+    LocalError without a budget, which admission should have refused.
     """
     if job.privacy is None:
         return None

@@ -36,7 +36,7 @@ SHOWN = 12  # silos of a set that an error names
 class SignedSets:
     """The signed sets of one silo.
 
-    By the roster and the policy with which the agent began.
+    Sets are judged under the agent's roster and policy.
     """
 
     def __init__(self, ledger: Ledger, roster: Roster, policy: Policy) -> None:
@@ -47,7 +47,7 @@ class SignedSets:
     def objection_to(self, job: Job) -> str:
         """Why sums of a job that is offered may not be opened over its silos; empty if they may.
 
-        All sets that the job draws with this silo in them are judged, one behind another.
+        All sets that the job draws with this silo are judged in turn.
         """
         return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, self._policy)
 
@@ -70,8 +70,7 @@ class SignedSets:
         self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()
     ) -> None:
         """Record that a sum over these may be open from now on; durable when it returns."""
-        # Survivors and absent together are the silos of the roster at this
-        # time, which the history needs.
+        # With ``absent`` the record shows all silos of the roster at this time.
         record = SumSigned(
             job=job.name,
             job_digest=job.digest,
@@ -119,7 +118,7 @@ def objection_to(
     """
     if not tells_fixed(job):
         return ""
-    # In the order of the rounds, which is that in which the silo would sign.
+    # In the order of the rounds, in which the silo would sign them.
     own = (cohort for cohort in job.cohorts() if silo in cohort)
     return _first_objection(job, dict.fromkeys((*own, *_batches(job))), signed, roster, policy)
 
@@ -138,7 +137,7 @@ def objection(
     """
     if not tells_fixed(job):
         return ""
-    # Over many rounds sums of single batches show, so each counts as if it were signed.
+    # Sums over many rounds may reveal those of single batches, so each batch counts as signed.
     sets = (silos, *_batches(job, proven))
     return _first_objection(job, sets, signed, roster, policy, proven)
 
@@ -237,7 +236,7 @@ def check_remembered(jobs: Path, ledger: Ledger) -> None:
         if not checked_file.read_json(path, Memory).signed_ctx or not signed.exists():
             continue
         document = parse_json(read_bytes(signed), str(signed))["document"]
-        # By the document's digest, so that a job counts which this release cannot read.
+        # By digest, so that jobs which this release cannot read count, too.
         if not ledger.summed(sha256(canonical_json(document)).hexdigest()):
             raise LocalError(
                 f"{path}: this silo signed a sum of job {path.parent.name!r}, but its ledger has no"

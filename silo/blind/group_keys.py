@@ -81,7 +81,7 @@ class KeyGate(Protocol):
 class GroupKeys:
     """The keys of one silo's jobs, under one roster.
 
-    A key's context covers the roster: one that was made under another roster is refused.
+    A key that was made under another roster is refused.
     """
 
     def __init__(self, roster: Roster, keys: Keys, door: KeyGate, jobs: Path) -> None:
@@ -108,7 +108,7 @@ class GroupKeys:
                 f"{path}: a job of this name has its key already, and this silo's share of it is"
                 " gone; the operator must sign the job under a new name"
             )
-        # A damaged file is found now, before the job is accepted.
+        # Detects a damaged file before the job is accepted.
         self._kept_secret(job, epoch)
 
     async def contribute(self, job: Job) -> None:
@@ -135,10 +135,7 @@ class GroupKeys:
         return kept
 
     def ended(self, job: str) -> bool:
-        """Whether a job's keys were erased, since it has ended.
-
-        A file says so, after a restart as well.
-        """
+        """True if a job has ended and its keys were erased, also before a restart."""
         return (self._jobs / job / ENDED).exists()
 
     def end(self, job: str) -> None:
@@ -172,8 +169,8 @@ class GroupKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
-            # Durable before anything made of it leaves: drawn again, it
-            # would make another contribution.
+            # Durable before anything made from it leaves: a second draw would make a different
+            # contribution.
             pieces = (epoch.context(), kept.secret, kept.ephemeral, kept.prekey)
             checked_file.write_bytes(self._jobs / job.name / SECRET, b"".join(pieces))
         return self._given(epoch, kept)
@@ -198,7 +195,7 @@ class GroupKeys:
         key = make_key(epoch, self._silo, seed, own, kept.secret, relayed, signers)
         parts = parts_of((own, *(each.contribution for each in relayed)))
         prekeys = {each.contribution.sealing.sender: each.contribution.prekey for each in relayed}
-        # In the order in which ``_kept_keys`` reads them back.
+        # Sorted, as ``_kept_keys`` reads them back.
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
 
         # The secret goes last: a process that dies before makes the very same key again.
@@ -248,7 +245,7 @@ class GroupKeys:
             return
         remove(path)
         try:
-            # Without this a power failure could bring the file back.
+            # Without this, a power failure could bring the file back.
             sync_directory(path.parent)
         except OSError as error:
             raise UnwritableError(f"{path}: cannot remove it: {unwritable(error)}") from error

@@ -85,7 +85,7 @@ class HiddenUploadGate(Protocol):
 class HiddenUploads:
     """The hidden uploads of one round; ``give`` called again after a lost connection resumes.
 
-    The seeds of its versions are in memory alone, so another process begins new versions.
+    Seeds of its versions are only in memory, so a new process begins new versions.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class HiddenUploads:
     async def give(self, contributions: Contributions) -> None:
         """Upload until the coordinator has all of them, in the order of the job's parts.
 
-        DeniedError where the policy holds one back.
+        DeniedError if the policy holds one back.
         """
         for part in self._declared.hidden(self._round):
-            # After a lost connection all of this runs again.
+            # Uploaded before the connection was lost.
             if part.name in self._given:
                 continue
             if isinstance(part.exchange, Mix):
@@ -130,7 +130,7 @@ class HiddenUploads:
     async def _give_padded(self, part: Part, contributions: Contributions) -> None:
         message = await asyncio.to_thread(self._signed, part)
         if message is None:
-            # Kept while the process lives: the same version again has the same bytes.
+            # Kept in memory: if the upload is repeated, it must have the same bytes.
             if part.name not in self._begun:
                 self._begun[part.name] = await asyncio.to_thread(self._begin, part)
             padding = self._begun[part.name]
@@ -228,7 +228,7 @@ class HiddenUploads:
         ctx = self._sharing.rotation(part, self._round)
         if await asyncio.to_thread(self._remember, part, contributions, ctx):
             return
-        # A greeting may have brought the receipt that was lost.
+        # Settled after a lost connection: the coordinator has it already.
         if ctx not in self._accepted:
             use = self._sharing.plan.use(part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
@@ -253,10 +253,10 @@ class HiddenUploads:
             self._sharing.memory.save_rotations(
                 part.name, Rotations(memory=memory, given=kept.given)
             )
-        # A file says so, and thus after a restart, too.
+        # Kept in a file, so this holds after a restart, too.
         return kept.given == ctx.hex()
 
     def _accept(self, part: Part, ctx: bytes) -> None:
-        # Noted once the receipt is here, so that a restart does not upload them again.
+        # After the receipt, so that a restart does not upload the vectors again.
         memory = self._sharing.memory.rotations(part.name).memory
         self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=ctx.hex()))

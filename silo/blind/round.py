@@ -115,7 +115,7 @@ def no_pads(_: RoundSpec) -> Mapping[int, Term]:
 class Doing:
     """An effect, and the attempt that it belongs to.
 
-    It stays in the queue until it is done, so that an interrupted one is run again.
+    It stays in the queue until it is done, so an interrupted one runs again.
     """
 
     attempt: Attempt
@@ -125,8 +125,8 @@ class Doing:
 class BlindRound:
     """The sums of one round; ``training`` makes this silo's contributions to it.
 
-    It outlives lost connections, and with it the secrets of an attempt. ``summed``
-    says whether the sum is open.
+    It outlives lost connections, and so do the secrets of an attempt, which only it holds.
+    ``summed`` is set once the sum is open.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BlindRound:
         self._key = key
         self._pads = pads
         self._start = start
-        # Each poll asks for what is behind the messages had; the other two keep the pace.
+        # ``_had`` counts the messages received; the other two are for the rate limit (``_paced``).
         self._had = self._again = self._idle = 0
         self._state: SiloAttempt | None = None
         self._todo: deque[Doing] = deque()
@@ -176,7 +176,7 @@ class BlindRound:
 
         After a lost connection it may be run again.
         """
-        # First of all what a lost connection interrupted.
+        # First finish what a lost connection interrupted.
         await self._do_all()
         while not self.summed:
             await self._next()
@@ -195,7 +195,7 @@ class BlindRound:
             delivery = await self._door.protocol.secure_next(self.job, self.round, self._had)
             if delivery is not None:
                 await self._take(delivery)
-        # A RefusedError, too, but of our call: no message misled us.
+        # A subclass of RefusedError, but no message misled us: the coordinator refused our call.
         except TurnedAwayError:
             raise
         except RefusedError as error:
@@ -265,7 +265,7 @@ class BlindRound:
                 await self._begin(attempt, body)
             case Over(code) if current:
                 self._advance(AttemptStopped(f"the coordinator ended the attempt: {code}"))
-            # Of the attempt that an earlier process was in: the memory knows whether it was signed.
+            # For the attempt of an earlier process: the memory says whether it was signed.
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
             case SurvivorsReceived(headers) if current and (why := self._objection(state, headers)):
@@ -317,7 +317,7 @@ class BlindRound:
             "this silo entered the attempt before its process began anew or its round failed;"
             " the secrets are gone"
         )
-        # Recorded, then said, so that the coordinator does not wait for us.
+        # First recorded, then sent, so that the coordinator does not wait for us.
         self._todo += [
             Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)),
             Doing(attempt, Over(Code.STOPPED)),
@@ -341,7 +341,7 @@ class BlindRound:
         except RefusedError as error:
             log.problem("secagg.not_abandoned", job=self.job.name, round=self.round, why=error.why)
             return
-        # Durable before it leaves: survivors of an abandoned attempt are never signed.
+        # Remembered before the note leaves: this silo must never sign the attempt's survivors.
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
@@ -389,7 +389,7 @@ class BlindRound:
                 self.summed = True
             case LeaveAttempt(code):
                 await self._end(attempt, effect)
-                # STOPPED is the coordinator's own doing: it need not hear of it.
+                # After STOPPED the coordinator knows, or ``_leave_forgotten`` tells it next.
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
             case (
@@ -414,9 +414,9 @@ class BlindRound:
     async def _misled(self, error: RefusedError) -> None:
         """End the round for us, and with it the attempt, after an invalid message."""
         state = self._state
-        # An attempt that is over has its record.
+        # An attempt that is over has its record already.
         if state is not None and state.stage not in ("done", "ended"):
-            # The ledger has the codes of the protocol alone.
+            # The ledger only has codes of the protocol.
             code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
             await self._end(self._attempt(state), LeaveAttempt(code, error.peer, error.why))
 
@@ -471,7 +471,7 @@ class BlindRound:
         contributions = await asyncio.shield(self._training)
         if self._before is not None:
             await self._before.give(contributions)
-        # U2: the silos that dealt shares.
+        # The set U2: silos that dealt shares.
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
@@ -490,7 +490,7 @@ class BlindRound:
                     self._declared, self.round, contributions, masking
                 )
             except RefusedError as error:
-                # The attempt is over for us; the training is kept for the next one.
+                # The attempt is over for us; its training serves the next one.
                 if error.code not in (REFUSED, CLOSED):
                     raise
                 self._advance(AttemptStopped(f"the coordinator refused our upload: {error.why}"))

@@ -45,7 +45,7 @@ from .round import BlindRound, Pads, no_pads
 class MemoryFiles:
     """The memory of one job's secure sums on disk: a ``MemoryStore``.
 
-    Each carries its digest, and holds no secret.
+    Each file carries its digest and holds no secret.
     """
 
     def __init__(self, folder: Path, entered: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ class MemoryFiles:
 
     def _path(self, instance: str) -> Path:
         """An instance is ``job/exchange/purpose/recipient``, each an id."""
-        # Without the job, in whose folder it lies.
+        # Without the job, whose folder it is in.
         return self._folder / f"secagg-{'-'.join(instance.split('/')[1:])}.json"
 
 
@@ -118,10 +118,7 @@ class BlindRounds:
         self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Whether the round and its training are in memory; files do not say so.
-
-        ``job_digest`` is in hex.
-        """
+        """True while the round and its training are in memory; ``job_digest`` is in hex."""
         now = self._now
         return now is not None and (now.job.digest, now.round) == (job_digest, round_)
 
@@ -246,12 +243,12 @@ class BlindRounds:
         delivered = await self.fetch(plan, local)
         model = plan.model_digest(delivered.items, delivered.digests, delivered.sums)
         frame = plan.frame(self._roster.federation, rosters.digest(self._roster), model, parts)
-        # How many silos a sum must have, the policy says; which batches there are, the job.
+        # The policy says how many silos a sum needs, the job which batches there are.
         terms = replace(self._policy.terms, batches=job.batches)
-        # Notes on earlier rounds may be signed by silos that this round lacks.
+        # Silos outside this cohort may have signed notes on earlier rounds.
         signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
         party = Participant(self._silo, signers, terms, self._keys.sign, os.urandom, others)
-        # Steps 0 and 1 of the sum need no values, so both run side by side.
+        # Steps 0 and 1 of the sum need no values, so training runs alongside them.
         training = asyncio.create_task(train(delivered))
         return BlindRound(
             self._gate,
@@ -275,9 +272,9 @@ class BlindRounds:
     def settled(self, upload: SettledUpload) -> None:
         """Take note of what became of an upload whose connection broke.
 
-        Called after a greeting, before the round resumes.
+        Call it after a greeting, before the round resumes.
         """
-        # A plain upload has no context, and nothing here waits for it.
+        # A plain upload has no context and does not matter here.
         if upload.status != "sent" or not upload.ctx:
             return
         ctx, now = bytes.fromhex(upload.ctx), self._now
@@ -295,10 +292,7 @@ class BlindRounds:
         return self._accepted[job, round_]
 
     async def leave(self) -> None:
-        """Let the round go, and its training.
-
-        Training is cancelled, and the secrets of the attempt are gone.
-        """
+        """Cancel the round's training, and forget the round with its secrets."""
         now, self._now = self._now, None
         if now is not None:
             await now.close()

@@ -35,7 +35,7 @@ HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
 class UnreachableError(PeerError):
     """The coordinator did not answer; trying again later may help.
 
-    The message may have reached the coordinator all the same.
+    The message may still have reached the coordinator.
     """
 
 
@@ -178,7 +178,7 @@ class Client:
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise self._ended(await self._final_status(call)) from None
         finally:
-            # A call that has ended stays as it is; an error of ``frames`` leaves one that has not.
+            # If ``frames`` raised, the call is still open; cancelling an ended call does nothing.
             call.cancel()
 
     async def close(self) -> None:
@@ -213,7 +213,7 @@ class Client:
         grpc_code, details, code = status
         if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
             return TurnedAwayError(self._peer, code, details)
-        # All are UNAVAILABLE to gRPC: the text alone tells them apart.
+        # All of these are UNAVAILABLE; only gRPC's text tells them apart.
         if "Connection refused" in details:
             return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
         if "Domain name not found" in details or "DNS resolution failed" in details:

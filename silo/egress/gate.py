@@ -250,7 +250,7 @@ class Gate:
         offset = self._outcomes.offset(
             declared.digest, round_, outgoing.size, outgoing.context.hex()
         )
-        # Norms need a pass over all values, so only a policy that bounds them has them made.
+        # Norms take a pass over all values, so compute them only for a policy that bounds them.
         lengths = None
         if self._policy.bounds_norms:
             lengths = await asyncio.to_thread(norms, items, values)
@@ -350,7 +350,7 @@ class Gate:
     async def _stream(self, intent: int, manifest: tensor.Manifest, outgoing: Outgoing) -> Digests:
         """Steps (7) to (10); returns the digests of all that was streamed."""
         sent = _Sent()
-        # An error of our own leaves it unknown, which counts as left.
+        # After an error of our own it stays unknown, which counts as left.
         status: Status | Literal["open"] = "unknown"
         receipt = b""
         try:
@@ -363,7 +363,7 @@ class Gate:
             self.session.witness.accepted(place)
             await self.session.witness.coordinator_head(reply.head)
         except TurnedAwayError:
-            # The coordinator's refusal says that the message does not count.
+            # Refused: the message does not count.
             status = "failed"
             raise
         except (UnreachableError, asyncio.CancelledError):
@@ -389,7 +389,7 @@ class Gate:
             digester.update(chunk.payload)
             at += len(chunk.payload)
             if at <= manifest.offset:  # it is there already
-                # Nothing is awaited for these chunks, and heartbeats need the loop.
+                # Skipping does not await anything, so yield to the loop for heartbeats.
                 await asyncio.sleep(0)
                 continue
             sent.size += len(chunk.payload)
@@ -422,7 +422,7 @@ class Gate:
     async def hold_back(self, job: Job, round_: int, purpose: str, reason: str) -> NoReturn:
         """Record that the policy has something against a round, then raise DeniedError.
 
-        ``purpose`` says in the ledger what was held back.
+        The ledger's record says by ``purpose`` what was held back.
         """
         await self._denials.deny(job.name, job.digest, round_, (reason,), purpose)
 
@@ -440,15 +440,15 @@ class Gate:
         return settled
 
     def left(self, job: Job, round_: int) -> bool:
-        """Whether something of a round left, or may have, restarts included.
+        """True if something of a round left, or may have, before a restart, too.
 
         An upload with an unknown outcome counts.
         """
         return self._ledger.sent(job.digest, round_) > 0
 
     def part_left(self, declared: Declared, round_: int, part: str) -> bool:
-        """Whether any of a padded or rotated part left in a round, or may have.
+        """True if any of a padded or rotated part left in a round, or may have.
 
-        Attempts count, whatever came of them.
+        Every attempt counts, whatever came of it.
         """
         return self._ledger.attempts(declared.digest, round_, part) > 0

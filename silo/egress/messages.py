@@ -62,7 +62,7 @@ from ..parts.tensors import exactly, flat, vectors_of
 class Outgoing:
     """An upload that is about to leave.
 
-    ``chunks`` may be called again, and makes the same bytes each time.
+    ``chunks`` may be called again.
     """
 
     form: str
@@ -118,7 +118,7 @@ class UploadForm:
 def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
     """The upload of the values as they are, for ``readers``.
 
-    Each tensor is hashed by itself, as the ledger has it.
+    The ledger has a hash of each tensor.
     """
 
     def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
@@ -191,7 +191,7 @@ class _Tagging:
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
         yield from masked_chunks(spec, masking.silo, contributions, masking.terms, tagger, pads)
         own = {index: pad.key for index, pad in masking.pads.items()}
-        # Behind the last chunk, as tags are over all words.
+        # After the last chunk, since tags cover all words.
         self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
     def tags(self) -> bytes:
@@ -219,7 +219,7 @@ def masked(
     contributions: list[GroupValues] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
-        # A row's weights are the coordinator's; the method of a private job knows a noisy count.
+        # Rows have their own weights, and a private job's method only knows a noisy count.
         if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
         contributions.append(given(part, own, tensors))
@@ -322,7 +322,7 @@ def streamed_of(
 class Padding:
     """The line, version, fresh seed and key of the job's silos that hide a part of a Mix.
 
-    The seed is for this version alone: one stream hides one vector.
+    The seed is for this version only: a second vector would make a two-time pad.
     """
 
     line: MixContext
@@ -352,7 +352,7 @@ def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
 
     # Made anew each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
-        # Known behind the last chunk.
+        # Set after the last chunk.
         nonlocal tag
         tagger = tagger_of(padding.line, padding.key)
         words = hidden_pieces(padding.line, padding.version, padding.seed, reals, tagger)

@@ -31,9 +31,9 @@ Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]
 
 @dataclass(frozen=True)
 class SettledUpload:
-    """What became of an upload whose connection broke, and why if it is not ``sent``.
+    """The outcome of an upload whose connection broke, and why if it is not ``sent``.
 
-    ``why`` is for the log. ``ctx`` tells a blind round which of its uploads it was.
+    ``why`` is for the log. By ``ctx`` a blind round knows which of its uploads it was.
     """
 
     job: str
@@ -47,15 +47,12 @@ class SettledUpload:
 class DeniedError(LocalError):
     """The silo's own policy holds a message back; nothing left.
 
-    The denial is in the ledger when this is raised.
+    It is raised once the denial is in the ledger.
     """
 
 
 class Denials:
-    """Records what the policy held back, and says so.
-
-    After a restart, the same denial is recorded once more.
-    """
+    """Records messages that the policy held back, and raises DeniedError."""
 
     def __init__(self, ledger: Ledger, policy: str) -> None:
         """``policy`` is the digest of the one in force."""
@@ -69,7 +66,7 @@ class Denials:
     ) -> NoReturn:
         """Record why a round is held back, then raise DeniedError.
 
-        The last denial again has no record of its own.
+        Repeating the last denial writes no record.
         """
         denial = (digest, round_, reasons)
         # The coordinator may ask for the same round without end, and the ledger must not grow by
@@ -161,7 +158,7 @@ class Outcomes:
         status, receipt, why = await self._standing(ask, message)
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
-        # By the receipt all of it left, whatever the transport had said.
+        # A receipt says that all of it left, whatever was handed to the transport.
         await self.close(
             message.seq, status, intent.message.bytes if status == "sent" else handed, receipt
         )
@@ -176,11 +173,11 @@ class Outcomes:
             part = intent.tensors[0].part if intent.hidden else ""
             reply = await ask(intent.job, intent.job_digest, intent.round, part)
         except RefusedError as error:
-            # A coordinator that has lost the job has nothing to tell: the bytes count as left.
+            # The coordinator does not know the job any more: the bytes count as left.
             if error.code != "UNKNOWN_JOB":
                 raise
             return "unknown", b"", str(error)
-        # The next upload of the same bytes resumes behind these.
+        # The next upload of the same bytes resumes after these.
         self._received[intent.job_digest, intent.round, _ctx(intent)] = reply.received
         if not reply.HasField("receipt"):
             return (

@@ -40,7 +40,7 @@ PROTOCOL = "protocol"  # the kind, in the log, of a secure sum's messages
 class ProtocolMessages:
     """Sends one silo's protocol messages, and asks for the other silos'.
 
-    What it sends is in the ledger before it leaves; questions are counted alone.
+    Each message is in the ledger before it leaves; polls are only counted.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ProtocolMessages:
         return secagg_delivery_from_wire(message)
 
     def entered(self, job: Job) -> bool:
-        """Whether this silo uploaded keys into a secure sum of this job, as its ledger has it.
+        """True if the ledger says that this silo uploaded keys into a secure sum of this job.
 
         The record comes before the message, which may not have left.
         """

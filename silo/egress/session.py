@@ -52,7 +52,7 @@ __all__ = [
 def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
     """The channel to the roster's coordinator, whose certificate alone is trusted.
 
-    The first call connects.
+    It connects with the first call.
     """
     coordinator = roster.coordinator
     certificates = (coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode())
@@ -63,7 +63,7 @@ def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
 class SessionCounts:
     """Counts of the open session's control messages, and the record that holds their caps.
 
-    The record is durable before the greeting; the totals are written at the session's end.
+    The record is durable before the greeting; the totals follow at the end of the session.
     """
 
     def __init__(self, ledger: Ledger, caps: Caps, recipient: Peer) -> None:
@@ -103,7 +103,7 @@ class SessionCounts:
         size = message.ByteSize()
         if self._ref is None:
             return "no session is open; say hello first"
-        # What is longer could hold more than names, numbers and codes, and has no record.
+        # A longer one could carry more than names, numbers and codes, without a record.
         if size > MAX_CONTROL_BYTES:
             raise LocalError(
                 f"a control message of {size} bytes, at most {MAX_CONTROL_BYTES} may leave"
@@ -118,7 +118,7 @@ class SessionCounts:
     async def close(self) -> None:
         """Write the totals of the session, if one is open."""
         if self._ref is not None:
-            # Cleared first: a ledger that fails is not written to again.
+            # Cleared first, so that a ledger that fails is not written again.
             ref, self._ref = self._ref, None
             record = ControlClose(ref=ref, messages=self.messages, bytes=self.size)
             await asyncio.to_thread(self._ledger.append, record)
@@ -214,7 +214,7 @@ class CoordinatorSession:
             self.count(request)
             task = await self.client.poll(request, self.hold)
             if task.WhichOneof("body") != "witness":
-                # Heads come with rounds; any other task has none.
+                # Only rounds bring heads; for any other task the list is empty.
                 await self.witness.relayed(task.round.heads)
                 return task
             await self._attend(task.witness)
@@ -228,7 +228,7 @@ class CoordinatorSession:
         request = pb.BeatRequest(session=self.token, job=job, round=round_)
         self.count(request)
         reply = await self.client.beat(request)
-        # No poll runs while a round does, so other silos' questions come with heartbeats.
+        # A silo at work does not poll, so other silos' questions come with heartbeats.
         await self._attest(reply.asked)
         return reply.wanted
 
@@ -318,7 +318,7 @@ class CoordinatorSession:
         return self.witness.independent
 
     async def _attend(self, witness: pb.Witness) -> None:
-        # More than one per member cannot count.
+        # At most one per member counts.
         for said in witness.told[: len(self._roster.entries)]:
             await self.witness.attested(said)
         await self._attest(witness.asked)

@@ -65,7 +65,7 @@ class Witness:
         self._path = path
         self._heads = checked_file.read_json(path, MemberHeads) if path.exists() else MemberHeads()
         self._kept = self._heads  # as it lies on the disk
-        # A file that cannot be read is found now, not in the middle of a round.
+        # Detects unreadable heads now, not in the middle of a round.
         for member in self._heads.heads:
             if member in roster:
                 self._held(member)
@@ -78,7 +78,7 @@ class Witness:
     def begin(self, challenge: bytes) -> None:
         """Begin a session, under this challenge.
 
-        Whatever silos said in the session before counts no more.
+        Statements from the previous session do not count any more.
         """
         self.challenge, self.told = challenge, set()
 
@@ -126,7 +126,7 @@ class Witness:
             log.problem("head.ignored", holder=said.by, why=str(error))
             return
         await self._check(said.by, head)
-        # Last: a word that does not hold must not count.
+        # Last, so that only a verified statement counts.
         self.told.add(said.by)
 
     async def _check(self, holder: str, head: TreeHead | None) -> None:
@@ -148,7 +148,7 @@ class Witness:
         if not data:
             return None
         note = _parsed(data)
-        # Earlier keys count, too: a head from before a change of keys is still ours.
+        # Earlier keys count, too: a head from before a key rotation is still ours.
         keys = {(key.name, key.key_id): key for key in self._ledger.keys}
         signer = keys.get((note.signatures[0].name, note.signatures[0].key_id))
         if signer is None:
@@ -167,9 +167,9 @@ class Witness:
 
     @property
     def independent(self) -> frozenset[str]:
-        """The other silos, but for those that whoever runs the coordinator runs too.
+        """The other silos, without those that the coordinator's operator runs, too.
 
-        Whoever runs both could agree on an older copy.
+        The operator of both could vouch for an older copy.
         """
         return frozenset(self._silos() - {entry.id for entry in self._roster.in_one_hand})
 
@@ -193,10 +193,7 @@ class Witness:
 
     @property
     def holds(self) -> int:
-        """Records of the coordinator's ledger whose head we hold.
-
-        0 where we hold none.
-        """
+        """Records of the coordinator's ledger whose head we hold; 0 for none."""
         held = self._held(self._roster.coordinator.id)
         return held.size if held else 0
 
@@ -328,7 +325,7 @@ class Witness:
     async def flush(self) -> None:
         """Write the heads that were passed on last to the disk.
 
-        They could be had again, so they are not written one by one.
+        They can be fetched again, so they are not written one by one.
         """
         if self._heads != self._kept:
             await self._keep()
@@ -339,7 +336,7 @@ class Witness:
         self._heads = MemberHeads(
             heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {})
         )
-        # Another head may come while the file is written.
+        # A copy, since another head may come while the file is written.
         kept = self._heads
         await asyncio.to_thread(checked_file.write_json, self._path, kept)
         self._kept = kept

@@ -45,9 +45,9 @@ class ReceivedDelivery:
 def largest(plan: RoundPlan) -> int:
     """Bytes of the largest delivery that a round can have.
 
-    The time that the download may take follows from it.
+    It bounds the time of the download.
     """
-    # A part comes in one form: as tensors, in the words of its sum, or in rows.
+    # Each part comes in one form: as tensors, in the words of its sum, or in rows.
     otherwise = {*expected_rows(plan), *plan.in_words}
     plain = [part for part in plan.down if part.name not in otherwise]
     return (
@@ -80,7 +80,7 @@ async def take(
             inbound.feed(frame)
             continue
         waiting.append(frame)
-        # A few chunks go to the thread together; a manifest is checked before more is waited for.
+        # Chunks go to the thread in groups; a manifest goes at once, before any data.
         if len(waiting) == TOGETHER or not isinstance(frame, ChunkFrame):
             await asyncio.to_thread(_feed, inbound, waiting)
             waiting = []
@@ -90,10 +90,10 @@ async def take(
     # Durable before the delivery is handed on, so that no model is used that the ledger lacks.
     _, digests = inbound.finish()
     delivered = taking.delivered()
-    # A delivery without a tensor brings no model that the ledger would have to know of.
+    # Nothing to record for a delivery without tensors.
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, plan, taking.size, digests)
-    # Digests come in the order of the bytes, plain tensors first.
+    # Digests are in the order of the bytes: plain tensors first.
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
     if sums is None:
         return ReceivedDelivery(delivered, taking.items, plain)
@@ -175,7 +175,7 @@ class _Taking:
             raise RefusedError(
                 self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum"
             )
-        # What is lost by reading and writing a proof would be checked by nobody.
+        # Bytes that parsing drops would go unchecked.
         if proofs_to_wire(proofs) != list(manifest.proofs):
             why = (
                 f"delivers proofs of more than {MOST_PROOF_BYTES} bytes, or of another protocol"
@@ -196,15 +196,12 @@ class _Taking:
                     " which are checked"
                 )
                 if self._sums is not None:
-                    # For the ledger: a sum that was refused, and by whose fault.
+                    # Recorded in the ledger as a refused sum, with the culprit.
                     self._sums.refuse_tensors(self._sender, name, why)
                 raise RefusedError(self._sender, "MANIFEST", why)
 
     def write(self, chunk: memoryview) -> None:
-        """Take the next bytes: plain tensors, sums and rows, in this order.
-
-        One chunk may hold bytes of all three.
-        """
+        """Take the next bytes; a chunk may hold plain tensors, sums and rows, in this order."""
         plain, behind = chunk[: self._left], chunk[self._left :]
         self._left -= len(plain)
         self._buffer.write(plain)
@@ -216,7 +213,7 @@ class _Taking:
             self._rows.write(behind)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors by part, once all bytes have come.
+        """The tensors by part, once all bytes are here.
 
         RefusedError for NaN or infinity in a plain tensor.
         """

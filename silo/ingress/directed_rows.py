@@ -77,7 +77,7 @@ class DirectedRows:
     ) -> list[int]:
         """The bytes of each row; RefusedError for impossible rows, before any is used.
 
-        What a directed job cannot have is refused: later prekeys, and rows of uploads.
+        Directed jobs have no later prekeys and no rows made from padded uploads.
         """
         check(
             not prekeys,
@@ -107,7 +107,7 @@ class DirectedRows:
                 found.append(self._checked(each, before, found))
             coming += found
             specs = [each.spec for each in found]
-            # Rows that come again are of rounds up to the newest, which they must not set back.
+            # Rows that come again may be older: ``newest`` never goes back.
             newest, contexts = (
                 max(before.newest, specs[-1].round),
                 tuple(spec.context().hex() for spec in specs),
@@ -128,10 +128,7 @@ class DirectedRows:
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The mixed tensors, part by part.
-
-        Complete once all announced bytes have been written.
-        """
+        """The mixed tensors by part, complete once all announced bytes are written."""
         return self._made
 
     def _checked(
@@ -178,7 +175,7 @@ class DirectedRows:
         )
         terms = replace(self._asked, batches=job.batches, excused=sharing.proven(self.proofs))
         spec = check_claim(claim, frame, terms, sharing.signers)
-        # The coordinator does not choose who is in a sum.
+        # The job's draw decides who may be in a sum, not the coordinator.
         drawn = set(spec.cohort) <= set(job.cohort(round_))
         check(
             drawn,
@@ -202,7 +199,7 @@ class DirectedRows:
         )
         index = names.index(own)
         group = spec.groups[index]
-        # Of the survivors alone: the others' values are not in the sum.
+        # Only survivors: the values of others are not in the sum.
         weights = {silo: group.counts[spec.cohort.index(silo)] for silo in claim.survivors}
         check(
             any(weights.values()),
@@ -212,8 +209,7 @@ class DirectedRows:
         )
         whole = sum(weights.values())
         shares = {silo: weight / whole for silo, weight in weights.items() if weight}
-        # A member mixes in what it uploaded in that very round, so the
-        # sum's weights say how much stays.
+        # A member's own share follows from the weights of the sum.
         if self._members:
             own_part = kept(spec, group, claim.survivors)
             why = (
@@ -223,7 +219,7 @@ class DirectedRows:
             check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
-        # Made with the private half of its prekey, so that nobody else can read the row.
+        # Made with our private prekey, so nobody else can remove them.
         pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
         return _AwaitedRow(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
 

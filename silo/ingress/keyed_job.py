@@ -89,7 +89,7 @@ class PrekeyFiles:
         """
         path = self.folder / OWN
         kept = checked_file.read_bytes(path)
-        # There is one at least: the newest is never erased.
+        # At least one entry: the newest is never erased.
         if len(kept) < CONTEXT_BYTES + EACH or (len(kept) - CONTEXT_BYTES) % EACH:
             raise LocalError(
                 f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the"
@@ -109,13 +109,13 @@ class PrekeyFiles:
     def publish(
         self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign
     ) -> Prekey:
-        """The next generation, of a fresh seed, to leave beside this upload.
+        """The next generation, from a fresh seed, to leave with this upload.
 
         Its private half is durable when it returns.
         """
         # On the disk before it is published: seeds that are sealed to it must open after a restart.
         own = self.own()
-        # A number that a dead process took is not used again: its prekey is on the disk.
+        # Never a number of an earlier process: its prekey is on the disk.
         generation = max(own) + 1
         self._write({**own, generation: seed})
         return publish(line, version, root, generation, seed, sign)
@@ -141,10 +141,7 @@ class PrekeyFiles:
 
 @dataclass(frozen=True)
 class Sharing:
-    """One keyed job at one silo, under one roster.
-
-    Its files are read when something of them is asked for.
-    """
+    """One keyed job at one silo, under one roster."""
 
     plan: JobPlan
     silo: str
@@ -195,9 +192,9 @@ class Sharing:
 
     @property
     def first_prekey(self) -> bytes:
-        """The private half of ours: what a directed mix is hidden under, all the job through.
+        """The private half of our first prekey, under which all mixes of a directed job are hidden.
 
-        Such a job publishes no other, and erases none.
+        Such a job publishes no other prekey and erases none.
         """
         return self.prekeys.own()[0]
 

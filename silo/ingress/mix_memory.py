@@ -93,7 +93,7 @@ class MixMemory:
 
         ``contributed``: the ledger has that this silo gave to their key.
         """
-        # No row comes before the key is made, and the files are begun before that.
+        # Files are begun before the contribution leaves, so now they must be there.
         for part in _mixed(job) if contributed else ():
             self._begun(_rows(job, part), _model(job))
 
@@ -103,7 +103,7 @@ class MixMemory:
         Files that exist stay.
         """
         for part in _mixed(job):
-            # The same job begun again must not forget which rows were opened.
+            # Accepting a job again must not forget which rows were opened.
             if not (self._folder / _rows(job, part)).exists():
                 self._save(_rows(job, part), _model(job)())
 
@@ -117,13 +117,14 @@ class MixMemory:
     def directed(self, part: str) -> OpenedDirected:
         """The directed rows of a part that were opened; LocalError also where that is gone.
 
-        Only for a job that mixes by directed sums.
+        For jobs that mix by directed sums.
         """
         return self._begun(f"mix-{part}.directed.json", OpenedDirected)
 
     def _begun(self, name: str, model: type[M]) -> M:
         path = self._folder / name
-        # Unlike ``_load``: an empty memory would let rows be opened again, with other weights.
+        # Unlike in ``_load``, a missing file is an error: with an empty memory, rows over the same
+        # uploads could be opened again with other weights.
         if not path.exists():
             raise LocalError(
                 f"{path}: gone, and with it what this silo remembers of the rows that it opened:"
@@ -162,10 +163,7 @@ class MixMemory:
         self._save(f"mix-{part}.versions.json", memory)
 
     def signed(self, part: str) -> pb.PaddedWordUpload | None:
-        """The last word on an upload of a part, without its session.
-
-        None where no word was signed. LocalError where the file holds no word.
-        """
+        """The last word on an upload of a part, without its session; None before the first."""
         path = self.word(part)
         if not path.exists():
             return None
@@ -181,10 +179,7 @@ class MixMemory:
         return self._folder / f"mix-{part}.signed"
 
     def save_signed(self, part: str, message: pb.PaddedWordUpload) -> None:
-        """Keep a word in place of the last one.
-
-        It is what leaves again after a restart.
-        """
+        """Keep a word in place of the last one; it is sent again after a restart."""
         checked_file.write_bytes(self.word(part), message.SerializeToString(deterministic=True))
 
     def rotations(self, part: str) -> Rotations:

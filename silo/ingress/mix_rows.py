@@ -46,7 +46,7 @@ Own = Callable[[Part], Flat]  # the values of a part that this silo mixes in its
 
 @dataclass(frozen=True)
 class Expected:
-    """A part that comes down in rows: as it was given, and how many rows of it there can be.
+    """A part that comes down in rows: as it was uploaded, and the most rows that there can be.
 
     ``mailed``: the rows are of rounds that this silo was away.
     """
@@ -57,10 +57,7 @@ class Expected:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the words of one row.
-
-        Words of directed rows are narrower.
-        """
+        """Bytes of the words of one row; directed rows have narrower words."""
         directed = self.part.exchange == Mix(directed=True)
         return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(
             spec.elements for spec in self.part.tensors
@@ -74,21 +71,18 @@ def expected_rows(plan: RoundPlan) -> dict[str, Expected]:
     """
     found, job = {}, plan.job
     one = job.method().directed_for == "members"  # a silo's own round clears what waited for it
-    # Without a key the coordinator mixes in the clear, and delivers tensors.
+    # In a job without a key, the coordinator mixes and delivers tensors.
     for part in plan.down if job.keyed else ():
         if isinstance(part.exchange, Mix):  # directed or not
             mailed = KEEP in part.tensors
-            # ``@keep`` is said of each row, and has no words in it.
+            # ``@keep`` is a field of each row, not part of its words.
             given = replace(part, tensors=tuple(spec for spec in part.tensors if spec != KEEP))
             found[part.name] = Expected(given, plan.round if mailed and not one else 1, mailed)
     return found
 
 
 def largest_rows(plan: RoundPlan) -> int:
-    """Bytes of all rows that a round's delivery can have.
-
-    The time that the download may take follows from it.
-    """
+    """Bytes of all rows that a round's delivery can have."""
     return sum(each.most * each.nbytes for each in expected_rows(plan).values())
 
 
@@ -202,7 +196,7 @@ class IncomingRows:
         if known != self._sharing.prekeys.known():
             self._sharing.prekeys.save(known)
 
-        # (4) Their seeds are opened, all of them now: step (5) may erase the prekeys for it.
+        # (4) Their seeds are opened, all of them now, because step (5) may erase the prekeys.
         own = self._sharing.prekeys.own()
         ready = [(each, self._summands(each, own)) for each in admitted]
         self._openings = ((each, self._opening(each, summands)) for each, summands in ready)
@@ -230,10 +224,7 @@ class IncomingRows:
                 self._now = None
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The mixed tensors, part by part.
-
-        Complete once all announced bytes have been written.
-        """
+        """The mixed tensors by part, complete once all announced bytes are written."""
         return self._made
 
     def _admitted(
@@ -246,7 +237,7 @@ class IncomingRows:
         line = sharing.line(expected.part)
         found: list[_Admitted] = []
         for each in mixed:
-            # ``admit`` lets a row through again that it takes for the last one.
+            # ``admit`` accepts the last row again, so a remembered row is passed as the last.
             digest = hashlib.sha256(framed(MIX_ROW, each.document)).hexdigest()
             again = (
                 memory.model_copy(update={"last": digest}) if digest in before.delivered else memory
@@ -283,8 +274,7 @@ class IncomingRows:
                     Code.SPEC,
                     f"brings a row with keep = {each.keep}, which is not mail",
                 )
-            # The signed row names the versions that it is made of: the uploads
-            # brought with it must be those.
+            # The uploads delivered with a row must be the versions that the signed row names.
             check_uploads(row, [summand.upload for summand in each.summands])
             found.append(_Admitted(each, row, line, expected))
         return found, memory
@@ -312,7 +302,7 @@ class IncomingRows:
     def _coming(self) -> set[str]:
         """The parts of which rows may still come down."""
         plan = self._sharing.plan
-        # What comes down changes with a phase alone, and once more after the last round.
+        # Deliveries change only with a phase, and once more after the last round.
         starts = (*plan.job.phase_starts, plan.job.length)
         coming = [self._round, *(start for start in starts if start > self._round)]
         return {name for start in coming for name in expected_rows(plan.round(start))}
@@ -366,13 +356,13 @@ class IncomingRows:
         if own_weight:
             own = self._own(part)
             check_values(admitted.line.group, own)
-        # float64 only where the part has it: half the memory otherwise.
+        # float32 takes half the memory.
         narrow = all(spec.dtype == "float32" for spec in part.tensors)
         dtype = np.float32 if narrow else np.float64
         return Opening(admitted.line, self._sharing.key, summands, own_weight, own, dtype)
 
     def _add(self, opening: Opening, piece: memoryview) -> None:
-        # Chunks are cut without regard to words.
+        # A chunk may end in the middle of a word.
         if self._rest:
             missing = WORD_BYTES - len(self._rest)
             self._rest += piece[:missing]
@@ -386,7 +376,7 @@ class IncomingRows:
 
     def _finish(self, admitted: _Admitted, opening: Opening) -> None:
         part = admitted.expected.part
-        # ``finish`` checks the tags over the whole row, before any value of it is used.
+        # ``finish`` checks the tags over the whole row before any value is used.
         opened = _cut(part, opening.finish(admitted.mixed.tag))
         if admitted.expected.mailed:
             opened = mailed(part, self._made.get(part.name), opened, admitted.mixed.keep)
@@ -415,11 +405,11 @@ def mailed(
     """
     found: dict[str, Tensor] = {}
     for spec in part.tensors:
-        # As the coordinator computes it where it can read rows, to the last bit.
+        # The same operations as at the coordinator of a plain job, for the same bits.
         share = row[spec.name].double() * (1 - keep)
         if before is not None:
             share += before[spec.name].double() * keep
         found[spec.name] = share.to(DTYPES[spec.dtype])
-    # Nothing was mixed in before the first row, so the whole of it stays.
+    # Before the first row, the silo's own share is 1.
     kept = 1.0 if before is None else float(before[KEEP.name])
     return {**found, KEEP.name: torch.tensor(kept * keep, dtype=torch.float64)}

@@ -33,7 +33,7 @@ NO_MODEL = "0" * 64  # of a round in which this silo need not have been
 class Refusal:
     """A rejected sum for the ledger: its round, what its attempt is said to be, and why.
 
-    ``ctx`` follows from the bytes that came, which may be no specification.
+    ``ctx`` is computed from the bytes that came, which may not be a specification.
     """
 
     round: int
@@ -61,7 +61,7 @@ class IncomingSums:
     def __init__(self, sharing: Sharing, plan: RoundPlan, memory: Memory) -> None:
         """``memory`` is what this silo remembers of the job's sums, later these too."""
         self.refused: Refusal | None = None
-        # Changed in here alone: the caller saves it once all of the delivery holds.
+        # The caller saves it once the whole delivery is valid.
         self.memory = memory
         # against dealers of the job, whom its sums may lack
         self.proofs: tuple[Misdealing, ...] = ()
@@ -74,10 +74,7 @@ class IncomingSums:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that were announced, in the order of their words.
-
-        A delivery has their digests in this order.
-        """
+        """The announced parts, in the order of their words and digests."""
         return tuple(self._claims)
 
     def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
@@ -97,7 +94,7 @@ class IncomingSums:
             try:
                 coming.append(_AwaitedSum(place, claim, self._checked(place, claim)))
             except RefusedError as error:
-                # The session writes it into the ledger, with who is to blame.
+                # The session records it in the ledger, with the culprit.
                 self._refuse(place, claim.document, error)
                 raise
         self._words.begin((each, each.group) for each in coming)
@@ -115,10 +112,7 @@ class IncomingSums:
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
-        """The opened sums as tensors, part by part.
-
-        Complete once all announced bytes have been written.
-        """
+        """The opened sums as tensors by part, complete once all announced bytes are written."""
         return self._made
 
     @property
@@ -129,8 +123,7 @@ class IncomingSums:
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
         sharing, terms = self._sharing, self._terms
         plan = sharing.plan.round(place.round)
-        # This silo need not have been in that round, and then does not
-        # know the model that came down.
+        # NO_MODEL: this silo may have missed that round and not know its model.
         frame = plan.frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
         spec = check_claim(claim, frame, terms, sharing.signers)
 
@@ -173,12 +166,12 @@ class IncomingSums:
 
         # The tags prove that this sum was opened, which settles the attempts next to it.
         ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
-        # Where other batches may be summed in the same round, its other attempts stay open.
+        # If other batches may be summed in the same round, its other attempts stay open.
         alone = not self._terms.regroups(coming.spec)
         self.memory = self.memory.settled(
             place.round, ctx, survivors, self._sharing.silo, alone=alone
         )
-        # As the coordinator would have folded it in the clear, with the weight for a mean or ratio.
+        # Folded as the coordinator of a plain job would.
         made = folded(place.part, own, opened, words)
         self._made[place.part.name] = {
             spec.name: made[spec.name] for spec in self._down[place.part.name].tensors
@@ -189,8 +182,5 @@ class IncomingSums:
 
 
 def largest_sums(plan: RoundPlan) -> int:
-    """Bytes of all words that a round's delivery can have.
-
-    The time that the download may take follows from it.
-    """
+    """Bytes of all words of sums that a round's delivery can have."""
     return sum(group(each.part, plan.whole.bounds).nbytes for each in plan.sums_down)

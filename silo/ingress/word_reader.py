@@ -27,7 +27,7 @@ class WordReader(Generic[Each]):
     def begin(self, coming: Iterable[tuple[Each, Group]]) -> None:
         """Expect these vectors, each with the group of its numbers.
 
-        Memory is taken for the first of them alone.
+        Memory is allocated for one vector at a time.
         """
         self._coming = deque(coming)
         self._reserve()
@@ -35,18 +35,18 @@ class WordReader(Generic[Each]):
     def write(self, chunk: memoryview) -> None:
         """Take the next bytes; not more than all vectors have.
 
-        A vector is handed over as soon as it is whole.
+        Each vector is handed to ``take`` as soon as it is complete.
         """
         view = chunk
         while view:
-            # Into the vector itself: the wire has the numbers in the very order of its bytes.
+            # Straight into the vector: wire and memory have the same byte order.
             whole = self._words.data.cast("B")
             here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
             whole[self._filled : self._filled + len(here)] = here
             self._filled += len(here)
             if self._filled == len(whole):
                 each, _ = self._coming.popleft()
-                # It keeps the vector, so the next one is written elsewhere.
+                # ``take`` may keep the vector, so the next one gets new memory.
                 self._take(each, self._words)
                 self._reserve()
 

@@ -43,10 +43,7 @@ class Contributions:
 
 
 def tainted(releases: Sequence[Release], contributions: Contributions) -> tuple[Release, ...]:
-    """The releases, in whatever form, with the taint of each.
-
-    A tensor of which nothing was said is private.
-    """
+    """The releases, in whatever form, each with its taint; without one it is private."""
     found = []
     for release in releases:
         taint = _taint(release, contributions)
@@ -69,10 +66,10 @@ def _taint(release: Release, contributions: Contributions) -> Taint:
 def to_bytes(contributions: Contributions) -> bytes:
     """The outbox file of these contributions.
 
-    The start, and taints if there are any, stand in the file's metadata.
+    The file's metadata has the start, and taints if there are any.
     """
     metadata = {START: str(contributions.start)}
-    # A plain job says nothing of its tensors.
+    # Only private jobs have taints.
     taints = _flat(contributions.taints)
     if taints:
         metadata[TAINTS] = taints_to_text(taints)
@@ -82,7 +79,7 @@ def to_bytes(contributions: Contributions) -> bytes:
 def read(path: Path) -> Contributions:
     """The contributions of a file; LocalError for one not written here, or changed by the disk.
 
-    The start is UNSAID where the file has none.
+    Without a start in the file it is UNSAID.
     """
     tensors, metadata = tensor_file.read(path)
     try:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 class RecordCount:
     """The number of this silo's records, for a job in which it may show.
 
-    ``test`` are those held out.
+    ``test`` counts those held out.
     """
 
     train: int
@@ -51,7 +51,7 @@ class RecordCount:
 class Declared:
     """The declarations of one admitted job.
 
-    Plain values alone, read once: no code of a method changes them later.
+    Plain values, read once, so that no method's code can change them later.
     """
 
     job: str
@@ -102,10 +102,7 @@ class Declared:
 
     @property
     def private(self) -> bool:
-        """Whether the signed document has a [privacy] table.
-
-        No number of records is known here then.
-        """
+        """True if the signed document has a [privacy] table; ``records`` is None then."""
         return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
@@ -114,7 +111,7 @@ class Declared:
         LocalError for a round that the job does not have. In a blind job, vectors that leave as
         sketches are whole.
         """
-        # The last phase is the end of the job, which has a delivery and no training.
+        # The last phase is the end of the job: a delivery without training.
         last = self.phases[-1][0]
         if not 0 <= round_ <= last:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
@@ -127,7 +124,7 @@ class Declared:
 
         ``readers`` are the silos that get rows of it. LocalError for a round without a secure sum.
         """
-        # Readers come with the coordinator's specification, which could name anybody.
+        # Readers are named in the coordinator's specification, so check them.
         strange = list(filterfalse(self.silos.__contains__, readers))
         if strange:
             raise LocalError(
@@ -185,7 +182,7 @@ class Declared:
 
 def _at(round_: int, phases: Sequence[tuple[int, T]]) -> T:
     """The value of the phase that a round is in, by the phases' first rounds."""
-    # Each phase lasts until the next begins.
+    # The last phase that begins at or before the round.
     phase = bisect_right(phases, round_, key=itemgetter(0)) - 1
     return phases[phase][1]
 

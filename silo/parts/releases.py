@@ -36,7 +36,7 @@ SUMS = {COORDINATOR_READS: SUM_READER, SILOS_READ: SILOS_READER}  # by who reads
 def release_of(item: Item) -> Release:
     """The release of a tensor that leaves in the clear.
 
-    It names no readers: they follow from the roster.
+    It names no readers, which follow from the roster.
     """
     spec = item.spec
     return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
@@ -65,7 +65,7 @@ def _masked(part: Part, groups: Sequence[Group]) -> Iterator[Release]:
     if not readers:
         readers, stack = (SUMS[first.reader],), ()
     for spec in specs:
-        # Words of the ring leave, whatever the tensor's dtype is.
+        # Words of the ring leave, whatever the tensor's dtype.
         stacked = replace(spec, shape=(*stack, *spec.shape))
         yield _hidden(part, stacked, f"uint{first.ring}", MASKED, readers)
 
@@ -73,7 +73,7 @@ def _masked(part: Part, groups: Sequence[Group]) -> Iterator[Release]:
 def padded_releases(part: Part) -> tuple[Release, ...]:
     """The releases of a part that leaves padded, one for each tensor.
 
-    Words have 64 bits, whatever the tensors' dtypes.
+    They leave as words of 64 bits, whatever their dtypes.
     """
     return tuple(_hidden(part, spec, "uint64", PADDED, (MIX_READER,)) for spec in part.tensors)
 
@@ -81,7 +81,7 @@ def padded_releases(part: Part) -> tuple[Release, ...]:
 def rotated_releases(part: Part) -> tuple[Release, ...]:
     """The releases of a part whose vectors leave rotated.
 
-    Where the job sketches vectors, the releases are of the sketches.
+    If the job sketches vectors, the sketches leave.
     """
     return tuple(_hidden(part, spec, spec.dtype, ROTATED, (GRAM_READER,)) for spec in part.wire)
 
@@ -93,7 +93,7 @@ def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
     """
     (spec,) = part.tensors
     groups, width = spec.shape
-    # One silo less than the cohort: our own shares stay here.
+    # Our own shares stay here.
     numbers = TensorSpec(spec.name, "float64", (cohort - 1, groups, width + cohort))
     return (_hidden(part, numbers, "uint64", MASKED, (GRAM_READER,)),)
 
@@ -147,7 +147,7 @@ def _upload_release(part: Part) -> tuple[Release, ...]:
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
     """Bytes of an upload's tensors behind an offset, by kind of part.
 
-    For the log, which has what leaves now.
+    For the log.
     """
     # Bytes before the offset left in an earlier attempt, and were counted then.
     sizes: Counter[str] = Counter()
@@ -161,7 +161,7 @@ def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int
 def readers_of_message(releases: Sequence[Release], roster: Roster) -> tuple[str, ...]:
     """Who can open something of a message of one form.
 
-    Those that its tensors name; else the coordinator, which reads what leaves in the clear.
+    The readers that its tensors name; for a plain message, the coordinator.
     """
     return readers_of_each(releases) or readers_of(roster)
 

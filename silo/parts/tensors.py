@@ -30,7 +30,7 @@ from .declared import RecordCount
 class Buffer:
     """The bytes of a delivery, in memory that is allocated once.
 
-    Call ``reserve`` before anything is written. ``bytes`` may be shared: nothing is moved.
+    Call ``reserve`` before ``write``.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,7 @@ class Buffer:
         self._filled = 0
 
     def reserve(self, size: int) -> None:
-        """Make room for exactly this many bytes.
-
-        Its values are undefined until they are written.
-        """
+        """Allocate exactly this many bytes, without clearing them."""
         self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
 
     def write(self, chunk: memoryview) -> None:
@@ -97,7 +94,7 @@ def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]
     declared = [(item.part, item.spec.name) for item in items]
     unknown = values.keys() - set(declared)
     if unknown:
-        # Names are the method's, of any type, and need not compare with each other.
+        # A method may use names of any type, which need not be comparable.
         part, name = min(unknown, key=repr)
         raise LocalError(
             f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is"
@@ -119,7 +116,7 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
             f" {list(spec.shape)}; the message is refused"
         )
     try:
-        # A copy that is followed would hold the method's graph.
+        # With gradients, the copy would keep the method's autograd graph alive.
         with torch.no_grad():
             # Memory of NumPy's, which asks for large pages: a fifth of the time.
             return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
@@ -132,11 +129,11 @@ def _own(item: Item, value: Tensor | None) -> Tensor:
 def _found(value: object) -> str:
     if value is None:
         return "missing"
-    # No ``isinstance``: a subclass could compute other values each time.
+    # Not ``isinstance``: a subclass could return different values each time.
     if type(value) is not Tensor:
         return f"no plain tensor but {type(value).__name__}"
     found = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    # Neither has its values in plain memory, so what is shown must match no schema.
+    # Sparse and meta tensors have no plain values, so this text must not match any schema.
     if value.layout is not torch.strided or value.is_meta:
         found += f" {value.layout} on {value.device}"
     return found
@@ -198,7 +195,7 @@ def _miscounted_tests(metrics: Mapping[str, int], most: int, noisy: str) -> str:
 def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     """Euclidean norm of each part's tensors together, in float64, weights left out.
 
-    For the policy, which bounds each part by itself.
+    For the policy's ``max_norm``.
     """
     squares = dict.fromkeys((item.part for item in items), 0.0)
     for item, value in zip(items, values, strict=True):
@@ -209,9 +206,9 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
 
 
 def _norm(value: Tensor) -> float:
-    # ``vector_norm`` takes no integers.
+    # ``vector_norm`` does not take integers.
     own = value if value.is_floating_point() else value.double()
-    # float32 has no room for the squares of its largest values.
+    # Squares of large float32 values overflow in float32.
     return float(torch.linalg.vector_norm(own, dtype=torch.float64))
 
 

@@ -34,7 +34,7 @@ Delivered = Mapping[str, Mapping[str, Tensor]]
 class JobTraining:
     """The training of one job at one silo.
 
-    Its methods run in the trainer's thread.
+    ``train`` and ``finish`` run in the trainer's thread.
     """
 
     admitted: Admitted
@@ -49,12 +49,11 @@ class JobTraining:
     def train(self, round_: int, counted: int, delivered: Delivered) -> Contributions:
         """Train a round and keep what came of it; returns its contributions.
 
-        State and contributions are on the disk when it returns.
-        CancelledError where it was stopped.
+        State and contributions are on the disk when it returns. CancelledError if it was stopped.
         """
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
-        # A round that did not count is as if this silo had been away.
+        # Starts from the last round that counted, as if the silo had been away since.
         here, state = self.place.of(self.admitted), self._state(counted)
         outcome = local_round(
             method,
@@ -97,7 +96,7 @@ class JobTraining:
     def finish(self, counted: int, delivered: Delivered) -> None:
         """Take the last results, evaluate, keep the model.
 
-        The job is over here once its model is on the disk.
+        The job is finished here once its model is on the disk.
         """
         torch.set_num_threads(self.threads)
         job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
@@ -119,11 +118,11 @@ class JobTraining:
     def own(self, counted: int, part: Part) -> Flat:
         """The values of a Mix part that this silo uploaded in the last round that counted.
 
-        LocalError where the state lacks one of them.
+        LocalError if the state lacks one of them.
         """
         # From the state on disk, not from what the delivery says: the row mixes what was uploaded.
         state = self._state(counted)
-        # In the order of the part's tensors, in which the row has its values.
+        # In the order of the part's tensors, as in a row.
         values = []
         for spec in part.tensors:
             module, _, leaf = spec.name.partition(".")
@@ -140,7 +139,7 @@ class JobTraining:
     def _state(self, counted: int) -> SiloState:
         if (kept := self.folder.state(counted)) is not None:
             return kept
-        # Only a private job asks which weights have seen no record of this silo.
+        # Only private jobs need to know which weights were trained on none of this silo's records.
         public = None if self.private is None else self.admitted.public
         return initial_state(self.admitted.job.method(), self.silo, self.admitted.weights, public)
 
@@ -153,6 +152,6 @@ class JobTraining:
             "method": job.method_name,
             "product": job.method().product,
             "samples": len(train),
-            # As long as the job has classes: one without a record has its 0.
+            # One number per class of the job, 0 included.
             "classes": torch.bincount(train.y, minlength=job.model.classes).tolist(),
         }

@@ -47,26 +47,20 @@ def _described(error: Exception) -> str:
 
 
 class Trainer:
-    """Runs one piece of work at a time beside the event loop.
-
-    It has one thread, so a second piece of work waits for the first.
-    """
+    """Runs one piece of work at a time, in one thread next to the event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training")
         self._cancel = threading.Event()
 
     def cancelled(self) -> bool:
-        """Whether to stop; the training loop asks between batches.
-
-        Safe to call from any thread.
-        """
+        """True if the work should stop; the training loop asks between batches."""
         return self._cancel.is_set()
 
     def cancel(self) -> None:
         """Stop the work in hand at its next batch; it ends with CancelledError.
 
-        Work that begins later is not stopped by it.
+        It does not affect work that begins later.
         """
         self._cancel.set()
 
@@ -76,11 +70,11 @@ class Trainer:
         Raises the errors of errors.py as they are, any other as LocalError with the place where it
         rose.
         """
-        # An earlier stop was meant for other work.
+        # An earlier ``cancel`` was meant for earlier work.
         self._cancel.clear()
         future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
         try:
-            # ``wait`` leaves the work alone when its caller is cancelled: it has to end by itself.
+            # ``wait`` does not cancel the work if the caller is cancelled: it must end on its own.
             await asyncio.wait([future])
         except asyncio.CancelledError:
             self.cancel()
@@ -89,7 +83,7 @@ class Trainer:
             future.exception()
             raise
         error = future.exception()
-        # Whatever is no Exception is raised as it is.
+        # Others, such as SystemExit, are raised unchanged by ``result``.
         if isinstance(error, Exception) and not isinstance(error, StaddleError):
             raise LocalError(
                 f"{_described(error)}; lower the batch size if memory ran out, else report it"
@@ -97,10 +91,7 @@ class Trainer:
         return future.result()
 
     def close(self) -> None:
-        """Cancel what runs and end the thread.
-
-        It returns once the work in hand has ended.
-        """
+        """Cancel running work and end the thread; returns once the work has ended."""
         self.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -133,7 +124,7 @@ class TrainingDevice:
     def of(self, admitted: Admitted) -> TrainingInput:
         """The means for a round of the job.
 
-        On a GPU they are kept until another job is asked for.
+        On a GPU, they are kept until another job comes.
         """
         if self._device == CPU or admitted.job.privacy is not None:
             return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
@@ -152,5 +143,5 @@ class TrainingDevice:
             log.problem(
                 "records.host", job=admitted.job.name, device=str(self._device), why=str(error)
             )
-            # Slower, as batches are brought one by one, but no round is lost.
+            # Slower, since batches are copied one by one, but no round is lost.
             return admitted.train, admitted.test

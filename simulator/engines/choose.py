@@ -46,7 +46,7 @@ class Engines:
 class OnGpu:
     """Options of a GPU: replay recorded steps, train silos at once, number of bits.
 
-    Each of them is refused on a CPU, where it has no meaning.
+    Any value but the default is refused on a CPU.
     """
 
     graphs: bool = True
@@ -67,7 +67,6 @@ def choose(
     # whatever is chosen: with one thread the coordinator half sums in one order
     torch.set_num_threads(1)
     if device == "auto":
-        # A machine without a GPU is no reason to refuse a file that asks for none.
         device = "cpu"
         # a number of workers means a CPU, even where there is a GPU
         if workers is None and torch.cuda.is_available():
@@ -75,7 +74,7 @@ def choose(
 
     if device == "cpu":
         _check_cpu(gpu)
-        # One thread per worker, so more workers than cores would only wait for one another.
+        # Workers have one thread each, so more of them than cores gain nothing.
         if workers is None:
             workers = usable_cores()
         return _on_cpu(records, workers)
@@ -108,9 +107,9 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
         raise LocalError(
             f"workers = {workers}; give 1 or more, or leave it out for {usable_cores()}, one a core"
         )
-    # A worker trains one silo at a time: more of them than silos would stay idle.
+    # A worker trains one silo at a time, so more workers than silos would stay idle.
     count = min(workers, len(records))
-    # Without a second process the records need not be held twice.
+    # One worker: train in this process, without a copy of the records.
     if count == 1:
         return Engines("this process, one thread", "cpu", lambda job: Serial(job, records))
 
@@ -127,23 +126,23 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
 
 def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
     cuda, precision = find(device), gpu.precision
-    # Refused before the first run, and not in the middle of it.
+    # Refuse it before the first run begins.
     check_precision(cuda, precision)
 
     def engine(job: Job) -> Engine:
-        # For methods and models that cannot be stacked.
+        # --one-by-one.
         if not gpu.stacked:
             way = way_on(cuda, precision, graphs=gpu.graphs)
             return Serial(job, records, device=cuda, way=way)
         recorder: Graphs | AsItIs = AsItIs()
-        # Recorded once and replayed: a step of many small kernels costs less to launch.
+        # Replaying a recorded step costs less than launching its many small kernels.
         if gpu.graphs:
             recorder = Graphs(str(cuda))
         return Stacked(job, records, str(cuda), recorder=recorder, precision=precision)
 
     # ``where`` is for people; ``made_with`` stands in run.json, since the bits depend on it
     name = torch.cuda.get_device_name(cuda)
-    # The name of the GPU, since another one may round differently.
+    # With the name of the GPU, since other models may round differently.
     where, made_with = [f"{name} ({cuda})"], [f"cuda ({name}, {gibibytes(cuda)} GiB)"]
     if gpu.stacked:
         where.append("silos stacked")

@@ -47,10 +47,7 @@ Line: TypeAlias = "Connection[Any, Any]"
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """One silo to train or to look at; without a job, the job of the order before counts.
-
-    ``round`` counts from 0.
-    """
+    """One silo to train or evaluate; without a job, the previous order's counts."""
 
     job: Job | None
     task: Task
@@ -63,7 +60,7 @@ def serve(line: Line, records: int, table: int) -> None:
 
     ``records`` and ``table`` are the arguments of ``mapped``.
 
-    It runs in a worker process, at one thread. It returns once the pipe is closed.
+    It runs in a worker process, and returns once the pipe is closed.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # One order of every sum: all results are those of ``Serial`` at one thread, bit for bit.
@@ -73,7 +70,7 @@ def serve(line: Line, records: int, table: int) -> None:
     try:
         while True:
             order: Order = receive(line)
-            # An engine is of one job.
+            # Each job has its own engine.
             if order.job is not None:
                 engine = Serial(order.job, held)
             if engine is None:
@@ -103,7 +100,6 @@ def _end_with_parent() -> None:
     """
     parent = parent_process()
     if parent is not None:
-        # It waits for the parent's end, in a thread that does nothing else.
         parent.join()
         os._exit(1)
 
@@ -111,7 +107,7 @@ def _end_with_parent() -> None:
 def send(line: Line, message: Order | Answer) -> None:
     """Put a message on the pipe.
 
-    ConnectionError where the other end is gone. Tensors are copied into the message.
+    ConnectionError if the other end is gone. Tensors are copied into the message.
     """
     buffer = io.BytesIO()
     _ByValue(buffer).dump(message)
@@ -121,8 +117,7 @@ def send(line: Line, message: Order | Answer) -> None:
 def receive(line: Line) -> Any:
     """The next message; EOFError or ConnectionError where the other end is gone.
 
-    It blocks. Only processes of one command are at the two ends: what is unpickled here comes
-    from no file and no network.
+    It blocks. Both ends are processes of one command, so unpickling is safe here.
     """
     return ForkingPickler.loads(line.recv_bytes())
 
@@ -170,7 +165,7 @@ class Crew:
 
     def __init__(self, records: Mapping[str, Records], count: int) -> None:
         """Begin ``count`` processes, at most one per silo."""
-        # Known before the records are handed over: the largest silo is always taken first.
+        # Sizes decide the order: the largest silo goes first.
         self._sizes = {silo: len(own.train) for silo, own in records.items()}
         self._workers: list[_Worker] = []
         # torch is loaded once, and no lock of it is held
@@ -178,15 +173,15 @@ class Crew:
         self._context.set_forkserver_preload([serve.__module__])
         # Once for all processes: records may take most of the memory.
         file, table = written(records)
-        # The workers have the file by now; this process needs it no longer.
+        # Closed once the workers have descriptors of their own.
         with file, _interrupts_held():
             for _ in range(min(count, len(records))):
                 self._begin(Descriptor(file.fileno()), table)
 
     def _begin(self, *arguments: Any) -> None:
-        # A pipe of its own for each worker: the end of one tells which worker ended.
+        # One pipe per worker: a closed one shows which worker ended.
         ours, theirs = self._context.Pipe()
-        # daemon: multiprocessing ends them with this process, should ``close`` not come to it.
+        # daemon: multiprocessing ends it with this process even without ``close``.
         process = self._context.Process(target=serve, args=(theirs, *arguments), daemon=True)
         try:
             process.start()
@@ -214,10 +209,10 @@ class Crew:
     def close(self) -> None:
         """End all processes at once, whatever they are doing.
 
-        Work that is in progress is lost. A second call does nothing.
+        Work in progress is lost. A second call does nothing.
         """
         for worker in self._workers:
-            # All are killed before any is joined, so that none trains on meanwhile.
+            # Kill all before joining any, so that none goes on training meanwhile.
             worker.process.kill()
         for worker in self._workers:
             worker.process.join()
@@ -254,19 +249,17 @@ class Crew:
         complete = False
         try:
             idle = list(self._workers)
-            # Until every worker is idle: a fault stops new orders, and
-            # those that are under way end.
+            # Until every worker is idle: after a fault, orders in progress still end.
             while waiting or len(idle) < len(self._workers):
                 while waiting and idle:
-                    # Any idle worker will do: all hold the records of every silo.
+                    # Any idle worker will do, since all hold all records.
                     self._order(idle.pop(), job, task, round_, waiting.pop())
                 for worker in self._answering():
                     silo, answer = self._taken(worker)
                     idle.append(worker)
                     if isinstance(answer, LocalError):
                         faults[silo] = answer
-                        # A round with a silo at fault counts for
-                        # nothing, so no other silo is begun.
+                        # The round cannot succeed any more, so begin no further silo.
                         waiting.clear()
                     else:
                         answers[silo] = answer
@@ -285,7 +278,7 @@ class Crew:
 
     def _order(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
         sent = None
-        # By identity: a job is sent once to each worker, not with every silo.
+        # Send a job to each worker once, not with every silo.
         if worker.job is not job:
             # a fresh one: what a job has cached does not cross
             sent = replace(job)
@@ -297,7 +290,7 @@ class Crew:
 
     def _answering(self) -> list[_Worker]:
         """Wait for the workers that have something to say, or have ended."""
-        # An idle worker has nothing to say, and one that died is found with its next order.
+        # Only busy workers answer; an idle one that died is found with its next order.
         busy = [worker for worker in self._workers if worker.silo is not None]
         lines = wait([worker.line for worker in busy])
         return [worker for worker in busy if worker.line in lines]
@@ -305,7 +298,7 @@ class Crew:
     def _taken(self, worker: _Worker) -> tuple[str, Any]:
         """The silo that a worker has finished, and its answer."""
         try:
-            # Whole: a worker answers once, when its silo is done.
+            # A worker answers once per order, when its silo is done.
             answer = receive(worker.line)
         except (EOFError, OSError) as error:
             raise self._dead(worker) from error
@@ -313,7 +306,7 @@ class Crew:
         return silo, answer
 
     def _dead(self, worker: _Worker) -> LocalError:
-        # Its exit code is known only now.
+        # The exit code is known only after this.
         worker.process.join()
         code = worker.process.exitcode or 0
         # a negative code is the signal that ended it
@@ -330,7 +323,7 @@ class Crew:
 class Workers:
     """An engine that trains the silos of a job on a crew.
 
-    The work of several jobs may take turns on one crew, one call at a time.
+    Several jobs may share a crew, one call at a time.
     """
 
     def __init__(self, crew: Crew, job: Job) -> None:
@@ -346,7 +339,7 @@ class Workers:
     ) -> Mapping[str, RoundOutcome]:
         """Train each silo, as many at a time as there are workers.
 
-        ``done`` is called once per silo that is done, in any order. LocalError as ``Crew.run``.
+        ``done`` is called once per finished silo. LocalError as from ``Crew.run``.
         """
         return cast(
             Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done)

@@ -39,8 +39,8 @@ Position: TypeAlias = tuple[int, int, tuple[int, ...]]
 class Descriptor(int):
     """The number of an open file; in a process that receives it, the number may differ.
 
-    It is to be sent to a process that is being started: there it is a duplicate, to be
-    closed by whoever receives it.
+    Pass it as an argument to a process that is being started. The receiver gets a duplicate and has
+    to close it.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
         file.write(json.dumps(positions).encode())
         file.flush()
     except OSError as error:
-        # How much it would have been, so that a person can tell whether fewer workers would help.
+        # The error says how much memory is missing.
         size = sum(map(_bytes, records.values()))
         raise LocalError(
             f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more"
@@ -74,8 +74,8 @@ def mapped(descriptor: int, table: int) -> dict[str, Records]:
 
     What a process writes to them, no other sees.
 
-    Tensors share memory with the map, which lives as long as they do. ``table``
-    is what ``written`` returned.
+    Tensors share memory with the map, which lives as long as they do. ``table`` comes from
+    ``written``.
     """
     # copied on write: workers share the pages, and none alters another's records
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
@@ -107,7 +107,7 @@ def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str
     for silo, own in records.items():
         positions[silo] = {}
         for side, data in _sides(own):
-            # By identity: silos that are tested on the same records share one object.
+            # Silos that share test records share one object: write it once.
             if id(data) not in known:
                 known[id(data)] = _put(file, data.x), _put(file, data.y), tuple(data.x.shape)
             positions[silo][side] = known[id(data)]
@@ -124,7 +124,7 @@ def _put(file: BinaryIO, tensor: Tensor) -> int:
 
 
 def _dataset(memory: mmap.mmap, at_x: int, at_y: int, shape: Sequence[int]) -> Dataset:
-    # Arrays over the map: nothing is read before it is trained on.
+    # Arrays over the map: pages are read only when they are used.
     x: NDArray[np.float32] = np.ndarray(shape, np.float32, memory, at_x)
     y: NDArray[np.int64] = np.ndarray(shape[:1], np.int64, memory, at_y)
     return Dataset(torch.from_numpy(x), torch.from_numpy(y))

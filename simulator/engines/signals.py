@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Whether this process was asked to end.
+    """Remembers that this process was asked to end.
 
-    Not to be shared between threads: signals reach the main thread, where guarded calls run.
+    Use it in the main thread only, where Python runs signal handlers.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class StopSignal:
     def ask(self) -> None:
         """CancelledError at once where a guarded call runs, otherwise where the next one begins."""
         self._asked = True
-        # Only inside of a guarded call: anywhere else a file could be half written.
+        # Only in a guarded call: elsewhere a file might be left half written.
         if self._open:
             # once: a second signal must not cut short what the first one's error does
             self._open = False
@@ -37,7 +37,7 @@ class StopSignal:
         """The result of a call that may be given up halfway."""
         self._open = True
         try:
-            # A signal between two guarded calls counts for the next one.
+            # A signal since the last guarded call counts now.
             if self._asked:
                 raise CancelledError("stopped")
             return call()
@@ -49,14 +49,13 @@ class StopSignal:
 def stopping(*numbers: signal.Signals) -> Iterator[StopSignal]:
     """While the block runs, these signals ask to end.
 
-    Only in the main thread, which alone may set handlers. The earlier handlers are put back.
+    Only the main thread may set handlers. The earlier ones are restored afterwards.
     """
     stop = StopSignal()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         stop.ask()
 
-    # The earlier handlers come back when the block ends, whatever they were.
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield stop
@@ -82,10 +81,7 @@ class Stoppable:
     def train(
         self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
     ) -> Mapping[str, RoundOutcome]:
-        """As the engine's.
-
-        CancelledError where a stop was asked for; the silos' states are then as before the round.
-        """
+        """Like the engine's; CancelledError if a stop was asked for."""
         return self._stop.guard(lambda: self._engine.train(round_, work, done))
 
     def look(

@@ -25,7 +25,7 @@ DECIMAL = re.compile(r"0|[1-9][0-9]*")
 class Dealt:
     """The sides of each client; ``seed`` and ``how`` go into the partition's file.
 
-    ``seed`` is None where the file of another program does not say it.
+    ``seed`` is None if another program's file does not name it.
     """
 
     sides: Mapping[str, Sides]
@@ -36,7 +36,7 @@ class Dealt:
 def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dealt:
     """The sides that a file holds, which was made for these records.
 
-    LocalError where the file is of other records, as far as it shows.
+    LocalError if the file does not fit these records.
     """
     labels = data.y.numpy()
     match table.format:
@@ -58,13 +58,13 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
 
 
 def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
-    """The sides, dealt out and split anew; the same tables and records make the same sides.
+    """The sides, dealt out and split; the same tables and records make the same sides.
 
     ``table`` says how records are dealt out to clients, ``split`` which of them are tested on.
     """
     labels, column = data.y.numpy(), _column(data.sources)
     how = table.model_dump(exclude={"seed"}, exclude_none=True)
-    # A partition's file says how it was made, for people and for a second attempt.
+    # The partition's file says how it was made.
     how["split"] = split.model_dump()
 
     # merged deals out all records and then splits each client's; apart deals out the official
@@ -87,7 +87,7 @@ def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset
 def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
     """``count`` of the clients, spread evenly over all in their order; all of them for None.
 
-    LocalError where there are fewer. Each client keeps all of its records.
+    LocalError if there are fewer. Each client keeps all of its records.
     """
     if count is None:
         return sides
@@ -112,14 +112,14 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
     """
     if groups is None:
         return
-    # Numbers in place of names: large data sets have a group for each few records.
+    # Groups as numbers: there may be almost as many as records.
     known, numbers = np.unique(np.array(groups, np.str_), return_inverse=True)
     side_of = np.full(len(known), -1)  # by group; -1: not seen yet
     for silo, own in sides.items():
         for side, indices in enumerate((own.train, own.validation, own.test)):
             present = numbers[indices]
             before = side_of[present]
-            # Seen before, and on another side.
+            # Groups that were seen before on another side.
             clash = present[(before >= 0) & (before != side)]
             if len(clash):
                 raise LocalError(
@@ -147,5 +147,5 @@ def _training_part(source: DataTable, data: Dataset) -> int:
             'split: kind = "apart" takes official training and test records: data of kind'
             ' torchvision or tiny-imagenet with part = "both"; write kind = "merged"'
         )
-    # Official parts are told by their ids, which begin with the part's name.
+    # Ids of records begin with the name of their official part.
     return sum(own.startswith("train/") for own in data.ids or ())

@@ -72,7 +72,6 @@ from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic
 from .plan import Schedule
 from .silo_names import numbered
 
-# With one silo there is nothing to federate.
 FEWEST = 2  # silos of a job
 
 # the name of a folder
@@ -90,7 +89,7 @@ def _no_privacy(value: Any) -> None:
 class ChosenMethod(MethodTable):
     """A method, and what is different for it.
 
-    Tables replace the file's key by key. The label must be unique in the file.
+    Its tables replace the file's, key by key. The label must be unique in the file.
     """
 
     label: Label | None = None
@@ -110,7 +109,7 @@ class ChosenMethod(MethodTable):
 class SimulationTable(Strict):
     """The [simulation] table.
 
-    Neither changes how a model is trained.
+    Neither key affects training.
     """
 
     look_every: Count = 1
@@ -122,7 +121,7 @@ class SimulationTable(Strict):
 class ExperimentFile(JobSettings):
     """The file.
 
-    Checks that involve several keys run once all are read; each error names the key and the fix.
+    Errors name the key and the fix.
     """
 
     seed: Seed | None = None
@@ -144,7 +143,6 @@ class ExperimentFile(JobSettings):
         # label and seed name a run's folder: two runs of one name would write into one another's;
         # some disks tell no case apart
         _once("seeds", list(map(str, self.all_seeds)), "keep one of each")
-        # Labels name folders, which some disks compare without case.
         titles = [method.title.lower() for method in self.all_methods]
         _once("methods", titles, 'give each a label = "…" of its own')
         _once("silos", self.silos or (), "keep one of each")
@@ -159,7 +157,7 @@ class ExperimentFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _dealt_out_once(self) -> "ExperimentFile":
-        # Each record has to reach a silo and a side in one way, and in one only.
+        # Exactly one table may say which silo and side each record goes to.
         match self.data, self.partition:
             case Synthetic(), None:
                 if self.split is not None:
@@ -195,7 +193,7 @@ class ExperimentFile(JobSettings):
 class Experiment:
     """An experiment file that was read; paths in it are absolute or start at its folder.
 
-    ``path`` is for errors; the tables in ``file`` have their paths resolved already.
+    ``path`` is for errors; paths in ``file`` are resolved already.
     """
 
     path: Path
@@ -225,7 +223,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
 
     LocalError, which names ``path``, where a method cannot work.
     """
-    # First, so that errors about files name where they were looked for.
+    # First, so that errors about files show full paths.
     data, partition = below(file.data, file.partition, folder)
     located = file.model_copy(update={"data": data, "partition": partition})
     experiment = Experiment(path, located)
@@ -234,7 +232,7 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
     # for the silos'
     silos = file.silos or numbered(_announced(file))
     for method in file.all_methods:
-        # Any seed will do: what a method cannot work with does not depend on it.
+        # Any seed will do for this check.
         model = job_of(experiment, method, 0, silos, SecurityTable()).model
         fault = _records_fault(file.model, model)
         if fault:
@@ -251,7 +249,7 @@ def job_of(
 ) -> Job:
     """The job of a method with a seed; LocalError names the method and what is wrong with it.
 
-    ``silos`` by name, in job order. Settings that the file leaves out keep a job file's defaults.
+    ``silos`` are names in job order. Settings that the file leaves out get a job file's defaults.
     """
     file = experiment.file
     origin = f"{experiment.path}, method {method.title!r}"
@@ -270,7 +268,7 @@ def job_of(
     document["model"] |= method.model
     if method.rounds is not None:
         document["rounds"] = method.rounds
-    # Validated like a job file, so that a simulation takes what a federation takes.
+    # Validated like a job file, so that simulation and federation accept the same.
     return Job.from_file(validate(document, JobFile, origin), origin)
 
 
@@ -299,8 +297,7 @@ def _announced(file: ExperimentFile) -> int:
             return count
         case _, options.BySource(silos=by_source):
             return sum(by_source.values())
-        # Only the data or the file says how many; for a check of the
-        # method any possible number does.
+        # Only the records tell how many; for checking the method, any possible number will do.
         case _, options.ByColumn() | PartitionFromFile() | None:
             return max(file.min_cohort, FEWEST)
         case _, table:
@@ -308,7 +305,7 @@ def _announced(file: ExperimentFile) -> int:
 
 
 def _once(key: str, values: Sequence[str], fix: str) -> None:
-    # What is left when each value was taken away once.
+    # Subtract each value once: repeated ones remain.
     repeated = Counter(values) - Counter(set(values))
     twice = sorted(repeated)
     if twice:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def hint(name: str, known: Iterable[str]) -> str:
     """Such as ``did you mean 'fedper'?``; ``known: …`` where nothing is near.
 
-    It begins without a capital, to follow a semicolon.
+    It follows a semicolon.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)

@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 class Synthetic(SourceTable):
     """``kind = "synthetic"``: ``synthetic.population``, which needs no partition.
 
-    By default the population that PPFL published: its distributions are the same, its draws are not
+    The defaults give the distributions that PPFL published, but other draws
     (algorithms/data/sources/synthetic.py).
     """
 
@@ -42,7 +42,7 @@ class Synthetic(SourceTable):
 class PartitionFromFile(Strict):
     """``file = …``: a file, of this software or another, with each silo's records and sides.
 
-    "ppfl" is the format in which PPFL published its splits.
+    ``format = "ppfl"`` is that of PPFL's published splits.
     """
 
     kind: Literal["file"] = "file"
@@ -63,8 +63,8 @@ class PartitionFromFile(Strict):
 class Merged(Strict):
     """``kind = "merged"``: both official parts together, each silo's share split by a ratio.
 
-    ``ratio`` is that of training and test records, with validation
-    records where it has three numbers.
+    ``ratio`` is that of training and test records, or with a third number, of validation records,
+    too.
     """
 
     kind: Literal["merged"] = "merged"
@@ -74,7 +74,7 @@ class Merged(Strict):
 class Apart(Strict):
     """``kind = "apart"``: official training records partitioned, official test records alike.
 
-    Each silo is tested on official test records in the proportions of its own classes.
+    Each silo is tested on official test records in proportion to its own classes.
     """
 
     kind: Literal["apart"]
@@ -88,7 +88,7 @@ SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 
 def _data(value: Any) -> SourceTable:
     kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
-    # Without a kind it is a silo's file of arrays, as in a silo's configuration.
+    # The default kind is that of a silo's configuration.
     table = of_kind(value, kinds, "npz")
 
     # one table serves a silo's configuration too; there these split its records, here [split] and

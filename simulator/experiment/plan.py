@@ -29,7 +29,7 @@ class Population:
 class Run:
     """One method with one seed; ``label`` names it in folders, tables and curves.
 
-    ``job`` has the seed as well. Runs of one label differ in their seed alone.
+    ``job`` has the seed, too. Runs of one label differ only in the seed.
     """
 
     label: str

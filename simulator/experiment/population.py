@@ -31,7 +31,7 @@ from .silo_names import silo_names
 Counts = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
-# It keeps this digest apart from any other.
+# Domain separation: no other digest of ours begins like this.
 DOMAIN = b"staddle/population/1"
 MOST_NAMED = 10  # clients, in a note
 
@@ -39,13 +39,13 @@ MOST_NAMED = 10  # clients, in a note
 def populate(experiment: Experiment) -> Population:
     """Every silo's records; LocalError says what the file, the data or the partition lack.
 
-    It may take minutes. The data set's memory is rearranged, so no second copy is held.
+    It may take minutes. The records are rearranged in place, without a second copy.
     """
     file = experiment.file
     if not isinstance(file.data, Synthetic):
         return _populate(file, file.data)
     clients = list(map(str, range(file.data.silos)))
-    # Drawn silo by silo, so there is nothing to deal out.
+    # Synthetic records are drawn silo by silo, so there is nothing to deal out.
     drawn = _drawn(file.data, silo_names(clients, file.silos))
     classes, names = file.model.classes, file.model.class_names
     return Population(
@@ -72,7 +72,7 @@ def counts(population: Population) -> Counts:
 def _populate(file: ExperimentFile, source: DataTable) -> Population:
     if file.partition is None:
         raise LocalError(f"data of kind {source.kind!r} take a [partition]; add it")
-    # Read before anything is dealt out: a partition depends on labels and their number.
+    # A partition depends on the labels, so the data comes first.
     data = _load(file, source)
     if isinstance(file.partition, PartitionFromFile):
         dealt = from_file(file.partition, source, data)
@@ -86,11 +86,11 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
         del some[client]
     held = kept(some, file.partition.keep)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
-    # After clients were left out: groups of theirs do not matter any more.
+    # After clients were left out, whose groups do not matter.
     check_groups(silos, data.groups)
 
     labels = data.y.numpy()
-    # Before the records are cut, which rearranges them: its indices are those of the data set.
+    # Before ``cut`` rearranges the records, to which the partition's indices refer.
     partition = partition_file(silos, labels, source.title, dealt.seed, dealt.how)
     notes = _notes(empty, silos, len(some), len(data))
     records = cut(data, silos)
@@ -107,11 +107,11 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
 
 
 def _load(file: ExperimentFile, source: DataTable) -> Dataset:
-    # A missing file is named before the reading begins.
+    # Report missing files before reading begins.
     source.check_present()
     data = source.load(file.model)
     classes = file.model.classes
-    # A model has no output for such a label, and training would end in an error of torch.
+    # The model has no output for such a label: torch would fail in training.
     outside = data.y[(data.y < 0) | (data.y >= classes)]
     if len(outside):
         raise LocalError(
@@ -138,17 +138,17 @@ def _drawn(table: Synthetic, silos: Sequence[str]) -> dict[str, Records]:
 def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
     """The records of each silo, as views of the data set's memory, which is rearranged for it.
 
-    In the order of ``sides``, and in each silo train, validation, test. ``data``
-    must not be used afterwards.
+    In the order of ``sides``, each silo's records as train, validation, test. Do not use ``data``
+    afterwards.
     """
     pieces: list[Indices] = []
     for own in sides.values():
         pieces += (own.train, own.validation, own.test)
     order = np.concatenate(pieces)
-    # Records of no silo go to the end, where nobody looks.
+    # Records of no silo go to the end.
     rest = np.setdiff1d(np.arange(len(data)), order, assume_unique=True)
     x, y = data.x.contiguous(), data.y[torch.from_numpy(order)]
-    # In place: a second copy of the data set may not fit into memory.
+    # In place, since a second copy may not fit into memory.
     rearrange(x, np.concatenate([order, rest]))
 
     start = 0
@@ -164,7 +164,6 @@ def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
         train = following(len(own.train))
         validation = following(len(own.validation))
         test = following(len(own.test))
-        # Slices one after another: each silo's records lie together.
         records[silo] = Records(train, test, validation if len(validation) else None)
     return records
 
@@ -173,14 +172,13 @@ def rearrange(x: Tensor, order: NDArray[np.int64]) -> None:
     """Let row n be what row ``order[n]`` was, in place, along the cycles of the permutation.
 
     ``order`` is a permutation of the rows of ``x`` [N, ...], which must be contiguous.
-    One row is copied at a time.
     """
     rows, pending = x.numpy(), np.ones(len(order), dtype=bool)
     for start in range(len(order)):
-        # A row that was moved with an earlier cycle, or stays where it is.
+        # The row was moved with an earlier cycle, or stays where it is.
         if not pending[start] or order[start] == start:
             continue
-        # One row of a cycle is kept aside; all others move by one place.
+        # Keep one row of the cycle aside and move the others by one place.
         first, row = rows[start].copy(), start
         while (source := order[row]) != start:
             rows[row] = rows[source]
@@ -227,7 +225,7 @@ def _notes(
         if len(empty) > MOST_NAMED:
             named += " …"
         notes.append(f"clients of the partition without any record take no part: {named}")
-    # A partition may use a part of the data set alone.
+    # A partition may leave records out.
     rest = records - sum(len(own.all()) for own in silos.values())
     if rest:
         notes.append(f"{rest:,} of {records:,} records are given to no silo")

@@ -29,7 +29,7 @@ def runs(
     """
     chosen = chosen_methods(experiment, methods)
     if rounds is not None:
-        # Also over a method's own rounds: the command line has the last word.
+        # The command line also overrides a method's own rounds.
         chosen = [method.model_copy(update={"rounds": rounds}) for method in chosen]
     # A seed that is named twice runs once.
     wanted = tuple(dict.fromkeys(seeds)) or experiment.file.all_seeds
@@ -55,7 +55,7 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
 
     LocalError for one that the file does not have.
 
-    A name chooses all methods of that name. The result is in the file's order.
+    A name selects all methods of that name. The result is in the file's order.
     """
     methods = experiment.file.all_methods
     if not wanted:
@@ -73,7 +73,7 @@ def chosen_methods(experiment: Experiment, wanted: Sequence[str]) -> list[Chosen
     titles: set[str] = set()
     for name in wanted:
         if name not in named:
-            # Labels alone: they are what a person sees in folders and tables.
+            # Suggest labels, which people see in folders and tables.
             nearest = hint(name, labels)
             raise LocalError(
                 f"{experiment.path}: no method is labelled or named {name!r}; {nearest}"
@@ -107,9 +107,8 @@ def _declared(
     for silo, records in population.records.items():
         y = records.train.y
         counts[silo] = len(y)
-        # Of training records alone, as each silo of a federation would declare them.
+        # Training records only, as a silo of a federation declares them.
         histogram = torch.bincount(y, minlength=population.classes)
-        # By class, too, for methods that compare the silos' labels.
         by_class[silo] = tuple(histogram.tolist())
     declared: dict[str, object] = {"counts": counts}
     if class_counts and not security.class_counts:

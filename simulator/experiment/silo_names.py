@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...errors import LocalError
 
-# As in a roster, so that a simulation's silos could be a federation's.
+# As in a roster.
 LONGEST = 64
 DIGITS = 3  # of a number, at least: names then sort like numbers
 NUMBER = re.compile(r"[0-9]+")
@@ -35,7 +35,7 @@ def silo_names(clients: Sequence[str], chosen: Sequence[str] | None = None) -> t
 
 
 def _derived(clients: Sequence[str]) -> tuple[str, ...]:
-    # Only if all are, so that all names have one form.
+    # Only if all are numbers, so that all names look alike.
     are_numbers = all(map(NUMBER.fullmatch, clients))
     if are_numbers:
         digits = max(DIGITS, *map(len, clients))
@@ -60,7 +60,7 @@ def _derived(clients: Sequence[str]) -> tuple[str, ...]:
 
 
 def _name(client: str) -> str:
-    # Accents come off, and letters without a plain form are lost.
+    # Accents are removed; letters without an ASCII form are lost.
     letters = unicodedata.normalize("NFKD", client).encode("ascii", "ignore").decode().lower()
     return FOREIGN.sub("-", letters).strip("-")
 

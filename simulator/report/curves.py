@@ -24,7 +24,7 @@ Histories = Mapping[str, Mapping[int, Sequence[Measured]]]
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
 
-# As an axis says it.
+# Labels of the axis.
 MEANS: dict[Average, str] = {
     "macro": "macro: mean over silos",
     "micro": "micro: share of all silos' records",
@@ -39,7 +39,7 @@ FEW = 12  # points that all get a marker
 class Curve:
     """Mean, lowest and highest of the seeds, [R] each, over the rounds that every seed has.
 
-    ``low`` and ``high`` are equal to ``mean`` for one seed.
+    With one seed, all three are equal.
     """
 
     rounds: tuple[int, ...]
@@ -53,7 +53,7 @@ def curve(
 ) -> Curve:
     """The curve of one method; no rounds where a seed has none of this measure.
 
-    The seeds' own values are averaged round by round; ``mean`` is how silos are averaged.
+    Seeds are averaged round by round. ``mean`` says how silos are averaged.
     """
     by_seed = []
     for history in seeds.values():
@@ -64,7 +64,6 @@ def curve(
     rounds: tuple[int, ...] = ()
     if by_seed:
         rounds = tuple(sorted(set.intersection(*map(set, by_seed))))
-    # [seeds, rounds].
     rows = [[own[round_] for round_ in rounds] for own in by_seed]
     values = np.array(rows).reshape(len(by_seed), len(rounds))  # one of them may be zero
     return Curve(
@@ -80,7 +79,7 @@ def last(seeds: Mapping[int, Sequence[Measured]], measure: Measure) -> Numbers:
 
     Empty where a seed has none.
 
-    One value per silo and seed, in 0…1.
+    In 0…1, one per silo and seed.
     """
     looks = []
     for history in seeds.values():
@@ -102,7 +101,7 @@ def curves(
 
     LocalError where no method has any of the measures.
 
-    The same histories make the same bytes. ``mean`` is how the silos' accuracies are averaged.
+    The same histories give the same bytes. ``mean`` says how silos are averaged.
     """
     _check(histories, measures)
 
@@ -127,10 +126,10 @@ def curves(
             axes.set_xlabel("rounds of training")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             percent(axes, "y")
-        # The panels share their axes, so one of them sets the limits for all.
+        # The panels share their axes, so the first sets the limits of all.
         first = next(iter(panels))
         first.set_ylabel(f"accuracy ({MEANS[mean]})")
-        # A little beyond the last round, so that its marker is whole.
+        # A margin, so that the last marker is not cut off.
         first.set_xlim(0, 1.02 * longest)
         first.set_ylim(within([lowest, highest]))
         handles = [_handle(style) for style in styles.values()]
@@ -146,10 +145,8 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
 
     LocalError as for ``curves``.
 
-    Each silo counts once per seed.
     """
     _check(histories, measures)
-    # The same styles as in the other picture.
     styles, seeds = styles_of(list(histories)), _most_seeds(histories)
     drawn = _by_measure(histories, measures, last)
 
@@ -183,7 +180,7 @@ def spread(histories: Histories, measures: Sequence[Measure] = ALL) -> bytes:
 
 
 def _check(histories: Histories, measures: Sequence[Measure]) -> None:
-    # Of all runs together: a panel may stay empty for some method.
+    # One run with a measure is enough: a panel may lack some methods.
     found: set[Measure] = set()
     for seeds in histories.values():
         for history in seeds.values():
@@ -226,11 +223,11 @@ def _label_width(labels: Iterable[str]) -> float:
 
 
 def _line(axes: Axes, one: Curve, style: Style) -> None:
-    # Behind the line: from the lowest to the highest seed.
+    # The band from the lowest to the highest seed.
     axes.fill_between(one.rounds, one.low, one.high, color=style.colour, alpha=0.15, linewidth=0)
     line = _handle(style)
     line.set_data(one.rounds, one.mean)
-    # More markers than a dozen would hide the line.
+    # More markers would hide the line.
     line.set_markevery(max(1, len(one.rounds) // FEW))
     axes.add_line(line)
 

@@ -42,16 +42,13 @@ class Recorded:
 
     @property
     def product(self) -> Literal["delivered", "trained"]:
-        """The kind of model that the method's silos keep in the end.
-
-        "delivered" or "trained": see ``method.Method``.
-        """
+        """The kind of model that the method's silos keep in the end (``method.Method``)."""
         return method_class(self.method, str(self.folder)).product
 
     def model(self, silo: str) -> SiloState:
         """The model that a silo keeps.
 
-        LocalError where the run is not finished, or where the disk changed the file.
+        LocalError if the run is not finished, or the disk changed the file.
         """
         path = model_file(self.folder, silo)
         return state_from_bytes(_read(path), str(path))
@@ -59,10 +56,9 @@ class Recorded:
     def coordinator(self) -> Tensors:
         """The coordinator's state in the end; empty where the method has none.
 
-        By name, as the method's coordinator half returns them.
-        LocalError before the run is finished.
+        Tensors by name. LocalError before the run is finished.
         """
-        # A finished run without such a file is of a method that keeps no state there.
+        # No file after the end: the method has no such state.
         path = self.folder / COORDINATOR
         if self.finished and not path.exists():
             return {}
@@ -90,7 +86,7 @@ def _recorded(folder: Path) -> Recorded:
                 f"{folder / RUN}: is not what the checkpoint beside it was written for;"
                 f" {BEGIN_ANEW}"
             )
-        # The lines that a checkpoint vouches for must be there as they were written.
+        # The lines that a checkpoint covers must be unchanged.
         history_file.check(path, index.history)
         seconds = index.milliseconds / 1000
         if index.finished is not None:

@@ -69,12 +69,12 @@ class HeatMap:
 
     @property
     def pairs(self) -> bool:
-        """True where the columns are the silos, and not models."""
+        """True if the columns are silos, not models."""
         return bool(self.absent)
 
     @property
     def diverging(self) -> bool:
-        """True where the scale begins below zero."""
+        """True if the scale begins below zero."""
         return self.scale[0] < 0
 
 
@@ -86,7 +86,7 @@ def heat_map(
     None where its method compares no silos, or has not compared any yet. ``state`` returns the last
     state of a silo.
     """
-    # The method as the job configured it: options decide what it compares.
+    # Configured as in the job, since options decide what a method compares.
     method = configure(job.method_name, job.method_options, job.setting())
     match method:
         case PFedSim():
@@ -123,7 +123,7 @@ def _fedsimsup(job: Job, coordinator: CoordinatorState) -> HeatMap | None:
 def _fedaims(job: Job, method: FedAIMS, coordinator: CoordinatorState) -> HeatMap | None:
     compared = "updates" if method.options.similarity == "update" else "weights"
     similarity = coordinator["similarity"].numpy()
-    # 0 stands for a pair that was never compared, which is not the same as unlike.
+    # 0 stands for a pair that was never compared, not for one without similarity.
     cosines = np.where(similarity == 0, np.nan, similarity)
     title = "FedAIMS: whose backbones are similar"
     return _pairs(job, title, f"cosine of {compared}", "never in a round together", cosines)
@@ -145,7 +145,7 @@ def _ppfl(job: Job, state: Callable[[str], SiloState]) -> HeatMap:
 
 def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> HeatMap | None:
     """None where no pair has a number; a silo and itself have none."""
-    # Each silo is most like itself: on the scale that would hide all differences.
+    # A silo's similarity to itself would stretch the scale and hide all differences.
     itself = np.eye(len(values), dtype=bool)
     others = np.where(itself, np.nan, values)
     known = others[np.isfinite(others)]
@@ -172,7 +172,7 @@ def by_class(counts: Counts) -> list[int]:
 
     ``counts`` are records by silo and class [N, C].
 
-    "Purest": the largest share of its records in that class.
+    "Purest": with the largest share of its records in that class.
     """
     dominant, largest = counts.argmax(1), counts.max(1) / np.maximum(counts.sum(1), 1)
     return sorted(range(len(counts)), key=lambda silo: (dominant[silo], -largest[silo]))
@@ -184,13 +184,13 @@ def by_likeness(found: HeatMap) -> list[int]:
     Pairs: the leaves of their cluster tree, average linkage. Otherwise: by main model.
     """
     if not found.pairs:
-        # Silos that mix mostly the same model stand together.
+        # By main model, and its share.
         main, share = found.values.argmax(1), found.values.max(1)
         return sorted(range(len(main)), key=lambda silo: (main[silo], -share[silo]))
     # two silos without a number count as not alike
     similarity = np.nan_to_num(np.clip(found.values, *found.scale))
     distance = found.scale[1] - (similarity + similarity.T) / 2
-    # The form that scipy takes: the upper triangle, row by row.
+    # scipy takes the upper triangle, row by row.
     condensed = distance[np.triu_indices(len(distance), 1)]
     optimal = len(distance) <= MOST_OPTIMAL
     tree = linkage(condensed, "average", optimal_ordering=optimal)
@@ -203,7 +203,7 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
     The last panel needs ``counts``, the records by silo and class [N, C]. ``classes`` are the names
     of the classes; numbers stand in where there are none.
 
-    Cells without a number are grey. LocalError where ``counts`` are of another number of silos.
+    Cells without a number are grey. LocalError if ``counts`` has another number of silos.
     """
     n, columns = found.values.shape
     if counts is not None and len(counts) != n:
@@ -267,7 +267,7 @@ def _blocks(
     axes: Axes, found: HeatMap, dominant: NDArray[np.int64], classes: Sequence[str]
 ) -> None:
     """Lines between the silos of one class and the next, and names for classes with room."""
-    # Where the dominant class changes from one silo to the next.
+    # A border wherever the dominant class changes.
     borders = (np.flatnonzero(np.diff(dominant)) + 1).tolist()
     colour = "#666666" if found.diverging else "white"
     for border in borders:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Everything that some renderer takes for markup, also where plain Markdown would not.
+# Includes characters that only some renderers treat as markup.
 SPECIAL = "\\`*_{}[]<>#|$~"
 ESCAPES = str.maketrans({letter: f"\\{letter}" for letter in SPECIAL})
 
@@ -19,7 +19,7 @@ class MarkdownColumn:
 def escaped(text: str) -> str:
     """Foreign text that Markdown shows as it is; its line breaks become spaces.
 
-    Names of silos, labels and data sets come from files of others.
+    For names of silos, labels and data sets, which others choose.
     """
     return " ".join(text.split()).translate(ESCAPES)
 
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> str:
     """A table whose source is readable too; the cells are Markdown.
 
-    Columns are padded to one width. Every row has as many cells as there are columns.
+    Every row needs a cell per column.
     """
     titles = [column.title for column in columns]
     cells = zip(titles, *rows, strict=True)

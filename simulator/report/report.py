@@ -38,13 +38,13 @@ def write_report(
     The same runs make the same bytes. ``labels`` come first, in their order. LocalError where no
     run is finished, or where the runs cannot be compared.
     """
-    # All finished runs of the folder, also those of earlier commands.
+    # Includes runs of earlier commands.
     groups = _groups(load_runs(out), labels)
     if not groups:
         raise LocalError(
             f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
         )
-    # Before anything is drawn: accuracies on different records do not compare.
+    # Before anything is drawn: accuracies on different records cannot be compared.
     check_comparable(groups, population)
     partition = _partition(out, population)
     pictures = _pictures(out, groups, population)
@@ -68,7 +68,7 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
     histories = {}
     for label, runs in groups.items():
         histories[label] = {run.seed: run.history for run in runs}
-    # None for a picture that cannot be drawn, which is left out at the end.
+    # None for pictures that cannot be drawn; they are left out at the end.
     pictures: dict[Link, bytes | None] = {
         _link(CURVES, "Accuracy over rounds"): curves.curves(histories),
         _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(histories),
@@ -94,11 +94,11 @@ def _link(name: str, caption: str, shown: bool = True) -> Link:
 
 def _groups(runs: Sequence[Recorded], labels: Sequence[str]) -> dict[str, list[Recorded]]:
     """The finished runs by label; ``labels`` come first."""
-    # A run that is under way would be compared with finished ones.
+    # Unfinished runs do not compare with finished ones.
     groups: dict[str, list[Recorded]] = defaultdict(list)
     for run in filter(attrgetter("finished"), runs):
         groups[run.label].append(run)
-    # The file's labels first, in its order, then those of other commands.
+    # First ``labels`` in their order, then all others.
     order = dict.fromkeys([*labels, *groups])
     return {label: groups[label] for label in order if label in groups}
 
@@ -129,7 +129,7 @@ def _drawn(population: Population) -> bytes | None:
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:
-    # Not as in a federation: a simulation's draws follow from its seed.
+    # Not federated: a simulation's draws follow from its seed.
     job = Job.from_document(run.identity.job, str(run.folder), federated=False)
     found = heatmaps.heat_map(job, run.coordinator(), run.model)
     if found is None:

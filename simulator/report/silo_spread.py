@@ -38,8 +38,8 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
 
     A silo that never trained keeps what was delivered, whatever the method's product.
 
-    ``trained`` are the silos that were in a cohort. ``history`` must have
-    a look after the last round.
+    ``trained`` are the silos that were in a cohort. ``history`` must have an evaluation after the
+    last round.
     """
     last = {one.measure: one for one in history}
     delivered, own = last["all/aggregated"], last["all/trained"]
@@ -52,10 +52,7 @@ def kept(history: Sequence[Measured], product: Product, trained: Collection[str]
 
 
 def spectrum(measured: Measured) -> Spectrum:
-    """The spectrum of one measure of one run.
-
-    A tenth is rounded up.
-    """
+    """The spectrum of one measure of one run; tenths are rounded up."""
     ordered = np.sort(measured.accuracies)
     tenth = ceil(len(ordered) / 10)
     return Spectrum(
@@ -69,11 +66,8 @@ def spectrum(measured: Measured) -> Spectrum:
 
 
 def against(measured: Measured, other: Measured) -> Against:
-    """Silo by silo, on the same records: the number that is right decides.
-
-    Both are of the same silos.
-    """
+    """Silo by silo, on the same records: the number of correct records decides."""
     silos = list(measured.records)
-    # Right records and not accuracies: a difference of floats may miss a tie.
+    # Counts, not accuracies: rounding could hide a tie.
     gains = np.array([measured.correct[silo] - other.correct[silo] for silo in silos])
     return Against(int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum()))

@@ -54,7 +54,7 @@ class Style:
 def styles_of(labels: Sequence[str]) -> dict[str, Style]:
     """Styles by label, in the labels' order.
 
-    The n-th label has the n-th style, in every picture of an experiment.
+    The n-th label has the n-th style in all pictures of an experiment.
     """
     styles = {}
     for number, label in enumerate(labels):
@@ -75,7 +75,7 @@ def percent(axes: Axes, way: Literal["x", "y"]) -> None:
 def within(values: Sequence[float]) -> tuple[float, float]:
     """Limits around accuracies, with some air, and none beyond 0 and 1 than a marker takes.
 
-    At least two hundredths apart, so that equal values are not drawn as a line across the picture.
+    At least 0.02 apart, so that the axis has a range even for equal values.
     """
     low, high = min(values), max(values)
     air = max(0.04 * (high - low), 0.01)
@@ -86,11 +86,9 @@ def picture(width: float, height: float, draw: Callable[[Figure], None]) -> byte
     """PNG of what ``draw`` puts into a figure of so many inches.
 
     The same bytes for the same figure.
-
-    ``width`` and ``height`` in inches.
     """
     with mpl.rc_context():
-        # A person's own matplotlib settings must not change a picture.
+        # The user's matplotlib settings must not change a picture.
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         figure = Figure((width, height), dpi=DOTS_AN_INCH, layout="constrained")

@@ -42,8 +42,8 @@ Groups = Mapping[str, Sequence[Recorded]]  # runs by label, those of a label by 
 Looks = Mapping[str, Mapping[int, Measured]]  # one of each run, by label and seed
 
 SHOWN: tuple[Measure, ...] = (*ALL, "selected/before", "selected/after")
-# A comparison with training alone says what federation is worth to a silo.
-LOCAL = "local"  # the method by which each silo trains alone
+# Each silo trains alone: the comparison shows what a silo gains by federation.
+LOCAL = "local"
 NONE = "–"
 SPECTRUM = {
     "least": "worst silo",
@@ -70,7 +70,7 @@ def check_comparable(groups: Groups, population: Population | None = None) -> No
     The records must be those of the population, where there is one.
     """
     everyone = _all_runs(groups)
-    # Any run will do: all have to agree with it.
+    # Any run will do, since all have to agree with it.
     first = everyone[0]
     digest = first.identity.population
     if population is not None and population.digest != digest:
@@ -101,13 +101,10 @@ def _check_one_job(label: str, runs: Sequence[Recorded]) -> None:
 
 
 def experiment(groups: Groups, partition: PartitionFile | None) -> Rows:
-    """Names and values that hold for all runs.
-
-    Rows of names and values as plain text, not yet escaped.
-    """
+    """Rows of names and values that hold for all runs, as plain text, not yet escaped."""
     everyone = _all_runs(groups)
     first = everyone[0]
-    # Of all labels together: a label may lack some of them.
+    # Seeds of all labels: one label may lack some of them.
     seeds = {run.seed for run in everyone}
     made = {str(run.identity.made_with) for run in everyone}
 
@@ -143,7 +140,7 @@ def _partition_rows(partition: PartitionFile | None) -> Rows:
         ("partition", _listed({**how, "seed": partition.seed})),
     ]
     if isinstance(split, Mapping):
-        # A row of its own: the split decides what is tested on.
+        # In its own row, since the split decides what is tested on.
         rows.append(("split", _listed(split)))
     return rows
 
@@ -152,7 +149,7 @@ def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
     """How many records the silos have on each side that any of them has."""
     rows = []
     for side, attribute in SIDES.items():
-        # A silo without such a side has None.
+        # None: the silo has no such side.
         counts = [getattr(silo, attribute) or 0 for silo in silos]
         if not any(counts):
             continue
@@ -165,14 +162,14 @@ def _record_rows(silos: Sequence[SiloRecords]) -> Rows:
 def methods(groups: Groups) -> list[tuple[str, str]]:
     """By label, the method and the settings that are its own.
 
-    As plain text, not yet escaped.
+    Plain text, not yet escaped.
     """
     shared = _shared_settings(groups)
     rows = []
     for label, runs in groups.items():
         first = runs[0]
         method = first.identity.job["method"]
-        # All options, defaults among them: a release may change a default.
+        # All options, since a later release may change a default.
         options = _listed(method["options"]) or "no options"
         text = f"{method['name']} version {method['version']}; {options}"
         text += f"; a silo keeps {KEEPS[first.product]}"
@@ -190,9 +187,7 @@ def methods(groups: Groups) -> list[tuple[str, str]]:
 def drawn(run: Recorded) -> frozenset[str]:
     """The silos that were in the cohort of any round, a census included.
 
-    ``Simulation`` calls these the trained silos.
-
-    It follows from the job.
+    ``Simulation`` calls these the trained silos. The job determines them.
     """
     found: set[str] = set()
     for cohort in _job(run).cohorts():
@@ -239,7 +234,7 @@ def _shared_settings(groups: Groups) -> dict[str, str]:
     """The settings that all labels have alike, in the order of the first."""
     shared, *others = map(_settings, _first_of_each(groups))
     for own in others:
-        # Also a key that only one of them has.
+        # Includes keys that only the first has.
         different = shared.items() - own.items()
         for key, _ in different:
             del shared[key]
@@ -271,7 +266,7 @@ def _text(value: Any) -> str:
 class Link:
     """A picture's path, relative to the summary's folder; only a ``shown`` one is embedded.
 
-    ``path`` has forward slashes on every system.
+    ``path`` has forward slashes, also on Windows.
     """
 
     path: PurePosixPath
@@ -279,10 +274,7 @@ class Link:
     shown: bool = True
 
     def to_markdown(self) -> str:
-        """The Markdown link, without the mark that embeds a picture.
-
-        With a line break at its end.
-        """
+        """The Markdown link and a line break, without the mark that embeds a picture."""
         return f"[{escaped(self.caption)}]({quote(str(self.path))})\n"
 
 
@@ -291,10 +283,9 @@ def summary(
 ) -> str:
     """The summary of finished runs by label; ``check_comparable`` must accept them.
 
-    Markdown that reads as plain text, too. ``partition`` None leaves
-    out how records were dealt out.
+    It is Markdown. Without ``partition`` it does not say how records were dealt out.
     """
-    # All runs of a folder are of one experiment.
+    # All runs of a folder belong to one experiment.
     title = next(iter(groups.values()))[0].identity.job["name"]
     sections = (
         _experiment(groups, partition),
@@ -337,7 +328,6 @@ def _silos(groups: Groups) -> str:
         "\n### The model that each silo keeps\n\nThe list of methods above says which model a silo"
         " keeps; a silo that was in no cohort keeps the one delivered last.\n\n"
     )
-    # What a silo has in the end counts most, so this table comes first.
     text += _by_silo(_by_seed(groups, _kept), alone)
     for measure in ALL:
         text += f"\n### {TITLES[measure].capitalize()} ({measure})\n\n"
@@ -347,7 +337,7 @@ def _silos(groups: Groups) -> str:
 
 def _trains_alone(groups: Groups) -> str | None:
     """The label that the others are compared with: each silo trains alone."""
-    # With one method there is nothing to compare it with.
+    # A single method cannot be compared.
     if len(groups) == 1:
         return None
     for run in _first_of_each(groups):
@@ -370,10 +360,10 @@ def _by_silo(looks: Looks, alone: str | None) -> str:
         titles += DUELS
     rows = []
     for label, seeds in looks.items():
-        # By column: each number is averaged over the seeds.
+        # Columns of numbers, each to be averaged over the seeds.
         numbers = zip(*map(_numbers, seeds.values()), strict=True)
         row = [_percent(spread(column)) for column in numbers]
-        # Against itself every silo is equal.
+        # No comparison with itself.
         if alone == label:
             row += [NONE] * len(DUELS)
         elif alone is not None:
@@ -396,7 +386,7 @@ def _method_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> list[str]:
     """Better, equal and worse, the mean over the seeds that both have."""
-    # Seed by seed: under another seed a silo starts from another model.
+    # Compare within a seed: with another seed, silos start from another model.
     both = seeds.keys() & others.keys()
     if not both:
         return [NONE] * len(DUELS)
@@ -406,7 +396,7 @@ def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> lis
         duel = against(seeds[seed], others[seed])
         duels.append(astuple(duel))
     means = map(fmean, zip(*duels, strict=True))
-    # Means of whole numbers: one seed gives whole numbers again.
+    # With one seed, these are whole numbers.
     return [f"{mean:.1f}".removesuffix(".0") for mean in means]
 
 
@@ -414,7 +404,7 @@ def _accuracy(groups: Groups) -> str:
     found = {}
     for label, runs in groups.items():
         histories = map(attrgetter("history"), runs)
-        # Only scores that all seeds of a label have.
+        # Only scores that all seeds of a label have count.
         found[label] = over_seeds(list(map(scores, histories)))
     text = "## Every measure\n\nOn test records, in percent as above.\n"
     for choice in CHOICES:
@@ -426,7 +416,7 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
     """The accuracies of one choice of rounds: a column per measure that some method has."""
     measured = set().union(*found.values())
     candidates = [(measure, average, choice) for measure, average in product(SHOWN, AVERAGES)]
-    # In a fixed order, whatever was measured first.
+    # In a fixed order, not in that of the runs.
     columns = [named for named in candidates if named in measured]
     if not columns:
         return ""
@@ -447,7 +437,7 @@ def _cost(groups: Groups) -> str:
         # a run that no process has timed yet says nothing of the pace
         timed = list(filter(attrgetter("seconds"), runs))
         if timed:
-            # Rounds and seconds of the same runs.
+            # Rounds of the timed runs only, to match the seconds.
             seconds = sum(map(attrgetter("seconds"), timed))
             rounds = sum(map(attrgetter("rounds"), timed))
             pace = [f"{seconds / len(timed):,.1f}", _pace(rounds / seconds)]
@@ -466,7 +456,7 @@ def _pictures(pictures: Sequence[Link]) -> str:
         return ""
     shown, named = "## Pictures\n", ""
     for link in pictures:
-        # One picture per method; the others are a click away.
+        # All other pictures are only linked.
         if link.shown:
             shown += f"\n!{link.to_markdown()}"
         else:
@@ -495,12 +485,12 @@ def _several(groups: Groups) -> bool:
 
 
 def _kept(run: Recorded) -> Measured:
-    # Each silo with the model that it would use afterwards.
+    # Each silo with the model that it keeps.
     return kept(run.history, run.product, drawn(run))
 
 
 def _last(run: Recorded, measure: Measure) -> Measured:
-    # The last of each measure: a later entry takes the place of an earlier one.
+    # Later entries replace earlier ones.
     return {one.measure: one for one in run.history}[measure]
 
 

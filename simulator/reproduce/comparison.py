@@ -48,10 +48,8 @@ CSV = (
 class Ran:
     """The score of one method's finished runs.
 
-    ``over_silos`` is the deviation over silos, the mean of all seeds.
-
-    All of the finished runs of one label in one setting. ``drawn`` is
-    the number of silos in a round.
+    ``over_silos`` is the deviation over silos, the mean of all seeds. ``drawn`` is the number of
+    silos in a round.
     """
 
     score: Spread
@@ -65,7 +63,7 @@ class Ran:
 class Cell:
     """A published value and our score; ``ours`` is None where no run is finished.
 
-    ``label`` is None where our catalogue lacks the method.
+    ``label`` is None if our catalogue lacks the method.
     """
 
     column: PaperColumn
@@ -83,13 +81,13 @@ class Cell:
 
 
 def compared(table: PaperTable, recorded: Mapping[str, Sequence[Recorded]]) -> tuple[Cell, ...]:
-    """The cells, column by column, of each setting that has finished runs in ``recorded``.
+    """The cells, column by column, of each setting that has finished runs.
 
     ``recorded`` has the finished runs by name of setting.
     """
     cells: list[Cell] = []
     for index, column in enumerate(table.columns):
-        # A column that cannot be run here has nothing to stand next to.
+        # The column cannot be run here: nothing to compare.
         if column.setting is None:
             continue
         setting = column.setting.name
@@ -104,7 +102,7 @@ def _column_cells(
 ) -> Iterator[Cell]:
     """A cell per row that has a published value or finished runs in this column."""
     column = table.columns[index]
-    # Runs of one label differ in their seeds: they make one cell.
+    # Runs of one label differ only in their seeds and make one cell.
     by_label: dict[str, list[Recorded]] = defaultdict(list)
     for run in runs:
         by_label[run.label].append(run)
@@ -130,13 +128,13 @@ def _column_cells(
 def table_rows(cells: Sequence[Cell], *, over_silos: bool) -> list[list[str]]:
     """Rows of HEADINGS.
 
-    ``over_silos`` adds our deviation over silos, for tables that print such a one.
+    ``over_silos`` adds our deviation over silos, for tables that print one.
     """
     return [_table_row(cell, over_silos=over_silos) for cell in cells]
 
 
 def _table_row(cell: Cell, *, over_silos: bool) -> list[str]:
-    # A value that is missing is a dash, not a zero.
+    # A missing value is a dash, not a zero.
     ours, seeds, difference = NONE, NONE, NONE
     if cell.ours is not None:
         ours, seeds = _ours(cell.ours, over_silos=over_silos), str(cell.ours.score.seeds)
@@ -155,7 +153,7 @@ def _table_row(cell: Cell, *, over_silos: bool) -> list[str]:
 def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]) -> str:
     """The table, setting by setting; ``smaller`` lists what was less than in the paper.
 
-    Text of others is escaped. The warning on the scale comes first.
+    Titles from papers are escaped.
     """
     text = f"# {escaped(table.path)}\n\n{escaped(table.title)}.\n\n{escaped(table.citation)}\n\n"
     if smaller:
@@ -186,7 +184,7 @@ def _setting_section(cells: Sequence[Cell], *, over_silos: bool) -> str:
     headings = [Heading("method"), *numbers, Heading("our measure")]
     rows = []
     for cell in cells:
-        # The setting is the heading, so it is no column here.
+        # The first column, the setting, is the section's heading.
         _, title, *values = _table_row(cell, over_silos=over_silos)
         measure = " ".join(cell.row.score) if cell.ours else NONE
         rows.append([escaped(title), *values, measure])
@@ -196,7 +194,7 @@ def _setting_section(cells: Sequence[Cell], *, over_silos: bool) -> str:
 def to_csv(table: PaperTable, cells: Sequence[Cell]) -> str:
     """The same as CSV, accuracies in 0…1 with every digit.
 
-    Empty where there is no value. Rows end with a newline alone.
+    Missing values are empty. Lines end with LF.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV, lineterminator="\n")
@@ -207,7 +205,7 @@ def to_csv(table: PaperTable, cells: Sequence[Cell]) -> str:
 
 def _csv_row(table: PaperTable, cell: Cell) -> dict[str, object]:
     """The values by column of CSV; a column that is absent stays empty."""
-    # A paper may score rows of one table in different ways.
+    # Rows of one table may be scored in different ways.
     measure, average, choice = cell.row.score
     row: dict[str, object] = {
         "table": table.path,
@@ -237,10 +235,7 @@ def _csv_row(table: PaperTable, cell: Cell) -> dict[str, object]:
 
 
 def warning(smaller: Sequence[str]) -> str:
-    """The warning above every reproduction at a smaller scale.
-
-    ``smaller`` as ``experiments.reduced`` returns it; not empty.
-    """
+    """The warning above every reproduction at a smaller scale (``experiments.reduced``)."""
     return f"Reduced: {', '.join(smaller)}. These values do not compare with the published ones."
 
 
@@ -270,7 +265,7 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
         scored.append(run)
         values.append(score.value)
         measured = {(one.measure, one.rounds): one for one in history}
-        # In the very round in which the score was taken.
+        # From the same round as the score.
         over_silos.append(measured[measure, score.rounds].spread)
     if not scored:
         return None
@@ -291,8 +286,6 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
     """The measures, each reduced to the silos whose names begin with ``start``.
 
     A measure that had none of these silos is left out.
-
-    Accuracies are counted again over these silos.
     """
     if not start:
         return tuple(history)
@@ -306,10 +299,10 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
 
 
 def _published(value: PaperValue) -> str:
-    # Lost, or printed as what did not converge.
+    # The value is lost, or the method did not converge.
     if value.mean is None:
         return value.text or NONE
-    # With as many digits as the paper prints: more would claim more.
+    # With as many digits as the paper prints.
     return _percent(value.mean, value.deviation, value.digits)
 
 

@@ -31,7 +31,7 @@ LEAST_CLIENTS = LEAST_DRAWN + 1  # a silo is away then, in settings that draw so
 class Scale:
     """Clients and rounds instead of the paper's; None is the paper's.
 
-    A setting with no more clients than that keeps its own.
+    A setting with fewer clients than ``clients`` keeps them all.
     """
 
     clients: int | None = None
@@ -51,7 +51,7 @@ class RecordSource(Strict):
 def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSetting, ...]:
     """The settings of these names; all settings where no name is wanted.
 
-    LocalError for an unknown name, with the nearest known one.
+    LocalError for an unknown name suggests a known one.
     """
     known = {setting.name: setting for setting in table.settings}
     if not known:
@@ -74,7 +74,7 @@ def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
     names: dict[str, str] = {}
     for row in table.all_rows:
         for method in row.methods.values():
-            # A label may stand for one method in several rows.
+            # Rows with the same label have the same method.
             names[method.title] = method.name
 
     chosen = set(wanted or names)
@@ -83,7 +83,7 @@ def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
 
     # every reproduction has the methods that a reader compares with
     for label, name in names.items():
-        # By the method's name: their labels may differ from paper to paper.
+        # By name, since labels differ from paper to paper.
         if name in NEXT_TO_IT:
             chosen.add(label)
     return frozenset(chosen)
@@ -101,8 +101,8 @@ def experiment_of(
 
     LocalError where a method cannot work in it.
 
-    ``labels`` None takes all methods, empty ``seeds`` as many as the paper ran.
-    Nothing is read from the folder.
+    Without ``labels`` all methods run; without ``seeds``, as many as in the paper. The folder is
+    not read.
     """
     methods: dict[str, ChosenMethod] = {}
     for row in table.all_rows:
@@ -117,7 +117,7 @@ def experiment_of(
         methods[method.title] = method  # two rows may be of one method, scored in two ways
 
     origin = Path(table.paper) / setting.name
-    # Which seeds a paper used is not known; how many often is.
+    # Papers may say how many seeds they used, but not which.
     seeds_of_paper = range(1, (table.seeds or SEEDS) + 1)
     document = {
         "version": 1,
@@ -132,7 +132,7 @@ def experiment_of(
 def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
     """Where the records of a setting are, in a folder.
 
-    For a look at what is missing; nothing is read.
+    For finding what is missing; nothing is read.
     """
     # its rounds and models play no part: the data may be missing, which is why this is asked
     full = _scaled(setting, FULL)
@@ -170,7 +170,7 @@ def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
 
 def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
     document = dict(setting.document)
-    # A copy: the table is shared by all that ask for it.
+    # Copy it: all callers share the table.
     data = dict(document["data"])
     if data.get("kind") == "torchvision":  # whose sets lie in the folder side by side
         data = {"folder": ".", **data}
@@ -198,7 +198,7 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     fewer = scale.clients
     if fewer is None:
         return None
-    # A setting of as many or fewer clients is run whole.
+    # A setting with as many or fewer clients runs whole.
     published = _clients(setting)
     if published is not None and published <= fewer:
         return None
@@ -214,7 +214,7 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
 def _clients(setting: PaperSetting) -> int | None:
     """The clients at full scale; None where only the data or a file says how many."""
     document = setting.document
-    # Without one the records are synthetic, which the generator draws silo by silo.
+    # Without a partition, records are synthetic and have a number of silos themselves.
     partition = document.get("partition")
     if partition is None:
         silos_drawn = document["data"].get("silos", PUBLISHED_SILOS)
@@ -240,7 +240,7 @@ def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
 
     A file that is there is not opened: a damaged one shows only when it is read.
 
-    Nothing is downloaded: a person puts the official files there.
+    Nothing is downloaded: the user puts the official files there.
     """
     absent = []
     lacking = data.lacking()

@@ -3,21 +3,20 @@
 They stand in ``tables/<paper>.toml``::
 
     citation = "Author, Author, 'Title', venue, arXiv:…"
-    seeds = 5                             # that the paper ran; left out where it does not say
-    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]      # how Local and FedRep run
-                                                                       where no row has them
+    seeds = 5                             # that the paper ran; left out if it does not say
+    # how Local and FedRep run if no row has them
+    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]
 
     [common]                      # what settings have in common; a setting's own keys replace these
     rounds = 200
     participation = 0.1
 
-    [settings.cifar10-dir01]              # an experiment (simulator/experiment/experiment.py)
-                                          without name, seeds and
-    methods title = "CIFAR-10, Dir(0.1)"
-    without = ["fedrep"]                  # methods that do not run beside its others, since they
-                                          cannot work there
-    data = { kind = "torchvision", name = "CIFAR10" }      # paths start at the folder that a person
-                                                           names
+    # an experiment (simulator/experiment/experiment.py) without name, seeds and methods
+    [settings.cifar10-dir01]
+    title = "CIFAR-10, Dir(0.1)"
+    without = ["fedrep"]                  # methods of ``beside`` that cannot work there
+    # paths start at the folder that the user names
+    data = { kind = "torchvision", name = "CIFAR10" }
     partition = { kind = "dirichlet", silos = 100, alpha = 0.1 }
     model = { name = "lenet5", classes = 10 }
     training = { lr = 0.01 }
@@ -26,25 +25,25 @@ They stand in ``tables/<paper>.toml``::
     name = "table3"
     title = "Average model accuracy"
     unit = "percent"                      # or "share", of values such as .863
-    deviation = "seeds"                   # or "silos": of what the published ± is a deviation
-    score = { measure = "all/trained", average = "micro", choice = "last" }      # which of ours the
-        number is
-    columns = [{ setting = "cifar10-dir01" }]              # and name, title, silos where they
-                                                           differ; no setting
-    notes = ["[R] …"]                     #   where we cannot run it
+    deviation = "seeds"                   # or "silos": over which the published ± is a deviation
+    # which of our scores the number is
+    score = { measure = "all/trained", average = "micro", choice = "last" }
+    # also name, title, silos if they differ; no setting if we cannot run it
+    columns = [{ setting = "cifar10-dir01" }]
+    notes = ["[R] …"]
 
     [[tables.rows]]
     title = "pFedSim (Ours)"              # as printed
-    method = { name = "pfedsim", options = { rho = 0.5 } } # and label, training, model, rounds;
-        none where we lack it
-    score = { … }                         # where it is another than the table's
-    own = { cifar10-dir01 = { options = { rho = 0.3 } } }  # different in a setting; false: it does
-                                                           not run there
-    published = ["86.76 (0.84)"]          # a column each, as printed: mean, or mean and deviation;
-                                          "?": it is lost
+    # also label, training, model, rounds; no method if we lack it
+    method = { name = "pfedsim", options = { rho = 0.5 } }
+    score = { … }                         # if it differs from the table's
+    # what differs in a setting; false: the method does not run there
+    own = { cifar10-dir01 = { options = { rho = 0.3 } } }
+    # one text per column, as printed: mean, or mean and deviation; "?" if the value is lost
+    published = ["86.76 (0.84)"]
 
 Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our
-choice. A row that names a method which the catalog has not shows what was published, and no more.
+choice. A row whose method is not in the catalogue only shows what was published.
 """
 
 import re
@@ -73,7 +72,7 @@ from ..run.scores import Average, Choice, Named
 MARKS = ("[P] ", "[C] ", "[D] ", "[R] ")
 # a value that no copy of the paper has; one that the paper prints so, of what did not converge
 LOST, FAILED = "?", "-"
-# Both forms in which the papers print a deviation: in brackets, or after ±.
+# Papers print deviations in brackets, or after ±.
 PRINTED = re.compile(
     r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
 )
@@ -88,9 +87,9 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 class ScoreTable(Strict):
-    """Which of our numbers a paper's is.
+    """The score of ours that a published number corresponds to.
 
-    Papers differ in which models they test, how they average, and which round they choose.
+    Papers differ in the models that they test, how they average, and which round they choose.
     """
 
     measure: Measure
@@ -104,10 +103,7 @@ class ScoreTable(Strict):
 
 
 class OwnTable(Strict):
-    """What is different for a method in one setting.
-
-    Its keys replace those of the row's method, one by one.
-    """
+    """Changes to a method in one setting; its keys replace the method's one by one."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
@@ -116,7 +112,7 @@ class OwnTable(Strict):
 
     def of(self, method: ChosenMethod) -> ChosenMethod:
         """The method in this setting."""
-        # A copy: the row's method is used in other settings, too.
+        # A copy, since other settings use the row's method, too.
         changed: dict[str, Any] = {
             "options": method.options | self.options,
             "training": method.training | self.training,
@@ -162,7 +158,7 @@ class ColumnTable(Strict):
 class TableTable(Strict):
     """One table.
 
-    LocalError names the row whose values do not fit the columns.
+    An error names the row whose values do not fit the columns.
     """
 
     name: Name
@@ -221,7 +217,7 @@ class PaperFile(Strict):
     @pydantic.field_validator("beside")
     @classmethod
     def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
-        # Any other method belongs into a row of its own.
+        # Any other method belongs in its own row.
         names = {method.name for method in methods}
         others = sorted(names.difference(NEXT_TO_IT))
         if others:
@@ -311,10 +307,7 @@ class PaperTable:
 
     @property
     def settings(self) -> tuple[PaperSetting, ...]:
-        """The settings of its columns, each once.
-
-        In the order of the columns.
-        """
+        """The settings of its columns, each once, in the order of the columns."""
         return _settings(self.columns)
 
     @property
@@ -327,11 +320,11 @@ class PaperTable:
 def published() -> tuple[PaperTable, ...]:
     """All tables, paper by paper.
 
-    Read once per process. LocalError would be a mistake in a file of ours.
+    Read once per process. A LocalError would be a mistake in one of our files.
     """
     folder = resources.files(__package__) / "tables"
     tables: list[PaperTable] = []
-    # In a fixed order, whatever the file system lists first.
+    # By name, since file systems list files in different orders.
     for file in sorted(folder.iterdir(), key=attrgetter("name")):
         paper, _, kind = file.name.partition(".")
         if kind == "toml":
@@ -386,7 +379,7 @@ def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
     """By name, the methods of NEXT_TO_IT that the catalogue has, with the file's options."""
     defaults = [ChosenMethod(name=name) for name in NEXT_TO_IT]
     methods = {}
-    # The file's own come last, and so replace the defaults.
+    # The file's own come last and replace the defaults.
     for method in (*defaults, *file.beside):
         if method.name in METHODS:
             methods[method.name] = method
@@ -396,7 +389,7 @@ def _besides(file: PaperFile) -> dict[str, ChosenMethod]:
 def find(path: str) -> PaperTable:
     """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest.
 
-    Upper and lower case matter.
+    Case matters.
     """
     known = {table.path: table for table in published()}
     if path not in known:
@@ -436,7 +429,7 @@ def _settings(columns: Sequence[PaperColumn]) -> tuple[PaperSetting, ...]:
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
     name, title, setting = table.name or "", table.title or "", None
     if table.setting is not None:
-        # A slip of the pen would make a column that is never run, without a word.
+        # Otherwise a typo would silently make a column that never runs.
         if table.setting not in settings:
             known = ", ".join(settings)
             raise LocalError(
@@ -456,14 +449,14 @@ def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: st
 def _row(
     row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str
 ) -> PaperRow:
-    # Such a key would change nothing, and nobody would notice.
+    # Otherwise a typo would silently have no effect.
     unknown = row.own.keys() - settings.keys()
     if unknown:
         raise LocalError(
             f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the"
             " file"
         )
-    # Percent and shares become one scale, 0 to 1.
+    # Percent and shares are both converted to 0…1.
     values = tuple(_value(text, table.unit) for text in row.published)
     score = row.score or table.score
     return PaperRow(
@@ -477,7 +470,7 @@ def _row(
 def _row_methods(row: RowTable, table: TableTable) -> dict[str, ChosenMethod]:
     """The row's method by setting; empty where the catalogue does not have it."""
     methods: dict[str, ChosenMethod] = {}
-    # Its published values are shown all the same.
+    # Only its published values are shown.
     if row.method is None or row.method.name not in METHODS:
         return methods
 
@@ -499,7 +492,7 @@ def _value(text: str, unit: Unit) -> PaperValue:
     whole, hidden = SCALES[unit]
     mean = float(Decimal(printed["mean"]) / whole)
     deviation = None
-    # At most one of the two forms is there.
+    # At most one of the two groups matched.
     over = printed["std"] or printed["spread"]
     if over:
         deviation = float(Decimal(over) / whole)
@@ -537,7 +530,7 @@ def _beside(
 ) -> tuple[PaperRow, ...]:
     """A row without values per method that runs next to this table's; ``everyone``: all tables'."""
     settings = _settings(columns)
-    # The paper has no value for it.
+    # The paper has no values for these methods.
     nothing = (PaperValue(""),) * len(columns)
     found = []
     for name, method in besides.items():
@@ -548,7 +541,7 @@ def _beside(
                 continue
             # the options that the paper's other tables have: the tables share the runs
             elsewhere = _first_of(everyone, setting, name)
-            # Else the method with the file's options, or its defaults.
+            # Otherwise with the options of ``beside``, or the defaults.
             methods[setting.name] = elsewhere or method
         if methods:
             found.append(PaperRow(name, nothing, score, methods))

@@ -20,7 +20,7 @@ ModelT = TypeVar("ModelT", bound=Strict)
 def writing(path: Path, failure: str = "cannot write it") -> Iterator[None]:
     """UnwritableError, with the path and the reason, where the block raises OSError.
 
-    A command then stops: a run that cannot be kept must not go further.
+    The command then stops: a run that cannot be saved must not continue.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def writing(path: Path, failure: str = "cannot write it") -> Iterator[None]:
 def read_kept(path: Path) -> bytes:
     """The bytes of a file that a checkpoint needs; LocalError where it cannot be read.
 
-    The text says how to begin again.
+    The error says how to begin again.
     """
     try:
         return path.read_bytes()

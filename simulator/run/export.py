@@ -34,8 +34,8 @@ from .history import Measured
 from .manifest import SiloRecords
 
 ROUNDS, SILOS, MODELS, COORDINATOR = "rounds.csv", "silos.csv", "models", "coordinator.safetensors"
-# Those of a cohort are not of all silos, so they do not compare between rounds.
-LOOKS = ("all/", "validation/")  # measures of every silo
+# Measures of all silos; those of a cohort cannot be compared between rounds.
+LOOKS = ("all/", "validation/")
 
 
 def write(
@@ -47,12 +47,12 @@ def write(
 ) -> tuple[Path, ...]:
     """Write all into a run's folder, replacing files of the same name; returns the files.
 
-    Each file is durable when this returns. UnwritableError where the disk does not take one.
+    The files are durable when it returns. UnwritableError if the disk fails.
     """
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
-    # A method without such a state leaves no file.
+    # No file for a method without such a state.
     if coordinator:
-        # The format takes no tensors that share memory.
+        # safetensors does not accept tensors that share memory.
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
         axis = json.dumps([silo.name for silo in silos])
         files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: axis})
@@ -74,7 +74,7 @@ def write(
 def rounds_csv(history: Iterable[Measured]) -> str:
     """A line per measure, in the order in which they were taken.
 
-    ``spread`` is the deviation over the silos, of a population.
+    ``spread`` is the standard deviation over the silos (of a population).
     """
     columns = ("rounds", "measure", "silos", "records", "macro", "micro", "spread", "least", "most")
     return _csv(columns, map(_round_row, history))

@@ -37,15 +37,12 @@ from .manifest import RUN, RunManifest
 from .snapshot import INDEX, FinishedRun, Index, Snapshots
 
 HISTORY = "history.jsonl"
-# A dot at the front would hide the folder, and "/" would leave it.
+# No leading dot, which hides a folder, and no "/", which leaves it.
 FOLDER_NAME = re.compile(r"[^./\0][^/\0]*")
 
 
 def folder_of(out: Path, run: Run) -> Path:
-    """The path of a run's folder; LocalError for a label that cannot name a folder.
-
-    Nothing is made.
-    """
+    """The path of a run's folder; LocalError for a label that cannot name a folder."""
     if not FOLDER_NAME.fullmatch(run.label):
         raise LocalError(
             f"label {run.label!r} cannot name a folder; give one without / that begins with no dot"
@@ -68,7 +65,7 @@ def opened(
             path.mkdir(parents=True, exist_ok=True)
             # two processes at one run would each cut off what the other adds to the history
             stack.enter_context(locked(path))
-        # With the lock held: it may remove files and cut the history.
+        # Under the lock, since it may remove files and cut the history.
         folder = RunFolder(path, run, manifest.identity(run, population, schedule, device))
         stack.callback(folder.close)
         yield folder
@@ -77,8 +74,7 @@ def opened(
 class RunFolder:
     """A run on disk, between two of its rounds.
 
-    One process at a time has it. Between two calls the folder is whole: a kill loses at most what
-    came after the last checkpoint.
+    One process at a time has it. If it is killed, the run resumes from the last checkpoint.
     """
 
     def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
@@ -88,7 +84,7 @@ class RunFolder:
         there = _begin(path, here)
         _tidy(path)
 
-        # Bound to run.json by its digest: files of two runs must not be mixed.
+        # Bound to run.json by its digest, so that files of two runs cannot be mixed.
         self._checkpoint = Snapshots(path, sha256(there.to_bytes()).hexdigest())
         self.finished, kept = _how_far(path, self._checkpoint.index)
         # another device or release may round differently, and the results would not be the same
@@ -98,7 +94,7 @@ class RunFolder:
                 f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
                 " round differently; resume it as it was begun, choose another --out, or remove it"
             )
-        # What was measured after the checkpoint is cut off here, and measured again.
+        # Measures after the checkpoint are cut off, and taken again.
         self._history = HistoryFile(path / HISTORY, kept)
         self._measures = list(self._history.measures)
 
@@ -107,15 +103,12 @@ class RunFolder:
         found = self._checkpoint.load()
         if found is None:
             return None
-        # Sums depend on the order, so it has to be the job's.
+        # In job order, on which floating-point sums depend.
         return replace(found, states={silo: found.states[silo] for silo in self._run.job.silos})
 
     @property
     def history(self) -> tuple[Measured, ...]:
-        """The measures so far.
-
-        In the order in which they were taken, kept ones first.
-        """
+        """The measures so far, in the order in which they were taken."""
         return tuple(self._measures)
 
     def record(self, measures: Iterable[Measured]) -> None:
@@ -130,7 +123,7 @@ class RunFolder:
     def checkpoint(self, snapshot: Snapshot) -> None:
         """Let the run resume from here; the checkpoint is on the disk when this returns.
 
-        The history goes first: the checkpoint names its length and digest.
+        The history is synced first: the checkpoint has its length and digest.
         """
         self._checkpoint.write(snapshot, self._history.sync())
 
@@ -147,7 +140,7 @@ class RunFolder:
         """
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
-        # Results before the index that names them.
+        # The results come before the index that names them.
         made = export.write(self.path, self._identity.silos, self.history, models, coordinator)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
 
@@ -157,10 +150,7 @@ class RunFolder:
         return made
 
     def close(self) -> None:
-        """Write nothing more.
-
-        The lock is released by ``opened``.
-        """
+        """Close the history; ``opened`` releases the lock."""
         self._history.close()
 
 
@@ -172,7 +162,7 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
     there = None
     if (path / RUN).exists():
         there = manifest.read(path)
-        # Before anything is removed or cut off.
+        # Check it before anything is removed or cut off.
         manifest.check_same(path, there, here)
         # a run of another release that has no checkpoint yet begins anew
         if there == here or (path / INDEX).exists():
@@ -185,7 +175,7 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
 
 def _check_empty(path: Path) -> None:
     """LocalError where a new run's folder holds more than a process that died may have left."""
-    # A process that died at its first write leaves such a file.
+    # A process that died at its first write leaves a .tmp file.
     names = {one.name for one in path.iterdir() if not one.name.endswith(".tmp")}
 
     # --out may be a folder of something else, by mistake
@@ -214,6 +204,6 @@ def _how_far(path: Path, index: Index | None) -> tuple[bool, Prefix]:
 def _tidy(path: Path) -> None:
     """Remove files that a process left half written when it died."""
     with writing(path, "cannot tidy it"):
-        # Of all writes of this software: each begins under such a name.
+        # ``write_atomic`` writes to such a name first.
         for left in path.rglob(".*.tmp"):
             left.unlink()

@@ -41,7 +41,7 @@ Measure = Literal[
 class Measured:
     """One measure after so many rounds that train: right and all records, by silo in job order.
 
-    ``rounds`` counts those that train; a silo is in ``records`` with at least one record.
+    A silo is in ``records`` only with at least one record.
     """
 
     rounds: int
@@ -68,18 +68,12 @@ class Measured:
 
     @property
     def macro(self) -> float:
-        """The mean of the silos' accuracies: each silo counts the same.
-
-        In 0…1.
-        """
+        """The mean of the silos' accuracies, in 0…1: each silo counts the same."""
         return float(self.accuracies.mean())
 
     @property
     def micro(self) -> float:
-        """The share of all silos' records that are right: each record counts the same.
-
-        In 0…1.
-        """
+        """The share of all silos' records that are right, in 0…1: each record counts the same."""
         return sum(self.correct.values()) / sum(self.records.values())
 
     @property
@@ -91,7 +85,7 @@ class Measured:
 def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
     """The measures of the silos that trained in the last of these rounds.
 
-    ``rounds`` counts the last one. Both measures are on test records.
+    Both measures are on test records.
     """
     seen = {}
     for silo, report in reports.items():
@@ -125,7 +119,7 @@ def _pair(
     delivered: dict[str, int] = {}
     trained: dict[str, int] = {}
     for silo, one in seen.items():
-        # One number of records for both models: they are tested on the same.
+        # Both models are tested on the same records.
         records[silo], delivered[silo], trained[silo] = one.records, one.delivered, one.trained
     first, second = measures
     return Measured(rounds, first, delivered, records), Measured(rounds, second, trained, records)
@@ -134,14 +128,14 @@ def _pair(
 class Prefix(Strict):
     """The first bytes of a file, by their number and their SHA-256 in hex.
 
-    It says what of a growing file a checkpoint vouches for.
+    A checkpoint records the part of a growing file that it covers.
     """
 
     bytes: int
     sha256: str
 
 
-# Of a run before its first checkpoint.
+# The history of a run before its first checkpoint.
 NOTHING = Prefix(bytes=0, sha256=hashlib.sha256().hexdigest())
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -164,7 +158,7 @@ class HistoryFile:
     """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
-        # Before anything is cut off: lines that a checkpoint names are never removed.
+        # Check first: lines that a checkpoint covers are never cut off.
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
@@ -174,7 +168,7 @@ class HistoryFile:
         with writing(path):
             self._descriptor = os.open(path, flags, 0o644)
             try:
-                # Measures after the checkpoint are taken again, from the same state.
+                # Measures after the checkpoint will be taken again.
                 os.ftruncate(self._descriptor, self._size)
                 os.fsync(self._descriptor)
                 sync_directory(path.parent)
@@ -185,11 +179,11 @@ class HistoryFile:
     def append(self, measures: Iterable[Measured]) -> None:
         """Add lines; they reach the disk with the next ``sync``.
 
-        UnwritableError where the disk does not take them.
+        UnwritableError if the disk fails.
         """
         data = b"".join(to_line(measured) for measured in measures)
         with writing(self._path):
-            # At once or not at all: a line that was cut would be read as damaged.
+            # A single write: a partial one is an error.
             if data and os.write(self._descriptor, data) != len(data):
                 raise OSError("only a part was written")
         # not before the write: a line that the disk rejected is in no checkpoint
@@ -199,7 +193,7 @@ class HistoryFile:
     def sync(self) -> Prefix:
         """Make all lines durable; returns what a checkpoint says of them.
 
-        UnwritableError where the disk fails, or the file is not as long as it was written.
+        UnwritableError if the disk fails, or the file's length is not what was written.
         """
         with writing(self._path):
             # another process that wrote here would leave lines that the digest does not cover
@@ -216,7 +210,7 @@ class HistoryFile:
 def check(path: Path, kept: Prefix) -> None:
     """LocalError unless a history begins as ``kept`` describes.
 
-    The rest of the file is not looked at.
+    The rest of the file is not checked.
     """
     _checked(path, kept)
 
@@ -224,7 +218,7 @@ def check(path: Path, kept: Prefix) -> None:
 def read(path: Path, kept: Prefix | None = None) -> tuple[Measured, ...]:
     """The measures of a history that ``kept`` describes; without it, those of all whole lines.
 
-    LocalError where it does not begin so, or where a line is no measure.
+    LocalError if it does not begin so, or a line is not a measure.
     """
     data = read_kept(path) if kept is None else _checked(path, kept)
     return parse(data[: data.rfind(b"\n") + 1], str(path))
@@ -242,7 +236,7 @@ def to_line(measured: Measured) -> bytes:
 def parse(data: bytes, origin: str) -> tuple[Measured, ...]:
     """Whole lines, each checked; ``origin`` names them in errors.
 
-    LocalError names the first line that is no measure.
+    LocalError names the first invalid line.
     """
     return tuple(
         _measured(line, f"{origin}, line {number}")
@@ -271,7 +265,7 @@ def _measured(line: bytes, where: str) -> Measured:
 def _checked(path: Path, kept: Prefix) -> bytes:
     data = b""
     if kept.bytes:  # else the file may not be there yet
-        # Bytes after it belong to no checkpoint, and may be half a line.
+        # Bytes after it are in no checkpoint, and may end in half a line.
         data = read_kept(path)[: kept.bytes]
     found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     if kept != found:

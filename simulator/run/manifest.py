@@ -31,7 +31,7 @@ MOST_TOLD = 5  # differences that an error names
 class SiloRecords(Strict):
     """How many records of each side a silo has.
 
-    ``validation`` is None where the silo has no such side.
+    ``validation`` is None if the silo has no such side.
     """
 
     name: str
@@ -41,9 +41,9 @@ class SiloRecords(Strict):
 
 
 class MadeWith(Strict):
-    """What the bits of a run depend on, next to the run itself.
+    """Device and releases on which a run's exact bits depend.
 
-    A run is resumed only with the same: another release or device may round differently.
+    A run resumes only with the same ones, since others may round differently.
     """
 
     device: Device
@@ -58,7 +58,7 @@ class MadeWith(Strict):
 class RunManifest(Strict):
     """The content of run.json; ``population`` is the digest of the records and their partition.
 
-    ``job`` is the job's document, from which the job can be made again.
+    ``job`` is the job's document.
     """
 
     version: Literal[1] = 1
@@ -77,7 +77,7 @@ class RunManifest(Strict):
     def to_bytes(self) -> bytes:
         """Canonical JSON and a newline.
 
-        The same manifest gives the same bytes; a checkpoint names their digest.
+        A checkpoint has the digest of these bytes.
         """
         return canonical_json(self.model_dump()) + b"\n"
 
@@ -87,7 +87,7 @@ def identity(
 ) -> RunManifest:
     """The manifest of a run that begins with this release, and trains on ``device``.
 
-    Silos in job order.
+    Silos are in job order.
     """
     silos = [_counted(silo, population.records[silo]) for silo in run.job.silos]
     made_with = MadeWith(
@@ -138,10 +138,10 @@ def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
 def differences(there: RunManifest, here: RunManifest) -> list[str]:
     """The differences of two runs, releases aside: "training.lr is 0.1 there and 0.05 here".
 
-    Sentences for people, at most ``MOST_TOLD`` and how many more there are; empty for the same run.
+    At most ``MOST_TOLD`` of them, and how many more there are; empty for the same run.
     """
     found = list(_differences(_written(there), _written(here), ""))
-    # The numbers first: they say more to a person than a digest does.
+    # Numbers of records say more than the digest, so compare them first.
     if there.silos != here.silos:
         found.append("the silos have other numbers of records")
     elif there.population != here.population:
@@ -160,7 +160,7 @@ def differences(there: RunManifest, here: RunManifest) -> list[str]:
 
 def _written(one: RunManifest) -> dict[str, Any]:
     """The settings that a person wrote, without those that a job derives from them."""
-    # Label and look_every are a person's settings, too, and stand next to the job.
+    # Label and look_every are settings, too, but not part of the job.
     written = {**one.job, "label": one.label, "look_every": one.look_every}
     for key in DERIVED:
         written.pop(key, None)
@@ -170,7 +170,7 @@ def _written(one: RunManifest) -> dict[str, Any]:
 def _differences(there: Any, here: Any, where: str) -> Iterator[str]:
     match there, here:
         case Mapping(), Mapping():
-            # Keys of either, so that one that only one of them has is named, too.
+            # Keys of both, since one may lack some.
             for key in {**there, **here}:
                 yield from _differences(there.get(key), here.get(key), f"{where}.{key}".lstrip("."))
         case list(), list() if len(there) != len(here):

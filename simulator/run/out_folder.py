@@ -16,7 +16,7 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
 
     A process that begins later finds the lock in the folder of its run.
 
-    Nothing is written. ``runs`` are those of this command, at least one.
+    Nothing is written. ``runs`` must not be empty.
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is not a folder; choose another --out")
@@ -43,7 +43,7 @@ def _check_label(begun: Mapping[Path, RunManifest], here: RunManifest) -> None:
     """LocalError unless all seeds of this label are of one method."""
     for path, there in begun.items():
         if there.label == here.label:
-            # Compared as if it had the other's seed: nothing else may differ.
+            # Compare with the other's seed: nothing else may differ.
             manifest.check_same(path, there, here.with_seed(there.seed))
 
 

@@ -17,8 +17,7 @@ Doing = Literal["training", "looking"]
 class RunProgress(Protocol):
     """The reports of a runner; rounds are those that train.
 
-    Its methods are called between rounds and silos, in the process that runs
-    them; they must return soon.
+    The runner calls these methods between rounds and silos, so they must be fast.
     """
 
     def begin(self, run: Run, rounds: int) -> None:
@@ -55,10 +54,7 @@ class Unwatched:
 
 
 class Pace:
-    """The pace of this process's rounds; those of an earlier process do not count.
-
-    ``clock`` in seconds.
-    """
+    """The pace of this process's rounds; those of an earlier process do not count."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun, self._done, self._seconds = clock, clock(), 0, 0.0
@@ -70,7 +66,7 @@ class Pace:
 
     def rate(self) -> str:
         """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
-        # A clock may not have moved yet in the first round.
+        # The clock may be too coarse to have moved in the first round.
         if 0 in (self._done, self._seconds):
             return ""
         number, unit = self._done / self._seconds, "rounds/s"
@@ -87,9 +83,6 @@ class Pace:
 
 
 def span(seconds: float) -> str:
-    """Hours, minutes and seconds, such as ``1:02:03``.
-
-    Rounded to whole seconds; hours may have any number of digits.
-    """
+    """Hours, minutes and seconds, such as ``1:02:03``, rounded to whole seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -34,21 +34,20 @@ def complete(
     ``device`` is the engine's; ``events`` asks for TensorBoard's files. CancelledError where
     ``stop`` was set; the checkpoint then holds the rounds that were complete.
 
-    The folder is locked while it runs. LocalError where the folder is of
-    another run, or a method fails.
+    The folder is locked meanwhile. LocalError if it belongs to another run, or a method fails.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
         board = None
         if events:
             board = stack.enter_context(closing(Board(folder.path, folder.history)))
-        # Told all the same, so that a bar over several runs moves on.
+        # Report it, so that the bar of all runs advances.
         if folder.finished:
             watch.begin(run, run.job.rounds)
             return
 
         # an engine may take a GPU's memory, which a finished run has no need of
-        # A signal ends the training at once, and never a write.
+        # A signal may interrupt training, but never a write.
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
 
@@ -81,7 +80,7 @@ class _Rounds:
                 if self._is_due(whole):
                     self._folder.checkpoint(whole)
                     kept = whole.round
-            # After the loop, since a run that is resumed may lack only the end.
+            # Outside the loop: a resumed run may lack only this.
             self._finish()
         except CancelledError:
             # only complete rounds are kept; the one that was cut short is trained again
@@ -96,21 +95,21 @@ class _Rounds:
     def _is_due(self, whole: Snapshot) -> bool:
         """Whether a checkpoint is written after this round."""
         rounds = self._job.rounds_before(whole.round)
-        # Also after the last round: a run ends with a checkpoint.
+        # Always after the last round: ``finish`` needs that checkpoint.
         return rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length
 
     def _next(self) -> None:
         """A round and its measures; ``_finish`` takes the look after the last."""
         job, round_ = self._job, self._simulation.round
-        # They differ by one unless the round trains nothing that counts.
+        # Equal for a round that does not count as training, such as a census.
         before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
-        # Silos that train in this round, a part of all.
+        # Only the cohort trains.
         self._watch.work("training", len(job.cohort(round_)))
         reports = self._simulation.step(self._watch.silo).reports
         if rounds == before:
             return  # a census, or what tunes after the last round
         measured = of_round(rounds, reports)
-        # The look after the last round is taken by ``_finish``, after what tunes.
+        # After the last round, ``_finish`` evaluates, once tuning is done.
         if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
             measured += self._look()
 

@@ -41,7 +41,7 @@ Named: TypeAlias = tuple[Measure, Average, Choice]
 class Score:
     """An accuracy in 0…1, and after how many rounds.
 
-    ``rounds`` counts those that train.
+    ``rounds`` counts rounds that train.
     """
 
     rounds: int
@@ -50,10 +50,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean of several seeds' scores, and their standard deviation of a sample (None for one).
-
-    ``seeds`` is how many there are.
-    """
+    """Mean of ``seeds`` scores, and their standard deviation (of a sample; None for one)."""
 
     seeds: int
     mean: float
@@ -63,7 +60,7 @@ class Spread:
 def scores(history: Iterable[Measured]) -> dict[Named, Score]:
     """All scores of a run, measure by measure.
 
-    By measure, average and choice. Nothing is in it that was never measured.
+    Measures that were never taken are left out.
     """
     # every measure has an entry, in the order of the tables, so that all runs list them alike
     looks: dict[Measure, dict[int, Measured]] = {measure: {} for measure in get_args(Measure)}
@@ -71,7 +68,7 @@ def scores(history: Iterable[Measured]) -> dict[Named, Score]:
         looks[one.measure][one.rounds] = one
 
     found: dict[Named, Score] = {}
-    # Each average chooses its own best round.
+    # Each average has its own best round.
     for measure, average in product(looks, AVERAGES):
         values = _values(looks[measure], average)
         for choice, rounds in _chosen(looks, measure, average).items():
@@ -105,12 +102,12 @@ def _chosen(
 def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
     """One method's scores over its seeds, as far as all of them have a score.
 
-    Each of ``runs`` is what ``scores`` returns for one seed. Empty for no runs.
+    Each of ``runs`` has the ``scores`` of one seed. Empty without runs.
     """
     if not runs:
         return {}
     first, *others = runs
-    # A mean over some of the seeds would not be the same experiment.
+    # A mean over only some of the seeds would not be comparable.
     common = set(first).intersection(*others)
     found = {}
     for named in filter(common.__contains__, first):
@@ -120,10 +117,7 @@ def over_seeds(runs: Sequence[Mapping[Named, Score]]) -> dict[Named, Spread]:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation of at least one value.
-
-    ValueError for no value at all.
-    """
+    """Mean and deviation of at least one value."""
     mean = fmean(values)
     seeds = len(values)
     if seeds == 1:

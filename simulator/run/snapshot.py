@@ -53,7 +53,7 @@ Source: TypeAlias = SiloState | Tensors
 class File(Strict):
     """A file of a checkpoint, and what in it counts; the rest was replaced since.
 
-    ``sha256`` is of the whole file, also of what no longer counts.
+    ``sha256`` is of the whole file, replaced entries included.
     """
 
     name: str
@@ -113,15 +113,14 @@ class _Written:
 class Snapshots:
     """The checkpoints of one run, one replacing the other; one process writes them.
 
-    An instance belongs to the process that holds the run's lock. Nothing that an
-    index names is changed in place.
+    The process must hold the run's lock. Files that an index names are never changed.
     """
 
     def __init__(self, folder: Path, run: str, clock: Callable[[], float] = monotonic) -> None:
         self._folder, self._path, self._run = folder / FOLDER, folder / INDEX, run
         self._clock, self._begun = clock, clock()
         self._index = read_index(folder)
-        # Time of earlier processes, up to the last checkpoint.
+        # Milliseconds of earlier processes, up to the last checkpoint.
         self._earlier = 0
         if self._index is not None:
             self._earlier = self._index.milliseconds
@@ -134,15 +133,12 @@ class Snapshots:
         self._written: dict[str, _Written] = {}
         with writing(self._folder, "cannot make it"):
             self._folder.mkdir(exist_ok=True)
-        # What a process wrote before it died is named by no index.
+        # Removes files of a process that died before its index was written.
         self._sweep()
 
     @property
     def index(self) -> Index | None:
-        """The index of the last checkpoint; None before the first.
-
-        As it is on the disk.
-        """
+        """The index of the last checkpoint, as on the disk; None before the first."""
         return self._index
 
     def load(self) -> Snapshot | None:
@@ -152,7 +148,7 @@ class Snapshots:
         """
         if self._index is None:
             return None
-        # Every byte is checked: a run resumes from what was written, or not at all.
+        # Checks every byte: a run resumes from exactly what was written, or not at all.
         for file in self._index.files:
             path = self._folder / file.name
             entries = unpack(_intact(path, file), str(path))
@@ -170,13 +166,13 @@ class Snapshots:
 
         A process that resumes the run with the same code finds it whole.
 
-        UnwritableError where the disk fails; the earlier checkpoint is whole then.
+        UnwritableError if the disk fails; the earlier checkpoint then stays valid.
         """
         # a checkpoint costs as much as the round changed: what an earlier file holds is not written
         # again
         sources = _sources(snapshot)
         placed = self._still_placed(sources)
-        # Copies until the index is replaced: a write that fails leaves this object as it was.
+        # Work on copies, so that a failed write leaves this object unchanged.
         written = dict(self._written)
         fresh = dict(sources)
         for key in placed:
@@ -210,7 +206,7 @@ class Snapshots:
                 files=tuple(_files(placed, written)),
             )
         )
-        # Only now, with the index on the disk.
+        # Only now, since the index is on the disk.
         self._placed, self._written = placed, written
         self._sweep()
 
@@ -230,10 +226,7 @@ class Snapshots:
         return {key: placed for key, placed in same.items() if in_use(placed)}
 
     def finish(self, finished: FinishedRun) -> None:
-        """Let the run be over.
-
-        The results are on the disk before.
-        """
+        """Mark the run as finished, once its results are on the disk."""
         if self._index is None:
             raise LocalError(
                 f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in"
@@ -251,7 +244,7 @@ class Snapshots:
 
     def _replace(self, index: Index) -> None:
         document = index.model_dump()
-        # Its own digest: a disk that changes one number would lead a run to another state.
+        # With a digest of its own: a changed number would resume another state.
         sealed = {"index": document, "sha256": hashlib.sha256(canonical_json(document)).hexdigest()}
         write_atomic(self._path, canonical_json(sealed) + b"\n")
         self._index = index
@@ -282,7 +275,7 @@ def read_index(folder: Path) -> Index | None:
 
     LocalError where it is not as it was written.
 
-    Files that it names are not looked at.
+    Files that it names are not checked.
     """
     path = folder / INDEX
     if not path.exists():
@@ -308,7 +301,7 @@ def _sources(snapshot: Snapshot) -> dict[Key, Source]:
     shelved = snapshot.shelved
     found: dict[Key, Source] = {}
     for silo, state in snapshot.states.items():
-        # Keys say what an entry is and whose, so that an index can list them.
+        # A key says what an entry is, and whose; the index lists keys.
         found["state", silo] = state
     found[("coordinator",)] = snapshot.coordinator
     for part, tensors in shelved.published.items():
@@ -361,7 +354,7 @@ def _entry(source: Source) -> TensorEntry:
 
 
 def _source(key: Key, entry: TensorEntry) -> Source:
-    # All other entries are tensors by name, in one room.
+    # All others have a single room of tensors by name.
     if key[0] != "state":
         return entry.rooms[ONE]
     rooms = dict(entry.rooms)
@@ -372,7 +365,7 @@ def _source(key: Key, entry: TensorEntry) -> Source:
 
 def _weights(entries: Mapping[Key, TensorEntry]) -> dict[Key, int]:
     """Bytes of each entry, at least 1."""
-    # At least 1: an entry without tensors keeps its file, too.
+    # At least 1, so that an entry without tensors keeps its file in use.
     return {key: max(entry.nbytes, 1) for key, entry in entries.items()}
 
 

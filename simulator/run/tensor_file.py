@@ -26,10 +26,7 @@ Key: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class TensorEntry:
-    """Tensors by room and name, and a text; a room may hold none.
-
-    ``rooms`` by name of the room, then by name of the tensor.
-    """
+    """Tensors by room and name, and a text; a room may be empty."""
 
     rooms: Mapping[str, Tensors]
     note: str = ""
@@ -49,13 +46,13 @@ _TABLE = msgspec.json.Decoder(list[tuple[Key, dict[str, dict[str, int]], str]])
 def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
     """One file of these entries; tensors may share memory, and lie on any device.
 
-    The bytes of a safetensors file. Values and types come back bit for bit.
+    It is a safetensors file. Values and dtypes are kept bit for bit.
     """
     tensors: dict[str, Tensor] = {}
 
     def number(tensor: Tensor) -> int:
         position = len(tensors)
-        # A copy of its own: the format takes no tensors that share memory.
+        # Cloned, since safetensors does not accept tensors that share memory.
         tensors[str(position)] = tensor.detach().cpu().clone().contiguous()
         return position
 

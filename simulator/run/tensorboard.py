@@ -22,7 +22,7 @@ ANEW = 0  # step from which on a TensorBoard that is open drops what it has read
 class Board:
     """The one writer of a run's events.
 
-    Events are for looking at; no result is read from them.
+    Events are for people; no result is read from them.
     """
 
     def __init__(self, folder: Path, history: Iterable[Measured]) -> None:
@@ -33,7 +33,7 @@ class Board:
             for old in events.glob("events.out.tfevents.*"):
                 old.unlink()
             self._writer = writer(str(events), purge_step=ANEW)
-        # From the history that is kept: events of a killed process may have gone further.
+        # Rewritten from the history: events of a killed process may go beyond it.
         self.add(history)
 
     def add(self, measures: Iterable[Measured]) -> None:
