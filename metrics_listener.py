@@ -1,6 +1,6 @@
 """The HTTP listener for metrics: one thread, however many connect and whatever they then do.
 
-A scraper sends one request and reads one answer. Whoever connects beside it, and sends nothing, or
+A scraper sends one request and reads one answer. Whoever else connects, and sends nothing, or
 slowly, or does not read, holds neither a thread nor a file descriptor for long: a connection has
 ``SECONDS`` in all, and of more than ``MOST_CONNECTIONS`` the oldest is closed.
 """

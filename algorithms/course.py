@@ -121,9 +121,10 @@ class Stage:
     parameters alone go into ``penalty``, where differentially private training can see them. Parts
     not trained run in evaluation mode.
 
-    ``reads`` are the parts that loss and penalty are handed beside those that the stage trains;
-    none named, all. In a private job a ``noiseless`` stage trains without noise and costs nothing:
-    what it trains must stay here, and what reads that must stay too, or the round is held back.
+    ``reads`` are the parts that loss and penalty receive in addition to those that the stage
+    trains; none named, all. In a private job a ``noiseless`` stage trains without noise and costs
+    nothing: what it trains must stay here, and what reads that must stay too, or the round is held
+    back.
 
     With ``coupled`` the loss of a record depends on the other records of its batch, or on their
     number; that of batch norm need not be said. A private job has no such stage.

@@ -26,7 +26,7 @@ A simulation on a GPU trains silos at once (algorithms/engines/vmap_training.py)
 if the file keeps to this: ``loss``, ``penalty``, ``predict`` and ``measure`` can run under
 ``torch.vmap``, and all that they take of one silo they take of what they are handed, such as the
 stage's ``context``; a ``loss`` treats each record by itself, or its stage says ``coupled``. A loss
-or penalty that is made anew for each silo is right too, but then silos train one by one
+or penalty that is built separately for each silo is right too, but then silos train one by one
 (algorithms/engines/grouping.py).
 """
 

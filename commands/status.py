@@ -1,4 +1,4 @@
-"""``staddle status``: what runs here, read from disk beside the daemon."""
+"""``staddle status``: what runs here, read from disk while the daemon runs or not."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

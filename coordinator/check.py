@@ -138,7 +138,7 @@ def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
             # Connections of a daemon that has just ended do not block the port.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(place)
-            listening.listen()  # what only bind()s beside a listener may pass on some systems
+            listening.listen()  # what only bind()s next to a listener may pass on some systems
     except OSError as error:
         # The running daemon of this folder may have the port.
         if error.errno == errno.EADDRINUSE and _runs(config.directory):

@@ -484,7 +484,7 @@ class Daemon:
     def tell(self, silos: Iterable[str] | None = None) -> None:
         """Wake the calls of these silos that wait, by default of all, and every watcher.
 
-        The next wait anew.
+        Later calls wait for the next change.
         """
         # Removed before it is set: later calls wait on a new event.
         for silo in list(self._changed_for) if silos is None else silos:
@@ -527,7 +527,7 @@ class Daemon:
     def start(
         self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]
     ) -> None:
-        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
+        """Run it alongside all else; ``done`` hears how it ended, unless it was cancelled."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)

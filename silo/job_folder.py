@@ -205,7 +205,7 @@ class JobFolder:
 
     def forget(self, round_: int) -> None:
         """Let the round be trained again from the state before it; nothing of it has left."""
-        remove(self._state(round_ + 1))  # first: an outbox counts beside its state alone
+        remove(self._state(round_ + 1))  # first: an outbox counts only next to its state
         remove(self._outbox(round_ + 1))
 
     def _confirmed(self) -> int:

@@ -1,4 +1,4 @@
-"""What stands in a silo's folder, read beside a running agent or without one.
+"""The contents of a silo's folder, read whether an agent runs or not.
 
 For the silo's own eyes.
 """

@@ -3,7 +3,7 @@
 It is aligned to what the silo's own extractor made of its records.
 
 Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learning", CVPR 2024,
-pages 11986-11995; read beside the authors' code, which the equations follow where the paper leaves
+pages 11986-11995; read next to the authors' code, which the equations follow where the paper leaves
 the exact form open.
 
 A model is a feature extractor θ below a classifier φ_i of the silo's own.

@@ -3,7 +3,7 @@
 Each silo's data determine the weights by which classifiers are mixed.
 
 Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier
-collaboration", ICLR 2023, arXiv:2306.11867, Algorithm 1; read beside the authors' code.
+collaboration", ICLR 2023, arXiv:2306.11867, Algorithm 1; read next to the authors' code.
 
 A model is a feature extractor θ below a classifier φ_i. Silo i has n_i records, n_ik of class k,
 p_ik = n_ik / n_i; f(x) are the d features of a record, c_k is the global prototype of class k.

@@ -34,7 +34,7 @@ Where this differs from the paper:
 Wire list: ``prototypes`` ([C, d] for C classes, zeros for a class without; Sum class by class,
 weighted by n_ij or 1) up and down in every round. No part of the model leaves. The coordinator sees
 the prototypes of all and how many records each class has (with equal weights, how many holders); in
-the clear also each silo's. A silo's model in the end is the one it trained last, beside the
+the clear also each silo's. A silo's model in the end is the one it trained last, next to the
 prototypes delivered last. A blind job's ``clip_exponent`` must hold the features, which may be
 above 8. No job of this method can be private: Eq. 3 sums features without noise.
 """

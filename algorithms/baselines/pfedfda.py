@@ -3,7 +3,7 @@
 It is interpolated between silo and federation.
 
 Mclaughlin, Su, "Personalized federated learning via feature distribution adaptation", NeurIPS 2024,
-arXiv:2411.00329, Algorithm 1; read beside the authors' code, which the equations follow where the
+arXiv:2411.00329, Algorithm 1; read next to the authors' code, which the equations follow where the
 paper leaves the exact form open. The mathematics of Eqs. 1, 3 and 5 are in
 algorithms/methods/common/gaussian_classifier.py.
 

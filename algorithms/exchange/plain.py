@@ -222,7 +222,7 @@ def _weighted_large(
 ) -> Tensor:
     """The weighted sum of one large tensor, region by region and block by block.
 
-    Each worker reads a region anew from each silo, so that it holds no more than one region of
+    Each worker reads one region at a time from each silo, so it holds no more than one region of
     mapped files in memory.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])

@@ -1,1 +1,1 @@
-"""The methods of the five papers, and the simple ones beside them."""
+"""The methods of the five papers, and the simple ones next to them."""

@@ -129,7 +129,7 @@ def sgd_step(
     """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
 
     ``rate`` [] on the parameters' device replaces the optimiser's own: a recorded CUDA graph reads
-    it anew in each replay.
+    it again in each replay.
     """
     # One call for all tensors: on a GPU the calls, not the arithmetic, take the time.
     moved, updates = list(parameters), list(gradients)

@@ -208,7 +208,7 @@ def _most(job: Job, phase: RoundPlan, releases: Sequence[Release]) -> int:
         return TIMES * size
 
     # A secure sum that a silo drops out of begins again, and each attempt sends all masked words
-    # anew; a padded upload begins anew after a restart.
+    # again; a padded upload starts again after a restart.
     silos, groups = len(job.silos), len(phase.groups[1])
     products = sum(4 * part.tensors[0].shape[0] * silos**2 * 2 for part in phase.shared)
     return TIMES_BLIND * (size + most_contributed(silos, groups, products))

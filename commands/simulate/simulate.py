@@ -202,7 +202,7 @@ def _each(
     faults: list[str] = []
     waiting = deque(chosen)
     while waiting:
-        with engines() as made:  # anew after a fault, which may have ended worker processes
+        with engines() as made:  # new ones after a fault, which may have ended worker processes
             while waiting:
                 run = waiting.popleft()
                 try:

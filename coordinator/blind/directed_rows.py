@@ -30,7 +30,7 @@ from ..rounds.selection import among
 from ..storage.store import JobStore, summed_words
 from .unmask import KeptSum, kept_sum
 
-# Bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB.
+# Bytes of what stands next to the words that wait for a silo: a manifest has less than 4 MiB.
 MOST_DOCUMENTS = 3 << 20
 
 

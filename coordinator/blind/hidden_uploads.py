@@ -8,7 +8,7 @@
                                                                     has ended
     rotated  the vectors of a Gram  -                               until the fold
 
-Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew
+Until it is signed, a newer version of a padded upload takes its place: a silo that was restarted
 begins one. The file of an upload is durable first, then its row (table ``hidden``), and only then
 does this module know of it.
 """
@@ -108,7 +108,7 @@ class HiddenUploadStore:
         here = self._here.get((round_, name, silo))
         if here is None:
             return True
-        # A silo that was started anew takes a new seed for what it has not signed (SECURITY.md 10).
+        # A silo that was restarted takes a new seed for what it has not signed (SECURITY.md 10).
         replaces = name in self.lines and here.version is None
         return replaces and here.context != context
 

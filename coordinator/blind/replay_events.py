@@ -20,9 +20,8 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
-        # Without words the length does not fit, so the machine refuses the header.
+        # It comes after its words; without them its length is wrong, and the machine refuses it.
         case s.SendHeader(header):
-            # The header comes on its own, after the words that it is of.
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
             return c.WordsUploaded(header, here.size, here.sha256)
         case Over(code):

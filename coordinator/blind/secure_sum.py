@@ -54,15 +54,15 @@ from .replay_events import Happened, event_of, taken, unneeded
 from .secure_sum_shell import Shell, SumSetting, nothing
 from .settled import SettledRound, settled
 
-NOTES = "notes"  # beside the machine's stages: an attempt has ended, and abandon notes are awaited
+NOTES = "notes"  # next to the machine's stages: an attempt has ended, and abandon notes are awaited
 UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
 
 
 class SecureSum:
     """All attempts at one round's secure sum; only the latest is active.
 
-    To be used from the event loop alone. What it does is durable before the
-    shell or a silo hears of it.
+    To be used from the event loop only. Each event is durable before the shell or a silo hears of
+    it.
     """
 
     def __init__(self, setting: SumSetting, shell: Shell, kept: Iterable[ReplayEntry] = ()) -> None:
@@ -175,8 +175,8 @@ class SecureSum:
     def give(self, silo: str, message: pb.SecureUpload) -> None:
         """Take a message from a silo; the steps run in order. RefusedError says why not.
 
-        The message is durable when it returns. An answer that was lost may be asked for again: the
-        same message is taken twice in silence.
+        The message is durable when this returns. A silo whose answer was lost may send the same
+        message again; the second one changes nothing.
         """
         # (1) It is of an attempt of this sum.
         number = self._attempt_of(silo, message.attempt.context)
@@ -265,9 +265,8 @@ class SecureSum:
     ) -> None:
         """Note that a silo's masked words, which were awaited, have arrived whole.
 
-        ``also`` is written in the same transaction.
-
-        They count once the silo's signed header has come, too.
+        ``also`` is written in the same transaction. The words count once the silo's signed header
+        has come, too.
         """
         entry = Spooled(silo, size, sha256)
         self._shell.keep(self.attempt, entry, also)
@@ -277,8 +276,7 @@ class SecureSum:
     def digests(self) -> dict[str, bytes]:
         """SHA-256 of the masked words of the last attempt, by silo.
 
-        Of the bytes that arrived; what lies on the disk is compared with
-        them when the sum is opened.
+        They are of the bytes that arrived; the files are compared with them when the sum is opened.
         """
         return {silo: entry.sha256 for silo, entry in self._spooled.items()}
 
@@ -289,7 +287,7 @@ class SecureSum:
     def drop(self, silo: str, code: str) -> None:
         """Let a silo, which cannot take part any more, drop out of the active attempt."""
         self._drop(silo, code)
-        # Where it was started anew, an attempt that has lost too many ends at once: else others
+        # Where it was restarted, an attempt that has lost too many ends at once: else others
         # that refuse or are away meanwhile would count against the attempts, which are limited.
         if code == Code.STOPPED:
             self._close_hopeless()

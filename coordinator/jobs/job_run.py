@@ -96,7 +96,7 @@ class DaemonCalls(Protocol):
     def start(
         self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]
     ) -> None:
-        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
+        """Run it alongside all else; ``done`` hears how it ended, unless it was cancelled."""
 
 
 class JobRun:
@@ -236,7 +236,7 @@ class JobRun:
         its files are named after the round. LocalError or DamagedError if the disk changed an
         upload.
         """
-        # Deliveries and folds are not in memory together: a round's parts are read anew after it.
+        # Deliveries and folds are not in memory together: a round's parts are read again after it.
         self.make_room()
         inputs = self.collector.inputs(round_, members)
         archive = inputs.archive

@@ -98,9 +98,9 @@ from .selection import among, with_codes, without
 MOST_ATTEMPTS = 30
 # Of them, those that failed for more than absent silos: what a silo refuses, it refuses again.
 MOST_REFUSED = 3
-# Other attempts: nearly all failed only because silos were started anew.
+# Other attempts: nearly all failed only because silos were restarted.
 MOST_RESTARTED = 100
-RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
+RESTARTED = "STOPPED"  # why a silo drops out whose process started again
 FINAL = (BUDGET, *GUILTY)  # why a silo is out of every attempt at a round
 AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
 
@@ -497,7 +497,7 @@ def _again(state: JobState, event: SumFailed) -> Step:
     others = set(state.failed.values()).difference(FINAL)
     away = bool(others) and others <= set(AWAY)
     restarted = others == {RESTARTED}
-    # Silos whose processes were started anew are back already: nobody is waited for.
+    # Silos whose processes were restarted are back already: nobody is waited for.
     if not restarted:
         state = replace(state, fruitless=state.fruitless + 1)
     # What a silo refuses, it refuses again; who was away may be back.

@@ -148,7 +148,7 @@ class SpooledUpload:
         RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor that has one.
         """
         for (part, name), (item, _) in self._places.items():
-            # Each region is mapped anew: no more than one is in memory.
+            # Each region is mapped on its own: no more than one is in memory.
             for start in range(0, item.spec.elements, REGION):
                 values = self.read(part, name).reshape(-1)[start : start + REGION]
                 if not all_finite(values):

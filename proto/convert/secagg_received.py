@@ -33,6 +33,7 @@ from ...security.secagg.evidence import Misdealing
 from ...security.secagg.messages import Abandon, SurvivorsShown
 from ...security.secagg.silo_events import (
     AbandonAsked,
+    Delivery,
     KeysReceived,
     NotesReceived,
     ResultReceived,
@@ -105,16 +106,7 @@ class SignedSpec:
     shown: tuple[SurvivorsShown, ...] = ()
 
 
-DeliveryBody: TypeAlias = (
-    SignedSpec
-    | KeysReceived
-    | SharesReceived
-    | SurvivorsReceived
-    | NotesReceived
-    | ResultReceived
-    | AbandonAsked
-    | Over
-)
+DeliveryBody: TypeAlias = SignedSpec | Delivery | Over
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ from .shape import (
 )
 
 BODIES = range(2, 11)  # fields of SecureUpload that are messages
-MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body beside its entries
+MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body besides its entries
 # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
 ENVELOPE = "MANIFEST"
 MOST_SESSION_BYTES = 64

@@ -1,7 +1,7 @@
 """``Mix`` by groups of a round's secure sum that one silo each opens: SECURITY.md rule 9.
 
 Such a group (``Group.reader`` is the silo) is one recipient's row: its counts are the integer
-weights of the row, and beside the masks of the sum each sender has a pad on its numbers that the
+weights of the row, and besides the masks of the sum each sender has a pad on its numbers that the
 recipient alone takes off. So what the coordinator opens stays hidden by the pads of all survivors;
 self masks, shares, signed survivors are those of the sum::
 

@@ -9,7 +9,7 @@ here broken and cut::
      "silo":"b"},"weight":1431655765},…]}
 
 Weights are the integers of ``algorithms.exchange.integer_weights``, that of the recipient's own
-part beside them.
+part next to them.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ class RowMemory(Strict):
         """Why one row more, of these shares, would show too much; empty if it would not.
 
         Of what no row had before there is enough, spread by itself as a whole row is, and it
-        carries at least half of what the others weigh: beside new uploads at next to nothing, old
+        carries at least half of what the others weigh: if new uploads weighed next to nothing, old
         ones would be an equation over few silos.
         """
         # Rows go forward only: each row that went back would be one more equation over old uploads

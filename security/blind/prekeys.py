@@ -43,7 +43,7 @@ class Prekey:
     signature: bytes
 
     def check(self, line: MixContext, version: Version, root: bytes, signers: Signers) -> None:
-        """RefusedError, for the silo, unless it signed this beside this upload.
+        """RefusedError, for the silo, unless it signed this prekey together with this upload.
 
         ``root`` is of the seed that it sealed.
 
@@ -94,7 +94,7 @@ class Word:
 def publish(
     line: MixContext, version: Version, root: bytes, generation: int, seed: bytes, sign: Sign
 ) -> Prekey:
-    """At the silo, beside an upload whose sealed seed has this root.
+    """At the silo, for an upload whose sealed seed has this root.
 
     ``seed``, the private half, is durable already.
     """

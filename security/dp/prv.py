@@ -46,7 +46,7 @@ class PrvLimits:
     """Limits on all questions together."""
 
     seconds: int = 30
-    memory: int = 3 * 1024**3  # bytes, beside the libraries
+    memory: int = 3 * 1024**3  # bytes, besides the libraries
 
 
 def opinion(
@@ -107,7 +107,7 @@ def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | Non
 
     A line that was cut short has too few digits for an answer.
     """
-    # -P: modules beside the program must not pass for libraries. With one thread, the limit on
+    # -P: modules next to the program must not pass for libraries. With one thread, the limit on
     # processor time is one on time.
     asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
     try:

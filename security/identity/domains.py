@@ -59,7 +59,7 @@ MIX_VERSION = b"staddle/mix/version/1"
 MIX_UPLOAD = b"staddle/mix/upload/1"
 # the coordinator over the weights and versions of one recipient's row
 MIX_ROW = b"staddle/mix/row/1"
-# a silo over the next prekey that others seal to, beside one upload
+# a silo over the next prekey that others seal to, sent with one upload
 MIX_PREKEY = b"staddle/mix/prekey/1"
 # HKDF: key under which the seed of an upload travels from one silo to another
 MIX_SEAL = b"staddle/mix/seal/1"

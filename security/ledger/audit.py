@@ -24,7 +24,7 @@ from .fast_decoder import checked, well_formed
 from .rules import Rules
 
 LEDGER = "ledger"  # the folder inside a silo's folder
-# the silo's folder, beside its keys and configuration, as examples and the demo call it
+# the silo's folder, next to its keys and configuration, as examples and the demo call it
 STATE = "state"
 
 
@@ -114,7 +114,7 @@ def verify(
 
     With ``key``, the silo's log key, the folder's checkpoint must be signed by it. ``witnessed``
     are checkpoints that other parties hold, by their names, and ``known`` leaf hashes by seq, such
-    as those in receipts: with them records that were cut off the end, or written anew, are found as
+    as those in receipts: with them records that were cut off the end, or rewritten, are found as
     well. LocalError for checkpoints without a key.
     """
     if witnessed and key is None:

@@ -1,5 +1,5 @@
-"""Do a silo's ledger and the coordinator's say the same? Read from both folders, beside whoever
-writes them.
+"""Do a silo's ledger and the coordinator's say the same? Both folders may be read
+while they are written.
 
 Uploads are joined by the place of their DIGEST record, deliveries by what they were. A *difference*
 is what no crash and no lost connection explains: one of the two was altered, or does not record. A
@@ -21,8 +21,8 @@ a refused head that is not of this ledger            difference  it was rolled b
 the coordinator's ledger lacks what a silo holds     difference  it signed that head
 a refused head that is of this ledger                gap         the proof was from another head
                                                                  than the one held
-received from a ledger under another log key         gap         the silo began anew, under a roster
-                                                                 with a new key
+received from a ledger under another log key         gap         the silo began a ledger, under a
+                                                                 roster with a new key
 received, and the silo has no receipt                gap         the connection broke before it came
 digested, and not received                           gap         refused, or the connection broke
                                                                  before END
@@ -324,7 +324,7 @@ def _not_of(
 
 
 def _altered(ours: SiloSide, matches: Matches, roster: Roster | None) -> Iterator[str]:
-    # The head is compared with the root at that place: records before it that were written anew
+    # The head is compared with the root at that place: records before it that were rewritten
     # show even where this one is as it was.
     for record, upload in matches.both:
         where = f"record {record.ledger_seq}"

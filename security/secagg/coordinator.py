@@ -48,6 +48,7 @@ from ..faults import Code, check
 from ..identity.domains import SECAGG_SPEC
 from ..identity.pairwise_keys import agree, pair_key, self_key
 from ..identity.signers import Sign, Signers
+from . import silo_events as s
 from .coordinator_events import (
     Ask,
     AttemptDeadline,
@@ -72,20 +73,6 @@ from .messages import Abandon, Header, Reveal, Sets, Survival, kinds_to_reveal, 
 from .receiving_keys import ReceivingKey, check_keys, deliver_keys
 from .shared_gram import OpenedGram
 from .shared_gram import opened as opened_gram
-from .silo_events import (
-    AbandonAsked,
-    KeysReceived,
-    NotesReceived,
-    ResultReceived,
-    SendAbandon,
-    SendComplaint,
-    SendKeys,
-    SendReveal,
-    SendShares,
-    SendSurvival,
-    SharesReceived,
-    SurvivorsReceived,
-)
 from .spec import RoundSpec, Terms, check_cohort, check_survivors
 
 Stage: TypeAlias = Literal[
@@ -174,24 +161,24 @@ def advance(state: CoordinatorState, event: Event) -> Step:
     """
     spec = state.spec
     match event:
-        case SendKeys(bundle, keys):
+        case s.SendKeys(bundle, keys):
             take = partial(_take_keys, state, bundle, keys)
             return _receive(state, "keys", bundle.silo, spec.cohort, take)
-        case SendShares(dealing, portions):
+        case s.SendShares(dealing, portions):
             take = partial(_take_shares, state, dealing, portions)
             return _receive(state, "shares", dealing.dealer, state.u1, take)
-        case SendComplaint(complaint):
+        case s.SendComplaint(complaint):
             return _complained(state, complaint)
         case WordsUploaded(header, length, sha256):
             take = partial(_take_words, state, header, length, sha256)
             return _receive(state, "masked", header.silo, state.u2, take)
-        case SendSurvival(survival):
+        case s.SendSurvival(survival):
             take = partial(_take_survival, state, survival)
             return _receive(state, "survivors", survival.silo, state.u3, take)
-        case SendReveal(reveal):
+        case s.SendReveal(reveal):
             take = partial(_take_reveal, state, reveal)
             return _receive(state, "reveal", reveal.silo, tuple(state.survivals), take)
-        case SendAbandon(note):
+        case s.SendAbandon(note):
             return _abandoned(state, note)
         # The first reason for which a silo failed stands: a timeout must not hide its fault.
         case SiloDropped(silo, code) if silo in spec.cohort and silo not in state.failed:
@@ -200,7 +187,7 @@ def advance(state: CoordinatorState, event: Event) -> Step:
         case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
         case SumPublished(sha256) if state.stage == "opening":
-            result = Tell(state.u3, ResultReceived(sha256, state.tags))
+            result = Tell(state.u3, s.ResultReceived(sha256, state.tags))
             return replace(state, stage="done"), (result,)
         case OpenFailed(why, spoiled) if state.stage == "opening":
             return _end(replace(state, spoiled=spoiled), Code.SUM, "", why)
@@ -274,7 +261,7 @@ def _take_survival(state: CoordinatorState, survival: Survival) -> Step:
     state = replace(state, survivals={**state.survivals, survival.silo: survival})
     if state.stage != "reveal":
         return state, ()
-    return state, (Tell((survival.silo,), NotesReceived(_enough(state))),)
+    return state, (Tell((survival.silo,), s.NotesReceived(_enough(state))),)
 
 
 def _take_reveal(state: CoordinatorState, reveal: Reveal) -> Step:
@@ -456,7 +443,7 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     def delivery(silo: str) -> Tell:
         others = [other for other in members if other != silo]
         keys = tuple(by_sender[other][silo] for other in others)
-        return Tell((silo,), KeysReceived(bundles, keys))
+        return Tell((silo,), s.KeysReceived(bundles, keys))
 
     deliveries: list[Effect] = [delivery(silo) for silo in members]
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
@@ -473,7 +460,7 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
 
     def delivery(silo: str) -> Tell:
         number = state.u1.index(silo)
-        return Tell((silo,), SharesReceived(tuple(dealt[number] for dealt in by_dealer)))
+        return Tell((silo,), s.SharesReceived(tuple(dealt[number] for dealt in by_dealer)))
 
     deliveries: list[Effect] = [delivery(silo) for silo in members]
 
@@ -492,12 +479,12 @@ def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     headers = tuple(state.headers[silo] for silo in members)
     h_u3 = set_digest(b"U3", state.ctx, [header.encoded(state.ctx) for header in headers])
     state = replace(state, stage="survivors", u3=members, h_u3=h_u3)
-    told = Tell(members, SurvivorsReceived(headers))
+    told = Tell(members, s.SurvivorsReceived(headers))
     return _opened_stage(state, (told, StartTimer("survivors")))
 
 
 def _close_survivors(state: CoordinatorState, members: tuple[str, ...]) -> Step:
-    notes = Tell(members, NotesReceived(_enough(state)))
+    notes = Tell(members, s.NotesReceived(_enough(state)))
     return replace(state, stage="reveal"), (notes, StartTimer("reveal"))
 
 
@@ -656,5 +643,5 @@ def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
     effects: list[Effect] = [Discard(silo) for silo in state.headers]
     effects.append(EndAttempt(code, blame, why))
     if state.told and not signed:
-        effects.append(Tell(state.u1, AbandonAsked()))
+        effects.append(Tell(state.u1, s.AbandonAsked()))
     return replace(state, stage="ended"), tuple(effects)

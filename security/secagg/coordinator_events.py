@@ -11,18 +11,13 @@ from ..arithmetic.masks import Term
 from ..faults import Code
 from .messages import Header
 from .silo_events import (
-    AbandonAsked,
-    KeysReceived,
-    NotesReceived,
-    ResultReceived,
+    Delivery,
     SendAbandon,
     SendComplaint,
     SendKeys,
     SendReveal,
     SendShares,
     SendSurvival,
-    SharesReceived,
-    SurvivorsReceived,
 )
 
 
@@ -110,14 +105,7 @@ class Tell:
     """Send a message to each of these silos."""
 
     silos: tuple[str, ...]
-    message: (
-        KeysReceived
-        | SharesReceived
-        | SurvivorsReceived
-        | NotesReceived
-        | ResultReceived
-        | AbandonAsked
-    )
+    message: Delivery
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ compares one part::
                for one not in U2
     survivors  the coordinator passes each survivor the shares that the others sealed to it, with
                the headers of U3
-    reveal     beside its shares of the masks a survivor gives its shares of all inner products over
-               U3
+    reveal     a survivor gives its shares of the masks, and of all inner products over U3
 
 So the silos whose vectors are compared are the survivors that t silos signed, a share is bound to
 the attempt by its key, and who is lost drops out of the comparison as out of the sum. From the keys

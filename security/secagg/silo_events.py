@@ -95,16 +95,16 @@ class AttemptStopped:
     code: Code = Code.STOPPED
 
 
-Event: TypeAlias = (
+# messages of the coordinator
+Delivery: TypeAlias = (
     KeysReceived
     | SharesReceived
-    | Streamed
     | SurvivorsReceived
     | NotesReceived
     | ResultReceived
     | AbandonAsked
-    | AttemptStopped
 )
+Event: TypeAlias = Delivery | Streamed | AttemptStopped
 
 
 # Effects.

@@ -11,7 +11,7 @@
     commit       once what came of the steps is durable in the job's folder
 
 A process that dies between any two of them leaves a reservation open, and that is spent for ever.
-What a round gave is in the outbox then, or the round is trained anew out of another reservation.
+What a round gave is in the outbox then, or the round is trained again out of another reservation.
 Where training was stopped in the middle, the steps that it had taken are spent.
 """
 

@@ -1,12 +1,12 @@
 """The privacy budget of this silo's data set, while its agent runs (security/dp/budget.py).
 
-``<directory>/privacy/<data set>/`` beside the silo's ledger, which has a ``privacy.head`` of it for
-each reservation. The agent opens it at its start, where the policy has a table for the data set:
-the head in the ledger says whether the folder was lost or an older copy of it put back, and others
-hold the head of the ledger (silo/egress/witness.py). What the policy lets be spent is set then,
+``<directory>/privacy/<data set>/`` stands next to the silo's ledger, which has a ``privacy.head``
+of it for each reservation. The agent opens it at its start, where the policy has a table for the
+data set: the head in the ledger says whether the folder was lost or an older copy of it put back,
+and others hold the head of the ledger (silo/egress/witness.py). The limit of the policy is set then,
 too; a policy that says something else is a record.
 
-What jobs have cost this silo's data sets, read beside a running agent or without one.
+``read`` reports what jobs have cost this silo's data sets, whether an agent runs or not.
 """
 
 import contextlib

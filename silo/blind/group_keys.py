@@ -14,7 +14,7 @@ with their digest (files/checked_file.py)::
                     silo/ingress/keyed_job.py, as prekeys.json
     group.ended     empty: the job has ended here, and the others are gone for good
 
-``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives
+``group.secret`` is durable before anything made of it leaves, so a process that restarts gives
 the very same; the prekeys are durable before the key is, and this before ``group.secret`` goes, so
 one of the two is there until the job ends. All go, durably, before the silo confirms the end. To
 erase is to remove the file: what the disk keeps of it is the disk's affair.

@@ -7,13 +7,12 @@ A padded upload, in order, each step durable before the next::
     begun     VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
     uploaded  the coordinator has all bytes, as its receipt says
     signed    our next prekey; the signed word on the upload, with the seed sealed to the job's
-              other silos, and the
-              prekey's public half beside it; VersionMemory: signed
+              other silos, and the prekey's public half; VersionMemory: signed
     given     the coordinator has the word
 
-A lost connection goes on with the same version, whose bytes are the same. A process that starts
-anew has lost the seed: it begins a new version, unless one was signed in this round, whose word it
-gives again as it was. A rotated upload is the same for the same vectors, and goes on after a
+After a lost connection the same version is resumed, with the same bytes. A process that restarts
+has lost the seed: it begins a new version, unless one was signed in this round, whose word it
+gives again as it was. A rotated upload is the same for the same vectors, and resumes after a
 restart too.
 """
 

@@ -2,7 +2,7 @@
 
 Its state machine is security/secagg/silo.py; here its effects are run, one after another, each
 once. An effect that met a lost connection is run again after the next greeting, by the same object:
-it lives as long as the process, and the secrets of an attempt with it. A process that starts anew
+it lives as long as the process, and the secrets of an attempt with it. A process that restarts
 is a dropout in the attempt that it was in (rule 18).
 
 The setup, steps 0 and 1, goes on while training does; the upload waits for the contributions, and
@@ -279,7 +279,7 @@ class BlindRound:
 
     async def _begin(self, attempt: Attempt, spec: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
-        # A process that begins anew has lost the secrets of its attempt, and must not answer in it
+        # A process that starts again has lost the secrets of its attempt, and must not answer in it
         # a second time (SECURITY.md rule 18).
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
         if self._state is None:

@@ -165,7 +165,7 @@ class Masking:
 
 
 class _Tagging:
-    """The linear tags of a masked upload, made anew each time that its chunks are made."""
+    """The linear tags of a masked upload, made again each time that its chunks are made."""
 
     def __init__(self, masking: Masking) -> None:
         self._masking = masking
@@ -229,7 +229,7 @@ def masked(
     tagging = _Tagging(masking)
     sealed, kept, releases = _dealt(items, values, masking)
 
-    # Made anew each time, so that an upload whose connection broke has the same bytes again.
+    # Made again each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
         words = (words.data.cast("B") for words in tagging.chunks(contributions))
         return recut(chain(words, map(memoryview, sealed)))
@@ -350,7 +350,7 @@ def padded(part: Part, values: Sequence[Tensor], padding: Padding) -> Outgoing:
     ctx = padding.version.context(padding.line)
     tag = b""
 
-    # Made anew each time, so that an upload whose connection broke has the same bytes again.
+    # Made again each time, so that an upload whose connection broke has the same bytes again.
     def pieces() -> Iterator[ChunkFrame]:
         # Set after the last chunk.
         nonlocal tag

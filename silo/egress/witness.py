@@ -1,6 +1,6 @@
 """Heads that this silo holds of others' ledgers, and others of its own (rules 29 and 30).
 
-Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody
+Whoever has the log key can cut records off the end of a ledger or rewrite them; not if somebody
 else holds a head that was signed before. So the silo stops, and nothing more leaves, where a head
 that it signed is not of this ledger:
 
@@ -90,7 +90,7 @@ class Witness:
         coordinator = self._roster.coordinator.id
         try:
             head = self._own(held)
-        # of a ledger that was begun anew under another key, or nobody's
+        # of a ledger that was started again under another key, or nobody's
         except ProofError as error:
             log.problem("head.ignored", holder=coordinator, why=str(error))
             head = None

@@ -13,7 +13,7 @@ Two files in the job's folder, 0600, with their digests (files/checked_file.py):
 
 A new generation is durable before its public half leaves; one that a process made and did not give,
 since it died, is never given. A directed mix takes the first one all the job through, and makes no
-others. Those that nothing is sealed to any more are erased: the file is written anew without them.
+others. Those that nothing is sealed to any more are erased: the file is rewritten without them.
 What the disk keeps of the one before is the disk's affair.
 """
 

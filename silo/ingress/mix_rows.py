@@ -155,7 +155,7 @@ class IncomingRows:
     ) -> list[int]:
         """The bytes of each row; RefusedError for impossible rows, before any is used.
 
-        ``prekeys`` are those of the other silos that come beside them.
+        ``prekeys`` are those of the other silos that come next to them.
         """
         self._words = words_from_wire(peer, prekeys)
         self._mixed = mixed = announced_rows(peer, messages, self._expected)

@@ -84,7 +84,7 @@ def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]
     """Copies of the values in wire order, which nobody else holds.
 
     LocalError for anything missing, unknown or other. Tensors of a subclass are rejected: they may
-    compute their values anew each time they are read.
+    compute their values again each time they are read.
     """
     values: dict[tuple[str, str], Tensor] = {}
     for part, own in tensors.items():

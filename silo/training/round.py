@@ -1,4 +1,4 @@
-"""What a round of an admitted job does at this silo beside the network: deliver, train, keep.
+"""A round of an admitted job at this silo, without the network: deliver, train, keep.
 
 Blocking, in the trainer.
 

@@ -128,10 +128,10 @@ class TrainingDevice:
         """
         if self._device == CPU or admitted.job.privacy is not None:
             return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
-        # read anew, a job may have other records
+        # a job that is read again may have other records
         if self._held is None or self._held[0] is not admitted:
             self._held = None  # first: it makes room
-            # anew: its memory is that of one job
+            # a new one: its memory is that of one job
             way = way_on(self._device, self._precision, graphs=self._graphs)
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]

@@ -256,7 +256,7 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
     values: list[float] = []
     over_silos: list[float] = []
 
-    # a column may be of some silos alone: measures are made anew from theirs
+    # a column may be of some silos alone: measures are made again from theirs
     for run in runs:
         history = within(run.history, column.silos)
         score = scores(history).get(row.score)

@@ -1,6 +1,6 @@
 """Errors of a run's files, with the path and what to do.
 
-A run's files are this software's own: the fix for a damaged one is a backup, or to begin anew.
+A run's files are this software's own: the fix for a damaged one is a backup, or to start again.
 """
 
 from collections.abc import Iterator

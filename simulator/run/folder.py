@@ -164,7 +164,7 @@ def _begin(path: Path, here: RunManifest) -> RunManifest:
         there = manifest.read(path)
         # Check it before anything is removed or cut off.
         manifest.check_same(path, there, here)
-        # a run of another release that has no checkpoint yet begins anew
+        # a run of another release that has no checkpoint yet starts again
         if there == here or (path / INDEX).exists():
             return there
     else:

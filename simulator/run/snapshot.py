@@ -10,7 +10,7 @@
 A file is written once, under a number of its own, before the index that names it first; the index
 is replaced as a whole; then goes what it no longer names. Only what changed since the last index is
 written: what a simulation keeps is replaced, never altered, so what is the same object is the same.
-A file of which more than half was replaced since is written anew without that, so the files hold at
+A file of which more than half was replaced since is rewritten without that, so the files hold at
 most twice what they must, and a checkpoint costs as much as the round changed.
 """
 
@@ -216,7 +216,7 @@ class Snapshots:
         # cost as much as writing them
         same = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
 
-        # a file that is less than half of use is written anew, so the files hold twice at most
+        # a file that is less than half of use is rewritten, so the files hold twice at most
         live = _live(same.values())
 
         def in_use(placed: _Placed) -> bool:

@@ -2,7 +2,7 @@
 
 Written where the extra ``staddle[tensorboard]`` is installed, with a tag per measure and average,
 such as ``all/trained/macro``, and the rounds as steps. A process that resumes a run writes its
-events anew from the history that is kept, and removes the old ones: what a killed process measured
+events again from the history that is kept, and removes the old ones: what a killed process measured
 after its last checkpoint is measured again, and would otherwise appear twice.
 """
 

@@ -244,7 +244,7 @@ def _check_files(table: Torchvision) -> None:
 
 
 def _files_of(folder: Path, first: str) -> Iterator[Path]:
-    """The files in the sub-folder ``first``, or those beside a file ``first`` of its suffix."""
+    """The files in the sub-folder ``first``, or those next to a file ``first`` of its suffix."""
     suffix = Path(first).suffix
     paths: Iterable[Path] = ()
     if (folder / first).is_dir():

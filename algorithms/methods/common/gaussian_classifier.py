@@ -72,7 +72,7 @@ def best_beta(
     halves = halves_of(y)
     if not bool((halves == 1).any()):
         return torch.zeros(2, dtype=torch.float64)
-    tried = [(beta, (beta,) if one else GRID) for beta in GRID]  # β_Σ, and the β_μ beside it
+    tried = [(beta, (beta,) if one else GRID) for beta in GRID]  # β_Σ, and the β_μ next to it
     total = torch.zeros(len(GRID), len(tried[0][1]), dtype=torch.float64)
     for half in (0, 1):
         own, rest = halves == half, halves == 1 - half
