@@ -3,7 +3,7 @@
 ``<directory>/privacy/<data set>/`` stands next to the silo's ledger, which has a ``privacy.head``
 of it for each reservation. The agent opens it at its start, where the policy has a table for the
 data set: the head in the ledger says whether the folder was lost or an older copy of it put back,
-and others hold the head of the ledger (silo/egress/witness.py). The limit of the policy is set then,
+and others hold the head of the ledger (silo/egress/witness.py). The policy's limit is set then,
 too; a policy that says something else is a record.
 
 ``read`` reports what jobs have cost this silo's data sets, whether an agent runs or not.
