@@ -23,8 +23,9 @@ SILOS = ("north", "east", "south", "west")
 # of greetings and offers; the reader of explained.py knows them
 ELSEWHERE = {"Hello", "Poll", "Answer", "Attest"}
 WINDOW = 16  # bytes of a tensor that are looked for
-LARGEST_CHI_SQUARE = 460  # of 256 values, 255 degrees of freedom: exceeded once in 10^13 uploads
-LIKELY = 8  # standard deviations of a correlation: exceeded once in 10^14 comparisons
+LARGEST_CHI_SQUARE = 500  # of 256 values, 255 degrees of freedom: exceeded once in 10^17 uploads
+LEAST_COUNTED = 2000  # bytes: the bytes of shorter ones are no chi-square
+LIKELY = 9  # standard deviations of a correlation: exceeded once in 10^18 comparisons
 
 
 class Kept(Quantised):
