@@ -12,7 +12,7 @@ Parts, each in a process of its own, since an error of CUDA ends the process tha
 - *convolutions*: convolutions.py;
 - *engines-NETWORK*: ``simulate.py engines``, each network with the method that it is for, and
   *many*: LeNet-5 with a hundred silos at once;
-- *profile*: which kernels a step of LeNet-5 launches, and what the host does in a round;
+- *profile-NETWORK*: which kernels a round launches, and what the host does in it;
 - *memory*: what the engine reckons silos take, and what they took.
 
 Parts before the timed ones run at once. What a part found is in FOLDER/PART.json, its output in
@@ -34,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -115,6 +116,10 @@ def gpu_tests(options: argparse.Namespace) -> list[Row]:
         "tests/algorithms/engines/test_vmap_engine.py",
     ]
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "gpu"]
+    # A GPU has room for several small tests; a machine of few cores has not.
+    processes = min(8, usable_cores() // 2)
+    if processes > 1 and find_spec("xdist"):
+        command += ["-n", str(processes)]
     lines: list[str] = []
     with (
         subprocess.Popen(  # noqa: S603 our own tests
@@ -305,18 +310,32 @@ def engines(options: argparse.Namespace, name: str) -> list[Row]:
     return rows
 
 
-def profiled(options: argparse.Namespace) -> list[Row]:
-    """A round of LeNet-5: its kernels, and the functions that the host spends time in."""
-    device = find(options.device)
-    silos, records = (4, 32) if options.small else (100, 512)
-    population = simulate.Population(silos, records, 100)
-    job = simulate.job_of("pfedsim", silos, 8, model="lenet5")
-    recorder = Graphs(str(device)) if device.type == "cuda" else None
-    engine = Stacked(job, population.records(), str(device), recorder=recorder)
-    simulation = Simulation(job, engine)
-    for _ in range(3):
-        simulation.step()
+def profiled(options: argparse.Namespace, name: str) -> list[Row]:
+    """A round of a network: its kernels, and the functions that the host spends time in."""
+    device, gpu = find(options.device), find(options.device).type == "cuda"
+    sizes = ENGINES[name] | ({"silos": 4, "records": 32} if options.small else {})
+    population = simulate.Population(sizes["silos"], sizes["records"], 100)
+    method = next(method for method, network in simulate.NETWORKS if network == name)
+    share = sizes.get("participation", 0.1)
+    job = simulate.job_of(method, population.silos, 8, model=name, participation=share)
+    rows: list[Row] = []
+    for precision in options.precision if gpu else PRECISIONS[:1]:
+        recorder = Graphs(str(device)) if gpu else None
+        records = population.records()
+        engine = Stacked(job, records, str(device), recorder=recorder, precision=precision)
+        simulation = Simulation(job, engine)
+        while simulation.round < job.length - job.rounds + 2:
+            simulation.step()
+        lines = [f"{precision}, a round's kernels", *kernels_of(simulation, device)]
+        lines += [f"{precision}, a round's Python", *python_of(simulation, device)]
+        engine.close()
+        tell("\n".join(lines))
+        rows += ({"what": line} for line in lines)
+    return rows
 
+
+def kernels_of(simulation: Simulation, device: torch.device) -> list[str]:
+    """A table of what a round launches, those that take longest first."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -324,21 +343,22 @@ def profiled(options: argparse.Namespace) -> list[Row]:
         simulation.step()
         synchronise(device)
     sort = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    rows: list[Row] = []
-    table = kernels.key_averages().table(sort_by=sort, row_limit=40, max_name_column_width=70)
-    rows += ({"what": line} for line in table.splitlines())
+    table = kernels.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=90)
+    return table.splitlines()
 
+
+def python_of(simulation: Simulation, device: torch.device) -> list[str]:
+    """A table of the functions that a round spends time in on the host."""
     host = cProfile.Profile()
     began = time.perf_counter()
     host.enable()
     simulation.step()
     synchronise(device)
     host.disable()
-    rows.append({"what": f"a round under cProfile: {time.perf_counter() - began:.4f} s"})
     text = io.StringIO()
-    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(35)
-    rows += ({"what": line} for line in text.getvalue().splitlines() if line.strip())
-    return rows
+    pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(25)
+    lines = [line for line in text.getvalue().splitlines() if line.strip()]
+    return [f"a round under cProfile: {time.perf_counter() - began:.4f} s", *lines]
 
 
 def synchronise(device: torch.device) -> None:
@@ -383,7 +403,10 @@ PARTS: dict[str, Part] = {
         f"smoke-{precision}": lambda options, precision=precision: smoke(options, precision)
         for precision in PRECISIONS
     },
-    "profile": profiled,
+    **{
+        f"profile-{name}": lambda options, name=name: profiled(options, name)
+        for name in dict.fromkeys(network for _, network in simulate.NETWORKS)
+    },
     **{f"engines-{name}": lambda options, name=name: engines(options, name) for name in ENGINES},
     "convolutions": convolution_forms,
     "memory": memory,
