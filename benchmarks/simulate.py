@@ -14,7 +14,7 @@ SGD; as many silos a round as one in ten. One run measures, on this machine's co
   that it takes.
 - *engines*: a round on a ``--device`` of silos stacked, convolutions grouped and unfolded, of silos
   one by one, and of the plain loop with the same network and the fastest way to keep records, in
-  turn, all in one ``--precision``; a GPU replays our steps, one by one those of models up to 32
+  turn, all in one ``--precision``; a GPU replays our steps, one by one those of models up to 64
   MiB. Records trained on a second, times the plain loop, what a GPU held at most or how far the
   process grew, and which share of the time the network's multiplications alone would take at the
   rate of a large product of matrices on the same device, in float32. On a CPU all have one thread.

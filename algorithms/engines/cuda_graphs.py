@@ -197,7 +197,7 @@ def _copy(there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
         one.copy_(other)
 
 
-SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
+SMALL_BYTES = 64 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(PlainStepper):

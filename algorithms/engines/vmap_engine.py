@@ -22,7 +22,7 @@ from ..job.job import Job
 from ..method import METRICS
 from ..models.build import input_shape
 from ..models.functional import mapped
-from ..numerics.devices import Precision, exact, room
+from ..numerics.devices import Precision, exact, on_host, room, stacked
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
 from ..training.silo_round import (
     Evaluation,
@@ -209,9 +209,7 @@ class Stacked:
         contexts = [own.context for own in stages.values()]
         context: dict[str, Tensor] = {}
         for name in stage.context:
-            # Stacked on the host, so that one copy goes to the device.
-            stacked = torch.stack([own[name] for own in contexts])
-            context[name] = stacked.to(silos.x.device)
+            context[name] = stacked([own[name] for own in contexts], silos.x.device)
         values = {part: silos.values[part] for part in modules}
         # The loss sees only the parts that the stage may read, as where silos train one by one.
         stack = replace(silos, modules=modules, values=values)
@@ -288,11 +286,11 @@ class Stacked:
         # Checked first: stacking tensors of other shapes would fail without naming the silo.
         for silo in group:
             _check_fit(silo, modules, states[silo])
-        # Stacked on the host first: each transfer to a GPU waits.
+        # Stacked on the host first: one transfer of all silos' values.
         held = [states[silo].parts for silo in group]
         values = {
             part: {
-                name: torch.stack([own[part][name] for own in held]).to(device)
+                name: stacked([own[part][name] for own in held], device)
                 for name in module.state_dict()
             }
             for part, module in modules.items()
@@ -439,7 +437,9 @@ def _changed(
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
     """Each silo's own values, on the host."""
     # Each tensor crosses to the host once, for all silos. The clones let go of the whole.
-    host = mapped(silos.values, Tensor.cpu)
+    host: dict[str, dict[str, Tensor]] = {}
+    for part, named in silos.values.items():
+        host[part] = dict(zip(named, on_host(named.values()), strict=True))
     for silo in range(silos.count):
         own = rows_of(host, slice(silo, silo + 1))
         yield mapped(own, lambda tensor: tensor[0].clone())

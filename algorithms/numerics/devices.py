@@ -1,7 +1,7 @@
 """Training device (CPU or one GPU) and numeric precision."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, Literal, TypeAlias
@@ -109,6 +109,33 @@ def _float32_in(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
     finally:
         for multiplier, own in zip(FLOAT32_MULTIPLIERS, before, strict=True):
             multiplier.fp32_precision = own
+
+
+def stacked(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors of the host [...] as one tensor [N, ...] on the device."""
+    if device.type != "cuda":
+        return torch.stack([*tensors]).to(device)
+    # A GPU reads page-locked memory by itself, and the host need not wait for it.
+    first = tensors[0]
+    host = torch.empty((len(tensors), *first.shape), dtype=first.dtype, pin_memory=True)
+    return torch.stack([*tensors], out=host).to(device, non_blocking=True)
+
+
+def on_host(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors on the host: themselves where they lie there, else copies."""
+    copies: list[Tensor] = []
+    gpus: set[torch.device] = set()
+    for tensor in tensors:
+        if tensor.device.type != "cuda":
+            copies.append(tensor.cpu())
+            continue
+        gpus.add(tensor.device)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copies.append(host.copy_(tensor, non_blocking=True))
+    # The copies have only begun; one wait serves them all.
+    for gpu in gpus:
+        torch.cuda.current_stream(gpu).synchronize()
+    return copies
 
 
 @contextmanager

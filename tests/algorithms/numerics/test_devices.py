@@ -22,7 +22,9 @@ from staddle.algorithms.numerics.devices import (
     exact,
     find,
     multiplying,
+    on_host,
     room,
+    stacked,
     uncast,
 )
 from staddle.algorithms.training.loop import evaluate, measure, train
@@ -235,3 +237,25 @@ def test_a_gpu_gives_the_same(make_job, make_shards, method):
     for silo, state in ends[0].items():
         check_tensors(ends[1][silo].flat, state.flat, 1e-5)
         assert {tensor.device for tensor in ends[1][silo].flat.values()} == {CPU}
+
+
+NUMBERS = [torch.arange(6.0).reshape(2, 3) + n for n in range(4)]
+
+
+def test_tensors_of_the_host_stay_there():
+    assert all(one is other for one, other in zip(on_host(NUMBERS), NUMBERS, strict=True))
+    assert torch.equal(stacked(NUMBERS, CPU), torch.stack(NUMBERS))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+def test_a_gpu_takes_tensors_and_gives_them_back():
+    """Many, so that a copy that is read before it has ended, or memory that is used again before it
+    was read, shows.
+    """
+    large = [torch.full((2**20,), float(n)) for n in range(24)]
+    sent = [stacked([one, one], torch.device("cuda:0")) for one in large]
+    back = on_host(value.neg() for value in sent)
+    for one, other in zip(large, back, strict=True):
+        assert torch.equal(other, -torch.stack([one, one]))
+    mixed = on_host([torch.tensor(7, device="cuda:0"), torch.tensor(8)])
+    assert [int(value) for value in mixed] == [7, 8]
