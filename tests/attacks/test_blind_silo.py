@@ -312,11 +312,9 @@ def early_header(bad, _):
 
 
 NONE = bytes(64)
-BAD_DEALING, NO_WORDS = (
-    changed("dealing", signature=NONE),
-    late(lambda b, e: b.message(header_of(b, e))),
-)
+BAD_DEALING = changed("dealing", signature=NONE)
 BAD_SURVIVAL = changed("survival", signature=NONE)
+NO_WORDS = late(lambda bad, effect: bad.message(header_of(bad, effect)))
 LIES = {
     "keys in another's name": (s.SendKeys, changed("bundle", silo="east"), "SECURE", OTHERS),
     "keys with a bad signature": (s.SendKeys, changed("bundle", signature=NONE), "SECURE", OTHERS),

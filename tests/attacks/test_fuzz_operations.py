@@ -179,10 +179,11 @@ def test_any_message_is_answered_or_refused(world, honest):
 
 @pytest.mark.parametrize("name", sorted(set(REQUESTS) - {"Watch"}))
 def test_a_call_of_several_messages_is_one_of_its_first_or_refused(world, honest, name):
+    wanted = {"UNKNOWN_JOB", "JOB_INVALID"}
+    if name == "List":
+        wanted = {"OK", "INTERNAL", "UNIMPLEMENTED"}
     for number in (2, 3):
-        found = world.run(say(world.operator, name, *[b""] * number))
-        listed_ = {"OK", "INTERNAL", "UNIMPLEMENTED"}
-        assert found in (listed_ if name == "List" else {"UNKNOWN_JOB", "JOB_INVALID"})
+        assert world.run(say(world.operator, name, *[b""] * number)) in wanted
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
@@ -291,9 +292,10 @@ def large_documents(made):
     yield "number", b"1" * LARGE
     yield "numbers", b"[" + b"1," * (LARGE // 2) + b"1]"
     yield "unknown keys", json.dumps({f"key-{n}": n for n in range(150_000)}).encode()
-    envelope = {"document": {}, "signer": "s", "roster": "0" * 64, "signature": "0" * 128}
-    yield "envelope", json.dumps({**envelope, "document": {text: 1}}).encode()
-    yield "signer", json.dumps({**envelope, "signer": text}).encode()
+    envelope = {"document": {text: 1}, "signer": "s", "roster": "r", "signature": "0"}
+    yield "envelope", json.dumps(envelope).encode()
+    envelope = {"document": {}, "signer": text, "roster": "0" * 64, "signature": "0" * 128}
+    yield "signer", json.dumps(envelope).encode()
     method, model = document["method"], document["model"]
     wide = {"name": "glm", "classes": 100_000, "input": [4096, 4096, 4096]}
     for what, change in {

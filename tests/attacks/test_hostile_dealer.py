@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation.conftest import job_document
+from federation.conftest import small_document
 
 from staddle.algorithms.data.dataset import digits
 
@@ -20,7 +20,6 @@ BAD, *HONEST = SILOS = ("north", "east", "south", "west")
 FIVE = (*SILOS, "dover")
 ONE_BATCH = {"weights": "private", "dropouts": "batches", "counts": {}, "weight_most": 1000}
 ROUNDS = 2
-MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8], "classes": 10}
 PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
 
 
@@ -43,7 +42,7 @@ class Played:
         table = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
         table["counts"] = dict.fromkeys(silos, 60)
         fields = {"rounds": ROUNDS, "min_cohort": 3, "security": {**table, **security}}
-        self.job = running.job({**job_document("job", silos, **fields), "model": MODEL})
+        self.job = running.job(small_document("job", silos, **fields))
         coordinator = running.start_coordinator()
         for silo in silos:
             running.write_silo(silo)

@@ -30,7 +30,7 @@ from staddle.algorithms.training.silo_round import local_round
 from staddle.commands.federation.local_federation import policy_text
 from staddle.files.documents import validate
 from staddle.security.arithmetic.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
-from staddle.security.blind.plan import JobPlan
+from staddle.security.blind.plan import JobPlan, simulated
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import GroupValues
@@ -321,7 +321,7 @@ def test_an_honest_mean_in_its_place_shows_few_records():
     train = {silo: own for silo, (own, _) in shards.items()}
     job = Job.from_file(validate(LED, JobFile, "job"), "job").for_federation()
     records_of = {silo: Records(*sides) for silo, sides in shards.items()}
-    simulation = Simulation(job, Serial(job, records_of))
+    simulation = Simulation(job, Serial(job, records_of), exchanges=simulated(job))
     while simulation.round < ROUNDS - 1:
         simulation.step()
     before = mean_of(simulation, train, ALL)

@@ -5,7 +5,7 @@ daemons, real TLS.
 import numpy as np
 import pytest
 import safetensors.torch
-from federation.conftest import job_document, shards
+from federation.conftest import job_document, shards, small_document
 
 from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
@@ -26,9 +26,7 @@ SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 
 def document(name, silos, method="fedavg", security=SECURITY):
     """A blind job of one round with a small model."""
-    fields = {"rounds": 1, "min_cohort": 3, "security": security}
-    model = {"name": "ppfl-mlp", "input": [1, 8, 8], "classes": 10}
-    return {**job_document(name, silos, method, **fields), "model": model}
+    return small_document(name, silos, method, rounds=1, min_cohort=3, security=security)
 
 
 def flat(job, values):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation.conftest import job_document
+from federation.conftest import small_document
 
 from staddle.algorithms.data.dataset import digits
 
@@ -21,7 +21,6 @@ ROUNDS = 2
 PROGRAM = str(Path(__file__).with_name("hostile_dealer.py"))
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 CLIP = 8.0
-MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8], "classes": 10}
 
 
 def play(start, silos, bad, how="beyond"):
@@ -31,8 +30,8 @@ def play(start, silos, bad, how="beyond"):
     running = start(*silos)
     records = [digits().take(np.arange(at, at + 60)) for at in range(0, 60 * len(silos), 60)]
     running.data = dict(zip(silos, records, strict=True))
-    document = job_document("job", silos, rounds=ROUNDS, min_cohort=3, security=SECURITY)
-    job = running.job({**document, "model": MODEL})
+    fields = {"rounds": ROUNDS, "min_cohort": 3, "security": SECURITY}
+    job = running.job(small_document("job", silos, **fields))
     coordinator = running.start_coordinator()
     running.start_silos(*(silo for silo in silos if silo != bad(job)))
     running.write_silo(bad(job))

@@ -94,6 +94,7 @@ def test_a_read_only_file_system_is_said_with_what_to_do(start, mounts, where, s
     daemon = running.start_daemon("coordinator")
     with pytest.raises(AbortedError, match="ended with code 1"):
         daemon.wait_for("listening", 100)
+    assert daemon.returncode == 1
     text = " ".join(daemon.log.read_text().split())
     assert "Traceback" not in text
     why = "Read-only file system; mount it writable, or name a folder on another"
