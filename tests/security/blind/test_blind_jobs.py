@@ -195,7 +195,9 @@ def test_a_private_job_may_be_blind(shards, run):
 
     found, plain = ran(blind, simulated(blind, KEYS[0])), ran(clear, compared_of(blind, run))
     assert any(after["tested"] for after in plain.metrics)  # noisy counts cross blind, too
-    assert furthest(plain, found) <= 5e-3  # of other noise 0.1 and more
+    # A blind FedSimSup compares declared class counts, one in the clear noisy ones. Models under
+    # other noise differ by more than 0.01.
+    assert furthest(plain, found) <= (5e-3 if run == "fedsimsup" else 1e-5)
 
 
 def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_nearly(shards):

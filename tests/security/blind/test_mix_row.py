@@ -113,8 +113,8 @@ def test_5_weights_add_up_to_2_to_the_32(by):
 
 
 def test_6_enough_are_honest():
-    found = "3 are sure to be honest, the policy asks for 4"
-    assert found in fault(row(THIRD), terms=Terms(min_honest=4))[1]
+    wanted = "3 are sure to be honest, the policy asks for 4"
+    assert wanted in fault(row(THIRD), terms=Terms(min_honest=4))[1]
     admit(row(THIRD), terms=Terms(min_honest=4, colluders=0))
 
 
@@ -170,13 +170,13 @@ def test_7_one_row_for_each_vector_of_versions():
 
 def test_7_a_new_row_needs_new_uploads_of_min_cohort_silos():
     _, memory = admit(row(THIRD))
-    found = "new uploads of 2 silos"
-    assert found in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
+    wanted = "new uploads of 2 silos"
+    assert wanted in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
     made = row(THIRD, numbers=dict.fromkeys(FOUR[1:], 4))
     _, later = admit(made, memory=memory)
     assert later.newest == dict.fromkeys(FOUR[1:], 4)
-    seen = "older uploads of silo-03"
-    assert seen in fault(row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3}), memory=later)[1]
+    older = row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3})
+    assert "older uploads of silo-03" in fault(older, memory=later)[1]
     # not even the same row as once before
     assert "older uploads" in fault(row(THIRD), memory=later)[1]
     admit(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory, terms=Terms(min_cohort=2))
@@ -211,8 +211,8 @@ def test_7_enough_of_those_who_gave_anew_are_honest():
     _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
     made = row([0, *[1] * 6], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
     admit(made, memory=memory, terms=Terms(min_honest=3), silos=SEVEN)
-    found = "of its new uploads alone: of 4 silos in the row 3 are sure"
-    assert found in fault(made, memory=memory, terms=Terms(min_honest=4), silos=SEVEN)[1]
+    wanted = "of its new uploads alone: of 4 silos in the row 3 are sure"
+    assert wanted in fault(made, memory=memory, terms=Terms(min_honest=4), silos=SEVEN)[1]
 
 
 def test_7_rows_never_have_two_equations_in_few_new_unknowns():

@@ -107,7 +107,7 @@ def other_spellings(line):
     yield line.replace(b"a", b"\xff", 1)
     yield line.replace(b'"taint":"private"', b'"taint":"Private"', 1)
     yield line.replace(b"abab", b"ABAB", 1)
-    yield from (line.replace(was, is_) for was, is_ in EXCHANGED)
+    yield from (line.replace(*each) for each in EXCHANGED)
 
 
 def test_what_the_slow_check_refuses_the_quick_one_does(lines):

@@ -234,9 +234,7 @@ def size_of(note):
     return TreeHead.parse(note.text).size
 
 
-def test_when_tree_heads_are_signed(
-    tmp_path,
-):
+def test_when_tree_heads_are_signed(tmp_path):
     """Before the first record, every 64 records, on request, and at the end."""
     with book.open_log(tmp_path) as log:
         assert size_of(head.stored(tmp_path)) == 0
@@ -329,8 +327,8 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
         (folder / "checkpoint").write_bytes(bytes(note))
         refused(folder, "signed by none of the keys that are trusted here")
         (folder / "checkpoint").write_bytes(own)
-        found = "checkpoint that w holds: note is signed by none"
-        assert found in problem(folder, witnessed={"w": note})
+        wanted = "checkpoint that w holds: note is signed by none"
+        assert wanted in problem(folder, witnessed={"w": note})
     (folder / "checkpoint").write_bytes(bytes(book.signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
     cosigned = book.signer().sign(3, root)

@@ -281,9 +281,7 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("evidence", FRAMED.values(), ids=FRAMED)
-def test_invented_evidence_proves_nothing(
-    evidence,
-):
+def test_invented_evidence_proves_nothing(evidence):
     """Nothing that a silo and the coordinator invent proves an honest dealer at fault."""
     assert told(evidence, HONEST) == "MISDEALT"
 
@@ -381,9 +379,7 @@ def ended_by(run):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_shares_that_do_not_join_are_evidence(
-    seed,
-):
+def test_shares_that_do_not_join_are_evidence(seed):
     """The survivors repeat the sum without the dealer of such shares."""
     first = ended_by(misdealt(seed=seed))
     assert first.state.u3 == FIVE

@@ -80,7 +80,8 @@ def test_silos_lost_before_each_step(step, lost):
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
-    n = data.draw(st.integers(4, 6))  # each remainder by three, which the threshold follows from
+    # each remainder by three, which the threshold follows from; two of 7 or 8 may be lost
+    n = data.draw(st.integers(4, 8))
     silos = names(n)
     drops = data.draw(
         st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2)

@@ -132,8 +132,8 @@ def test_2_the_coordinator_signed_it():
 
 def test_3_the_cohort_are_silos_of_the_roster_and_we_are_one():
     assert "names silo-03, no silo" in refused(specify(frame(), FOUR, 0), silos=FOUR[:3]).why
-    found = "does not name it"
-    assert found in refused(specify(frame(), FOUR, 0), silo="silo-04", silos=names(5)).why
+    wanted = "does not name it"
+    assert wanted in refused(specify(frame(), FOUR, 0), silo="silo-04", silos=names(5)).why
 
 
 def test_4_the_cohort_is_what_our_policy_asks():
@@ -208,8 +208,8 @@ def test_5_a_scale_or_counts_that_do_not_follow_are_refused():
     wrong = spec.groups[0].model_copy(update={"scale_exponent": 26})
     assert "specifies groups" in refused(altered(spec, groups=[wrong.model_dump()])).why
     own = public(10, 10, 10, 10)
-    found = "specifies counts"
-    assert found in refused(altered(specify(own, FOUR, 0), counts=[10, 10, 10, 11]), own).why
+    wanted = "specifies counts"
+    assert wanted in refused(altered(specify(own, FOUR, 0), counts=[10, 10, 10, 11]), own).why
     missing = replace(own, counts=own.counts[:3])
     assert "no declared count of silo-03" in refused(specify(own, FOUR, 0), missing).why
 
@@ -234,8 +234,8 @@ def test_survivors_1_enough():
 def test_survivors_2_honest():
     spec = specify(frame(), FOUR, 0)
     round_spec.check_survivors(spec, Terms(), FOUR[:3])
-    found = "of 3 survivors 2 are sure to be honest, the policy asks for 3"
-    assert found in survivors_fault(spec, Terms(min_honest=3), FOUR[:3])
+    wanted = "of 3 survivors 2 are sure to be honest, the policy asks for 3"
+    assert wanted in survivors_fault(spec, Terms(min_honest=3), FOUR[:3])
 
 
 def test_sums_may_lack_silos_that_are_excused_and_no_others():
