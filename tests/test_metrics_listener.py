@@ -1,4 +1,4 @@
-"""Who connects to the metrics and does nothing costs no thread, and keeps no scraper waiting."""
+"""An idle connection to the metrics costs no thread, and keeps no scraper waiting."""
 
 import contextlib
 import gzip

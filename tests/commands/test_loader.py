@@ -33,7 +33,7 @@ def without_tls(*program):
 
 
 def test_a_command_imports_what_it_needs():
-    """And the help of no group imports what takes long; TLS is set before gRPC is imported."""
+    """The help of a group imports no slow library, and TLS is set before gRPC is imported."""
     commands = [["--help"], *([group, "--help"] for group in GROUPS)]
     commands += [["keys", "new", "--help"], ["silo", "run", "--help"]]
     run = without_tls(
