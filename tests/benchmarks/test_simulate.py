@@ -50,7 +50,7 @@ def test_the_operations_of_a_step_by_hand(program):
 def test_engines_are_told_side_by_side(program, monkeypatch):
     small = program.Population(3, 40, 5)
     monkeypatch.setattr(program, "Population", lambda *_: small)
-    monkeypatch.setattr(program, "multiplications", lambda *_: 1e11)
+    monkeypatch.setattr(program, "multiplications", lambda device, _: {"cpu": 1e11}[device.type])
     rows = program.measure_engines(program.parsed(["engines", "--quick", "--rounds", "1"]))
     told = [f"stacked, {form}" for form in ("grouped", "unfolded", "faster")]
     told += ["one by one", "plain loop"]

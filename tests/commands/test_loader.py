@@ -39,9 +39,10 @@ def test_a_command_imports_what_it_needs():
     run = without_tls(
         "-c",
         f"""
-import sys
+import os, sys
 from staddle.commands import loader, main
 for sys.argv[1:] in {commands!r}:
+    os.environ.pop({CIPHERS_VARIABLE!r}, None)  # an earlier command may have set it
     try:
         main.main()
     except SystemExit as ended:

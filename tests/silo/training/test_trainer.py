@@ -57,12 +57,12 @@ def test_work_is_done_in_a_thread_beside_the_loop(trainer):
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        done = await trainer.run(Work(trainer, 30))
+        done = await trainer.run(Work(trainer, 300))
         ticking.cancel()
         return done, ticks
 
     done, ticks = asyncio.run(scenario())
-    assert done == 30
+    assert done == 300
     assert ticks > 2
 
 
