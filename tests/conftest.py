@@ -17,14 +17,14 @@ import torch
 from staddle.proto.channel import require_tls13
 
 require_tls13()
-# Otherwise each of hundreds of daemons and commands would compile every module that it imports.
+# Otherwise each of hundreds of daemons and commands compiles every module that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_finish() -> None:
-    """Collected tests live to the end, so garbage collection need not go through them."""
+    """Collected tests live to the end, so garbage collection need not scan them."""
     gc.collect()
     gc.freeze()
 

@@ -504,11 +504,12 @@ def test_a_contribution_of_another_epoch_or_to_others_is_found(tmp_path, wrong):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"ctx": USE}, {"number": 1}, {"part": "heads"}, {"digest": b"d" * 32}),
-        *({"silo": "silo-b"}, {"round_": 2}, None),
+        {"ctx": USE}, {"number": 1}, {"part": "heads"}, {"digest": b"d" * 32}, {"silo": "silo-b"},
+        {"round_": 2},
+        None,  # the upload never ended
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_word_on_another_upload_than_left_or_on_one_that_never_ended_is_found(tmp_path, wrong):
     made = begun(tmp_path)
     if wrong is None:

@@ -54,7 +54,7 @@ def test_an_event_is_one_printable_line_whatever_a_peer_wrote(written, form):
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_what_libraries_log_is_an_event_too(written, form):
-    """asyncio logs errors of tasks that nobody asked for, with texts of a peer, maybe."""
+    """asyncio logs errors of tasks that nobody awaits; a peer may have written their texts."""
     for _ in range(2):
         log.setup(form)
     why = HOSTILE.replace("\udc80", "")  # pytest sends on what is logged here, as UTF-8

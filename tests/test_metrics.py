@@ -25,7 +25,7 @@ def running(rules=(), gauges=(), config=HERE, role="silo"):
     with log.followed(follow), served(config, role, rules, lambda: gauges):
 
         def read():
-            with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
             return {
                 name: float(value)

@@ -34,7 +34,7 @@ def test_each_line_names_tests_that_there_are_or_is_said_to_be_open():
         named = re.findall(r"`([^`]+)`", cell)
         assert named or cell == "-", line
         assert [name for name in named if not (TESTS / name).is_file()] == [], line
-    """A line without a test says in bold what is not withstood, or is about the machine itself."""
+    # a line without a test says in bold what is not withstood, or is about the machine itself
     loose = [line for line, cell in held_by() if cell == "-"]
     assert all("**" in line or "| any time |" in line for line in loose), loose
 

@@ -1,4 +1,4 @@
-"""The programs of benchmarks/, which a checkout alone has: a test file is named after its own."""
+"""Programs of benchmarks/, which only a checkout has; each test file has its program's name."""
 
 import importlib
 import sys

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def run(program, tmp_path, monkeypatch, capsys):
-    """The program in this process, which begins its parts as others; what it says."""
+    """Run the program here, its parts in processes of their own; returns its output."""
 
     def call(*options):
         small = ["first_gpu_run.py", str(tmp_path), "--device", "cpu", "--small"]

@@ -208,7 +208,8 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     for name, argument in (("stop", "x"), ("resume", "x"), ("submit", tmp_path / "job")):
         assert SHOWN in call("job", name, argument, *to)
     (listed,) = json.loads(call("job", "list", *to, "--json"))
-    assert (listed, listed["reason"]) == (jobs.status_fields(ANSWER.status), HOSTILE)
+    assert listed == jobs.status_fields(ANSWER.status)
+    assert listed["reason"] == HOSTILE
     call("job", "show", "x", *to, "--json")
     call("job", "watch", "x", *to, "--json", code=1)
 

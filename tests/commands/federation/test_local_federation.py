@@ -33,7 +33,7 @@ def job(document) -> Job:
 def test_fedsimsups_demo(tmp_path):
     """It is blind over batches, with the records of the silos' own splits.
 
-    Before, it and the two jobs that it is compared with ran in the clear, unsaid.
+    Once, it and the two jobs it is compared with ran in the clear, and nothing said so.
     """
     demo, documents = made_jobs(tmp_path / "made", "fedsimsup", None)
     jobs = [job(document) for document in documents]

@@ -340,7 +340,7 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, m
         started = time.monotonic()
         with pytest.raises(PeerError, match=f"no answer from {address}"):
             world.call("list", operator=path)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25  # not the 30 s of other calls
 
 
 # Results and arguments.

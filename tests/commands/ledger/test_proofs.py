@@ -407,7 +407,7 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
 
 
 def test_show_says_what_was_held_back(world):
-    """And who reads a part that not everybody can open."""
+    """It also says who reads a part that not everybody can open."""
     (denied,) = stored(world.ledger, "policy.deny")
     shown = json.loads(run("show", world.silo, "--json"))
     reasons = [each["reasons"] for each in shown if each.get("type") == "policy.deny"]

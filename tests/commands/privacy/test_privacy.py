@@ -1,4 +1,4 @@
-"""``staddle privacy``, of a job before it runs, and of budgets beside a running agent."""
+"""``staddle privacy``: jobs before they run, and budgets next to a running agent."""
 
 import json
 import shutil
@@ -137,7 +137,8 @@ def test_the_same_in_words(planned):
 
 def test_at_another_delta_the_cost_is_another_and_records_may_not_suffice(planned):
     one, other = json.loads(planned("--json")), json.loads(planned("--json", "--delta", "1e-6"))
-    assert (one["sigma"], other["delta"]) == (other["sigma"], "0.000001")
+    assert one["sigma"] == other["sigma"]
+    assert other["delta"] == "0.000001"
     assert Decimal(other["epsilon"]) > 8 > Decimal(one["epsilon"])
     with pytest.raises(LocalError, match="--delta 1: give a number between 0 and 1"):
         planned("--delta", "1")

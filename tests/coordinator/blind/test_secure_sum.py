@@ -94,7 +94,7 @@ class World:
         self.silent, self.memories = set(), {}
         self.draws = {silo: Drawn(f"{seed}/{silo}") for silo in self.silos}
         self.states, self.had, self.spec_of = {}, dict.fromkeys(self.silos, 0), {}
-        self.refusals, self.rows, self.dies_at = [], 0, ()
+        self.refusals, self.lost, self.rows, self.dies_at = [], {}, 0, ()
         self.keep_words = NOTHING_KEPT
         self.start()
 
@@ -132,7 +132,7 @@ class World:
         self.opens.append((attempt, spec, opening))
 
     def dropped(self, silo, code):
-        self.gone[silo] = code
+        self.gone[silo] = self.lost[silo] = code  # since this process began, and ever
 
     def summed(self, members):
         self.ends.append(("summed", members))
@@ -666,11 +666,8 @@ def test_a_halt_drops_all_before_survivors_sign_and_nobody_after_that(world, kin
     assert bool(world.gone) == bool(ends)
 
 
-# A coordinator that dies.
-
-
-# It leaves nothing but the database and files: one life dies after every sixth row, so that six
-# lives die after each row and go on from there by themselves for a while.
+# A coordinator that dies leaves nothing but the database and files. Each run dies after every
+# sixth row: the six runs together die after each row, and the next process lasts for six rows.
 DEATHS = [pytest.param(first, id=f"every sixth row from {first}") for first in range(1, 7)]
 
 
@@ -680,7 +677,7 @@ def test_a_coordinator_that_dies_after_any_row_goes_on_to_the_same_sum(world, fi
     world.begin().run()
     assert world.rows >= 25, "there are fewer rows than this test thinks: lower its range"
     world.check_sum(world.silos)
-    assert (world.refusals, world.gone) == ([], {})
+    assert (world.refusals, world.lost) == ([], {})
 
 
 def test_a_sum_that_was_not_opened_is_opened_by_the_next_process(world):
@@ -915,7 +912,7 @@ def test_a_coordinator_that_dies_while_a_dealer_is_found_out_goes_on(world, firs
     world.dies_at = range(13 + first, 40, 6)
     world.begin().run()
     assert world.ends[-1][:2] == ("failed", 0)
-    assert world.gone == {dealer: "MISDEALT"}
+    assert world.gone == world.lost == {dealer: "MISDEALT"}
     assert world.misdealers() == [dealer]
     world.again(1)
     assert world.rows >= 39, "there are fewer rows than this test thinks: lower its range"

@@ -116,7 +116,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_random_heads(steps):
+def test_random_events(steps):
     """Under random events each answer belongs to its session, and at most six silos are asked."""
     attesting, session, questions, answers = Attesting(), {}, {}, {}
     for number, (step, silo) in enumerate(steps):

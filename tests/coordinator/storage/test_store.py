@@ -463,7 +463,7 @@ def test_a_read_that_a_commit_overtakes_brings_no_old_value(job, monkeypatch, fo
 
     other = racing(monkeypatch, fold)
     job.store.latest("model")
-    other.join(10)
+    other.join(60)
     assert not other.is_alive()
     assert job.store.latest("model")["w"].tolist() == [1, 1]
 

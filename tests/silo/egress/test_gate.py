@@ -286,7 +286,7 @@ def test_4_what_left_whole_is_an_attempt_too_and_each_part_of_its_own_has_its_ow
     with pytest.raises(DeniedError, match="1 uploads"):
         world.give()
     assert world.client.uploads == 1
-    # the others' words never crossed, so that alone their intents have no digest
+    # the two parts never crossed, so only their intents lack a digest
     assert world.audited().ok
 
 
@@ -624,7 +624,7 @@ def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
 
 @pytest.mark.parametrize("record", ["policy.deny", "egress.intent", "egress.digest"])
 def test_what_cannot_be_recorded_does_not_leave(made, tmp_path, monkeypatch, record):
-    """(4), (6): nothing at all. (8): no end frame."""
+    """A denial (4) or an intent (6): no frame leaves. A digest (8): no end frame."""
     world = World(made, tmp_path, made.policy() if record == "policy.deny" else None)
     failing(monkeypatch, record)
     with pytest.raises(LocalError, match="no more records"):

@@ -250,7 +250,8 @@ def told(world, *attestations, asked=()):
 
 def test_what_another_silo_holds_is_recorded_once_a_session(world):
     world.give()
-    told(world, attested(world, bytes(world.ledger.checkpoint())))
+    said = attested(world, bytes(world.ledger.checkpoint()))
+    told(world, said, said)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     assert (record["by"], world.witness.told) == (OTHER, {OTHER})
     world.give()

@@ -155,7 +155,7 @@ def alive(pid):
         return False
 
 
-def ended(pids, seconds=10):
+def ended(pids, seconds=60):
     """Wait until none of them is there."""
     until = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < until:
