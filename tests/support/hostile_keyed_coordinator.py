@@ -99,8 +99,7 @@ class Keyed(Blind):
         parts = {SILO: (given.contribution, given.pieces), **self.parts()}
         made = g.parts_of(contribution for contribution, _ in parts.values())
         own, _ = parts.pop(HONEST)
-        given = parts.values()
-        relayed = [g.Relayed(part, letters(pieces)[HONEST]) for part, pieces in given]
+        relayed = [g.Relayed(part, letters(pieces)[HONEST]) for part, pieces in parts.values()]
         seed = self.world.others[HONEST].exchange.private_bytes_raw()
         signers = Signers.of(self.world.roster)
         self.key = g.make_key(

@@ -97,7 +97,7 @@ class Summed:
             self.words[self.parts[index].name] += words.tobytes()
 
     def folded(self, accumulator):
-        """What its sum is of each part, by name."""
+        """The sum of each part, by name."""
         opened = zip(
             self.parts, self.spec.groups, accumulator.open((), self.survivors), strict=True
         )

@@ -11,7 +11,7 @@ def refused(said):
 
 
 def blamed(call, *arguments, **fields):
-    """Who is blamed where a call is refused, the code and the text."""
+    """A call is refused: the peer that is blamed, the code and the text."""
     with pytest.raises(RefusedError) as caught:
         call(*arguments, **fields)
     return caught.value.peer, caught.value.code, caught.value.why

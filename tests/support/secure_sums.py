@@ -253,7 +253,7 @@ class Run:
         return [effect for effect in found if isinstance(effect, kind)]
 
     def tells(self, kind):
-        """What the coordinator sent of a kind of message, with the silos that it was for."""
+        """The coordinator's messages of a kind, each with the silos that it was for."""
         return [tell for tell in self.effects(c.Tell) if isinstance(tell.message, kind)]
 
 

@@ -620,7 +620,7 @@ def revalued(record, old, *news):
 
 
 SUM_END, LAST = of_sum("secagg.end"), b'"v":1}'
-COHORTS = b'null "hospital-a" [1] ["hospital-a"],"cohort":["hospital-a"]'.split()
+COHORTS = [b"null", b'"hospital-a"', b"[1]", b'["hospital-a"],"cohort":["hospital-a"]']
 NUMBERS = b'0.0 0e0 -0 -1 NaN Infinity 1e999 00 false null "0" [0] 9007199254740992'.split()
 AFTER_NUMBER = [b',"cohort":' + each for each in COHORTS] + [b',"attempt":0', b',"aux":0']
 FORMS = rb'"\u0070lain" "\/" "\u000A" "\ud800" "\u00e9" 1'.split()

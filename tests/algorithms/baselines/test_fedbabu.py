@@ -69,7 +69,7 @@ def test_what_crosses_is_what_fedaims_counts_in_its_table_6(
 
 
 def test_a_silo_contributes_its_extractor(make_job, make_data):
-    """With its sample count; and nothing in a round in which it only tunes."""
+    """It adds its sample count, and gives nothing in a round in which it only tunes."""
     job = make_job("fedbabu", rounds=1)
     method, data = job.method(), (make_data(20), make_data(5, 1))
     first = local_round(method, job, initial_state(method, "a"), 0, {}, *data, "a")
