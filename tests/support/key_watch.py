@@ -17,13 +17,19 @@ POLL_SECONDS = 0.005
 def keys_watched(federation, silos, name=KEY):
     """All contents that a file was seen to have, by job and silo, without their digests."""
     seen, stop = defaultdict(set), threading.Event()
+    jobs = {silo: federation.state(silo) / "jobs" for silo in silos}
 
     def watch():
         while not stop.wait(POLL_SECONDS):
-            for silo in silos:
-                for path in federation.state(silo).glob(f"jobs/*/{name}"):
-                    with contextlib.suppress(FileNotFoundError):  # erased just now
-                        seen[path.parent.name, silo].add(path.read_bytes()[:-DIGEST_BYTES])
+            for silo, folder in jobs.items():
+                # there is no folder before the first job, and no file after the last
+                with contextlib.suppress(FileNotFoundError):
+                    for job in folder.iterdir():
+                        look(silo, job)
+
+    def look(silo, job):
+        with contextlib.suppress(FileNotFoundError), (job / name).open("rb") as file:
+            seen[job.name, silo].add(file.read()[:-DIGEST_BYTES])
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
