@@ -104,6 +104,10 @@ def setup(form: Format) -> None:
     Earlier handlers of ours are replaced.
     """
     others = logging.getLogger()
+    # A library that is imported may have added one (Opacus does). It would write each of their
+    # lines once more, and unescaped.
+    own = [handler for handler in others.handlers if type(handler) is not logging.StreamHandler]
+    others.handlers[:] = own
     # ``setup`` may be called again in one process, as in tests.
     if not any(isinstance(handler, _Libraries) for handler in others.handlers):
         others.addHandler(_Libraries())

@@ -82,6 +82,7 @@ def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
 
 
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
+GRPC_CALL = "_schedule_rpc_coro"  # gRPC's name of the coroutine that serves a call
 
 
 async def serve(config: configs.CoordinatorConfig) -> None:
@@ -176,7 +177,17 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
             # First the daemon wakes polls, which wait for longer than the grace of the server.
             await daemon.stop()
             await server.stop(GRACE_SECONDS)
+            # gRPC returns while some calls are about to end, and prints a traceback for each that
+            # the end of the loop cancels.
+            if calls := calls_open():
+                await asyncio.wait(calls, timeout=GRACE_SECONDS)
         ledger.append(StopRecord(reason="asked to stop"))
+
+
+def calls_open() -> set["asyncio.Task[object]"]:
+    """The tasks of this loop in which gRPC serves calls."""
+    tasks = asyncio.all_tasks()
+    return {task for task in tasks if getattr(task.get_coro(), "__qualname__", "") == GRPC_CALL}
 
 
 def _ledger(

@@ -70,6 +70,15 @@ def test_what_libraries_log_is_an_event_too(written, form):
         assert (found["event"], found["level"], found["logger"]) == ("library", "error", "asyncio")
 
 
+def test_a_handler_that_a_library_brought_writes_nothing(written):
+    """As the one that Opacus adds while it is imported: it would write a peer's text as it is."""
+    logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
+    log.setup("json")
+    logging.getLogger("grpc").error(HOSTILE.replace("\udc80", ""))
+    line, end = written()
+    assert (json.loads(line)["event"], line.isprintable(), end) == ("library", True, "")
+
+
 def test_a_field_stands_for_no_other_and_a_number_that_json_lacks_is_text(written):
     log.setup("json")
     log.event("x", event="y", level="z", time=0, accuracy=float("nan"), bound=float("inf"))

@@ -172,3 +172,51 @@ def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     assert not (begin.jobs / "two").exists()
     assert begin(names) == ["one"]
     assert begin(names, limits=few) == ["one"]  # one that has begun goes on
+
+
+async def test_calls_that_grpc_serves_are_told_from_other_tasks():
+    """Whatever gRPC calls them in the release that is installed."""
+    seen = []
+
+    async def answer(request, _):
+        seen.append(server.calls_open())
+        return request
+
+    grpc_server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    served = {"Echo": handler}
+    grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x", served),))
+    port = grpc_server.add_insecure_port("127.0.0.1:0")
+    await grpc_server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await channel.unary_unary("/x/Echo")(b"1") == b"1"
+    await grpc_server.stop(None)
+    ((call,),) = seen
+    assert call is not asyncio.current_task()
+
+
+def test_a_coordinator_stops_once_its_calls_have_ended(begin, monkeypatch):
+    """gRPC's ``stop`` returns a little before."""
+    ended = []
+
+    async def call():
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ended.append("call")
+
+    open_calls = []
+    monkeypatch.setattr(server, "calls_open", lambda: set(open_calls))
+
+    async def names_and_a_call(stub):
+        found = await names(stub)
+        real = grpc.aio._server.Server.stop
+
+        async def stop(self, grace):
+            await real(self, grace)
+            open_calls.append(asyncio.create_task(call()))
+
+        monkeypatch.setattr(grpc.aio._server.Server, "stop", stop)
+        return found
+
+    assert begin(names_and_a_call) == ["one"]
+    assert ended == ["call"]
