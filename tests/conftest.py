@@ -27,6 +27,8 @@ def pytest_collection_finish() -> None:
     """Collected tests live to the end, so garbage collection need not scan them."""
     gc.collect()
     gc.freeze()
+    # what one test makes is small: to search it every 700 objects costs more than to let it wait
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,7 +8,8 @@ import torch
 from support.refusals import refused
 from torch import nn
 
-from staddle.algorithms.models.build import ModelOptions, build, initialise, input_shape
+from staddle.algorithms.models.build import ModelOptions, build, initialise, input_shape, sketch
+from staddle.algorithms.models.registry import NETWORKS
 
 
 def count(module):
@@ -44,6 +45,36 @@ def test_models_run_forward_and_backward(name, shape, norm):
     logits.sum().backward()
     assert isinstance(parts["classifier"], nn.Linear)
     assert not any(getattr(m, "inplace", False) for m in parts["extractor"].modules())
+
+
+def facts(tensor):
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device.type, tensor.requires_grad
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_done_to_one_sketch_is_not_done_to_the_next(name):
+    """The networks are laid out once and copied."""
+    norm = NETWORKS[name].norms[-1]
+    options = ModelOptions(name=name, classes=4, norm=norm)
+    with torch.device("meta"):
+        shape = input_shape(options)
+        built = nn.ModuleDict(NETWORKS[name].build(shape, 4, norm))
+    one, other = nn.ModuleDict(sketch(options)), nn.ModuleDict(sketch(options))
+    assert str(one) == str(other) == str(built)
+    mine, theirs, wanted = (m.state_dict(keep_vars=True) for m in (one, other, built))
+    assert list(mine) == list(theirs) == list(wanted)
+    for key, value in wanted.items():
+        assert mine[key] is not theirs[key]
+        assert facts(mine[key]) == facts(theirs[key]) == facts(value), key
+    for module in one.modules():
+        module.register_forward_hook(lambda *_: None)
+        module.register_parameter("more", nn.Parameter(torch.empty(1)))
+        module.eval()
+    untouched = nn.ModuleDict(sketch(options))
+    for module in (*other.modules(), *untouched.modules()):
+        assert not module._forward_hooks
+        assert not hasattr(module, "more")
+        assert module.training
 
 
 def test_group_norm_has_its_own_groups():
