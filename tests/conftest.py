@@ -8,6 +8,8 @@ import gc
 import inspect
 import logging
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +23,20 @@ require_tls13()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
+
+SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests write to memory where it is plentiful: a disk takes its time to keep each file for
+    good. They crash processes, never the machine, so they test no less.
+    """
+    meminfo = Path("/proc/meminfo")
+    if config.option.basetemp or not (SHARED_MEMORY.is_dir() and meminfo.is_file()):
+        return
+    (kilobytes,) = re.findall(r"^MemAvailable: +(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    if min(shutil.disk_usage(SHARED_MEMORY).free, int(kilobytes) * 1024) > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 
 
 def pytest_collection_finish() -> None:

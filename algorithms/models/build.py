@@ -108,13 +108,19 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 
     They are on torch's device "meta", and have only names, shapes and dtypes.
     """
-    laid_out = _laid_out(options.name, input_shape(options), options.classes, options.norm)
+    asked = options.name, input_shape(options), options.classes, options.norm
+    laid_out = _laid_out(*asked, torch.get_default_dtype())
     return {part: _twin(module) for part, module in laid_out.items()}
 
 
 @lru_cache(maxsize=16)
-def _laid_out(name: str, shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
-    """A network's modules, kept: each silo of a simulation asks for them in each round."""
+def _laid_out(
+    name: str, shape: Shape, classes: int, norm: Norm, _: torch.dtype
+) -> dict[str, nn.Module]:
+    """A network's modules, kept: each silo of a simulation asks for them in each round.
+
+    Layers are of torch's default dtype, so what is kept is told apart by it too.
+    """
     with torch.device("meta"):  # construction draws nothing from torch's generator
         return NETWORKS[name].build(shape, classes, norm)
 

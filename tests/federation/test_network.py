@@ -121,9 +121,11 @@ class Network:
         self.running.check_models(self.job, expected, self.silos)
 
     async def until(self, event, times=1, **fields):
-        async with asyncio.timeout(SECONDS):
-            while len(self.named(event, **fields)) < times:  # noqa: ASYNC110 events come from threads too
-                await asyncio.sleep(0.02)
+        ends = time.monotonic() + SECONDS
+        while len(self.named(event, **fields)) < times:
+            lines = {silo: (line.bytes, line.came) for silo, line in self.lines.items()}
+            assert time.monotonic() < ends, f"no {event}: {lines}, {self.events}"
+            await asyncio.sleep(0.02)  # events come from threads too
 
     def named(self, event, **fields):
         return [e for e in self.events if e["event"] == event and fields.items() <= e.items()]

@@ -77,6 +77,18 @@ def test_what_is_done_to_one_sketch_is_not_done_to_the_next(name):
         assert module.training
 
 
+def test_sketches_are_of_the_default_dtype_of_now():
+    options = ModelOptions(name="cnn-digits", classes=4)
+    dtypes = []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            dtypes += {tensor.dtype for tensor in sketch(options)["extractor"].parameters()}
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert dtypes == [torch.float64, torch.float32]
+
+
 def test_group_norm_has_its_own_groups():
     layers = dict(
         build(ModelOptions(name="lenet5", classes=10, norm="group"), 0)[
