@@ -65,7 +65,8 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
     if not path.exists():
         # Opening would create the file.
         return {}, f"{path}: none yet; the coordinator makes it"
-    with closing(Database(path)) as database:
+    # Read-only, as for the ledger: opened for writing, a file of an older release would be changed.
+    with closing(Database(path, read_only=True)) as database:
         jobs = database.jobs()
     running = sum(kept.state.stage != "ended" for kept in jobs)
     return {

@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -168,6 +170,16 @@ def test_a_database_that_is_none(federation, failed):
     found = failed()
     assert "coordinator.sqlite" in found["database"]
     assert "not tried" in found["job"]
+
+
+def test_a_database_of_an_older_release_is_read_and_stays_as_it_is(federation, failed):
+    serve(federation, lambda _: None)
+    path = federation.folder / "coordinator" / "state" / "coordinator.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 4")
+    before = path.read_bytes()
+    assert "database" not in failed()
+    assert path.read_bytes() == before
 
 
 def test_a_folder_of_tensors_without_its_database(federation, failed):
