@@ -224,24 +224,27 @@ async def test_a_line_that_stalls_is_noticed_and_its_round_ends(network, monkeyp
 
     Times of keepalive are shortened.
     """
-    short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000}
+    short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 2000}
     monkeypatch.setattr(clients, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
     served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
     monkeypatch.setattr(server, "SERVER_OPTIONS", tuple({**dict(SERVER_OPTIONS), **served}.items()))
     net = network()
     async with net.open() as lines:
-        north, times = lines["north"], {}
+        north = lines["north"]
         north.rate = 48 * MIB
+        before = []  # losses before it stalls: on a busy machine an answer may come too late
 
         def stall():
-            times["stalled"] = time.monotonic()
+            before.extend(net.named("coordinator.lost"))
+            net.events.append({"event": "stalled", "at": time.monotonic()})
             north.stall()
 
         north.when("up", int(3.2 * MIB), stall)
         running = asyncio.create_task(net.finish())
-        await net.until("coordinator.lost")
-        noticed = net.named("coordinator.lost")[0]["at"] - times["stalled"]
-        assert noticed < 5, noticed
+        await net.until("stalled")
+        await net.until("coordinator.lost", len(before) + 1)
+        (stalled,), lost = net.named("stalled"), net.named("coordinator.lost")[len(before)]
+        assert lost["at"] - stalled["at"] < 15  # keepalive finds out after 3 s
         assert not net.named("silo.dropped")
         north.go_on()
         await running
