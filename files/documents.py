@@ -288,19 +288,21 @@ def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
     homes = _homes(model)
     hints = []
     longer = [key for key in keys if key.startswith(name)]
-    near = min(longer, key=len, default="") or _closest(name, keys)
+    near = min(longer, key=len, default="") or closest(name, keys)
     if near:
         hints.append(f"did you mean {near!r}?")
     if name in homes:
         hints.append(f"{name!r} belongs {homes[name]}")
-    elif not near and (far := _closest(name, homes)):
+    elif not near and (far := closest(name, homes)):
         hints.append(f"did you mean {far!r}, which belongs {homes[far]}?")
     return " ".join(hints) or f"known keys: {', '.join(keys) or 'none'}"
 
 
-def _closest(name: str, keys: Iterable[str]) -> str:
+def closest(name: str, keys: Iterable[str]) -> str:
     """The key that looks most like a name, or an empty text."""
-    return next(iter(difflib.get_close_matches(name, keys, n=1)), "")
+    # difflib would read megabytes that a peer sent before it finds that no short key is like them
+    near = [key for key in keys if 7 * len(key) >= 3 * len(name)]
+    return next(iter(difflib.get_close_matches(name, near, n=1)), "") if near else ""
 
 
 def _fields(model: type[pydantic.BaseModel]) -> dict[str, Any]:

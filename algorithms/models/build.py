@@ -8,7 +8,6 @@ changes them, nor are they changed by us.
 """
 
 import copy
-import difflib
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -18,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import LocalError
-from ...files.documents import Strict
+from ...files.documents import Strict, closest
 from ..numerics.streams import Seed, stream, uniform
 from .class_names import names_fault
 from .registry import NETWORKS, Norm, Shape
@@ -52,8 +51,8 @@ class ModelOptions(Strict):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in NETWORKS:
-            near = difflib.get_close_matches(name, NETWORKS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            near = closest(name, NETWORKS)
+            hint = f"did you mean {near!r}? " if near else ""
             raise ValueError(f"no such model; {hint}known: {', '.join(NETWORKS)}")
         return name
 
