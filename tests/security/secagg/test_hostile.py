@@ -19,6 +19,7 @@ from staddle.security.secagg.receiving_keys import receiving_seed
 FIVE = names(5)
 ANY_KEY = st.binary(min_size=32, max_size=32)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
+DOCUMENT = RUN.spec.payload()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
 TO_COORDINATOR = [
     "SendKeys", "SendShares", "WordsUploaded", "SendSurvival", "SendReveal",
@@ -116,7 +117,7 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
     seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
     key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | ANY_KEY)
     evidence = e.Misdealing(
-        RUN.spec.payload(),
+        DOCUMENT,
         state.bundles[dealer],
         state.dealings[data.draw(by)],
         state.portions[data.draw(by)],
