@@ -8,8 +8,9 @@ changes them, nor are they changed by us.
 """
 
 import copy
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import torch
@@ -133,7 +134,11 @@ def _twin(module: nn.Module) -> nn.Module:
     own = vars(made)
     # The tables too: a hook that is added to one must not run in the other.
     own.update({name: table.copy() for name, table in own.items() if isinstance(table, dict)})
-    copies = {"_parameters": nn.Parameter, "_buffers": torch.empty_like, "_modules": _twin}
+    copies: dict[str, Callable[[Any], object]] = {
+        "_parameters": nn.Parameter,
+        "_buffers": torch.empty_like,
+        "_modules": _twin,
+    }
     for table, copied in copies.items():
         # A layer has None for what it might hold and does not.
         own[table] = {

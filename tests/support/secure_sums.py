@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.fixedpoint import Group
-from staddle.security.identity import signers as identity
 from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, framed
 from staddle.security.identity.signers import Signers
 from staddle.security.log.merkle import Tree
@@ -26,8 +25,6 @@ from staddle.security.secagg.shared_gram import quantise
 from staddle.security.secagg.spec import Frame, Terms, specify
 
 GROUP_KEY = b"what the coordinator lacks".ljust(32)
-# all silos are in one process and check the same signatures
-identity._holds = functools.lru_cache(4096)(identity._holds)
 
 
 class Drawn:

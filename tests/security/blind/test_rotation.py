@@ -102,17 +102,15 @@ def test_vectors():
 
 
 def test_vectors_on_a_processor_without_vector_instructions():
-    """NumPy picks its loops by what the processor has; this run, without torch, has the slowest."""
+    """NumPy picks its loops by what the processor has; this run may take only the slowest."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # noqa: PLC0415
 
     had = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
     code = (
-        "import sys, types; torch = sys.modules['torch'] = types.ModuleType('torch');"
-        "torch.__getattr__ = lambda name: type(name, (), {});"
         "import numpy as np, hashlib; from staddle.security.blind import rotation as r;"
         "from numpy._core._multiarray_umath import __cpu_features__ as f;"
         f"assert not any(f[name] for name in {had});"
-        "large = r.rotate(((np.arange(700) * 37) % 101 - 50.0)[None] / 64, bytes(range(32)));"
+        f"large = r.rotate(((np.arange(700) * 37) % 101 - 50.0)[None] / 64, bytes(range(32)));"
         "print(hashlib.sha256(large.astype('<f8').tobytes()).hexdigest())"
     )
     environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(had)}
