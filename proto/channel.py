@@ -24,11 +24,14 @@ SECURE_NEXT = "/staddle.v1.Federation/SecureNext"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 
-# Both ends ping a silent connection, so each notices within 40 s that the other vanished without a
-# word: a router that died, a machine without power. Every call but transfers and polls has a
-# shorter deadline.
+# Both ends ping a silent connection, so each notices within a minute that the other vanished
+# without a word: a router that died, a machine without power. Every call but transfers and polls
+# has a shorter deadline.
 KEEPALIVE_SECONDS = 30
-KEEPALIVE_ANSWER_SECONDS = 10
+KEEPALIVE_ANSWER_SECONDS = 10  # where bytes are on their way that the other side's kernel has not
+# Otherwise gRPC waits for the answer to a ping for a minute. The answer may stand behind
+# ``WINDOW_BYTES`` of a transfer, which the slowest line takes 16 s for.
+PING_SECONDS = 30
 
 UPLOAD_SECONDS = 60  # grace on top of the time that the bytes take at the slowest rate
 SLOWEST_BYTES_PER_SECOND = 256 * 1024
@@ -55,6 +58,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),  # bytes that the ledger counts once cross once
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     # A connection that stays silent is pinged again and again.
     ("grpc.http2.max_pings_without_data", 0),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 
+import grpc
 import pytest
 import torch
 from federation.proxy import Proxy
@@ -225,6 +226,7 @@ async def test_a_line_that_stalls_is_noticed_and_its_round_ends(network, monkeyp
     Times of keepalive are shortened.
     """
     short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 2000}
+    short["grpc.http2.ping_timeout_ms"] = 2000
     monkeypatch.setattr(clients, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
     served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
     monkeypatch.setattr(server, "SERVER_OPTIONS", tuple({**dict(SERVER_OPTIONS), **served}.items()))
@@ -253,6 +255,36 @@ async def test_a_line_that_stalls_is_noticed_and_its_round_ends(network, monkeyp
     assert any(message.intent.offset for message in net.messages("north"))
     assert {m.intent.round for m in net.messages("north") if m.status == "sent"} == {0, 1}
     net.same_as_simulated()
+
+
+async def test_a_call_that_waits_behind_a_stalled_line_ends():
+    """With nothing on its way, whose bytes the kernel would miss. All times are a tenth."""
+    client, served = (
+        {key: value // 10 if key.endswith("_ms") else value for key, value in options}
+        for options in (OPTIONS, SERVER_OPTIONS)
+    )
+    waiting = asyncio.Event()
+
+    async def wait(*_):
+        waiting.set()
+        await asyncio.Event().wait()
+
+    coordinator = grpc.aio.server(options=[*served.items()])
+    handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
+    coordinator.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x", handlers),))
+    port = coordinator.add_insecure_port("127.0.0.1:0")
+    await coordinator.start()
+    async with (
+        Proxy(f"127.0.0.1:{port}") as line,
+        grpc.aio.insecure_channel(line.address, options=[*client.items()]) as channel,
+    ):
+        call = channel.unary_unary("/x/Wait")(b"")
+        await waiting.wait()
+        line.stall()
+        async with asyncio.timeout(SECONDS):  # 6 s are enough; left to itself gRPC takes 63
+            assert await call.code() == grpc.StatusCode.UNAVAILABLE
+        line.go_on()
+    await coordinator.stop(None)
 
 
 async def test_a_silo_behind_a_stalled_line_is_dropped_by_its_missed_beats(network, monkeypatch):
