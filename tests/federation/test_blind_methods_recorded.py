@@ -484,12 +484,15 @@ def test_words_look_like_random_ones(world):
     """
     clear = world.clear
     assert clear.keys() == {place for place, named in world.tensors.items() if not named}
+    long_enough = set()  # jobs
     for place, plain in clear.items():
         words = world.crossed[place]
         assert len(words) == len(plain)
         if len(words) >= LEAST_COUNTED:
+            long_enough.add(place.job)
             assert chi_square(words) < LARGEST_CHI_SQUARE < chi_square(plain), place
         check_unrelated(words, plain, place)
+    assert {place.job for place in clear} - long_enough == {"local"}  # it gives its metrics alone
     # two rounds of a silo, or two silos in a round
     for one, other in itertools.combinations(clear, 2):
         same_part = (one.job, one.part) == (other.job, other.part)
