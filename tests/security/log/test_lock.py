@@ -3,11 +3,11 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from staddle.errors import LocalError
+from staddle.security.log import lock
 from staddle.security.log.lock import held, hold, locked
 
 ASK = (
@@ -37,20 +37,21 @@ def test_a_second_process_is_refused(tmp_path):
         pass
 
 
-def test_whoever_asks_keeps_nobody_from_the_lock(tmp_path):
+def test_whoever_asks_keeps_nobody_from_the_lock(tmp_path, monkeypatch):
     asking = os.open(tmp_path / "LOCK", os.O_RDWR | os.O_CREAT)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    threading.Timer(0.1, os.close, [asking]).start()
+    monkeypatch.setattr(lock.time, "sleep", lambda _: os.close(asking))
     with locked(tmp_path):
         assert held(tmp_path)
+    assert not held(tmp_path)
 
 
-def lock(folder):
+def run_alone(folder):
     with locked(folder):
         pass
 
 
-@pytest.mark.parametrize("take", [lock, held, lambda folder: hold(folder / "LOCK")])
+@pytest.mark.parametrize("take", [run_alone, held, lambda folder: hold(folder / "LOCK")])
 def test_a_disk_without_locks_is_not_taken_for_another_process(tmp_path, monkeypatch, take):
     def refuses(_descriptor, _how):
         raise OSError(errno.ENOLCK, "No locks available")
