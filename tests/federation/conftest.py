@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import socket
 import sqlite3
@@ -278,7 +279,10 @@ class Running:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("fork_server") / "log")
+    # one for all workers: its imports take 5 s
+    worker = tmp_path_factory.getbasetemp()
+    base = worker.parent if "PYTEST_XDIST_WORKER" in os.environ else worker
+    server = ForkServer(base / "fork_server")
     yield server
     server.close()
 

@@ -5,14 +5,17 @@ What a child runs is the shipped program, its ``__main__``; it pauses for moment
 (``hurry``), and leaves out the end of the interpreter, which with torch costs as much as its start.
 gRPC is imported before a fork, never initialised. Linux: descriptors of processes.
 
-A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over the control socket, with two
-descriptors: of the daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}``
-with a descriptor of the process, and ``{"code": 0}`` once it has ended. When the control socket
-ends the server ends, and whatever it forked with it.
+All who name one folder, in whatever process, share the server there, each over a connection of its
+own. A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over it, with two descriptors: of
+the daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}`` with a
+descriptor of the process, and ``{"code": 0}`` once it has ended. Who closes is answered
+``{"left": [4711]}``, and what it left is killed. When all have closed the server ends, and whatever
+descends from it.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -32,8 +35,7 @@ from pathlib import Path
 from staddle.proto.channel import require_tls13
 
 BYTES = 65536  # of a message, at most
-CLOSE_SECONDS = 10.0
-LEFT = "processes that a test left behind:"
+CLOSE_SECONDS = 60.0
 PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.commands.main",
     "staddle.commands.coordinator",
@@ -63,24 +65,57 @@ PAUSES = {
 }
 
 
+@contextlib.contextmanager
+def changing(folder):
+    """Nobody else starts or ends the server of this folder."""
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def address(folder):
+    """Of the socket there, whose own path may be longer than the kernel takes."""
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{descriptor}/socket"
+    finally:
+        os.close(descriptor)
+
+
 class ForkServer:
-    """The server as the tests see it.
+    """The server as the tests see it: the one of this folder, which the first asker starts.
 
     ``launch`` is a launcher of ``staddle.commands.processes``.
     """
 
-    def __init__(self, log, preloaded=PRELOADED):
-        self._log = log
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", __file__, str(theirs.fileno()), *preloaded]
-        with theirs, log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                command,
+    def __init__(self, folder, preloaded=PRELOADED):
+        self._log = folder / "log"
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder.mkdir(exist_ok=True)
+        with changing(folder), address(folder) as place:
+            try:
+                self._control.connect(place)
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._start(folder, place, preloaded)
+                self._control.connect(place)
+
+    def _start(self, folder, place, preloaded):
+        (folder / "socket").unlink(missing_ok=True)
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+            self._log.open("ab") as errors,
+        ):
+            listening.bind(place)
+            listening.listen()
+            subprocess.run(
+                [sys.executable, "-P", __file__, str(folder), str(listening.fileno()), *preloaded],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[listening.fileno()],
                 start_new_session=True,  # one signal ends it and all that descends from it
+                check=True,
             )
 
     def launch(self, command):
@@ -96,11 +131,14 @@ class ForkServer:
         return self._log.read_text(errors="replace")
 
     def close(self):
-        """End it; fails if a test has left a daemon behind."""
+        """Take leave; fails if a test has left a daemon behind."""
+        self._control.shutdown(socket.SHUT_WR)
+        self._control.settimeout(CLOSE_SECONDS)
+        said = self._control.recv(BYTES)
         self._control.close()
-        code = self._process.wait(CLOSE_SECONDS)
-        assert LEFT not in self.tail(), self.tail()
-        assert code == -signal.SIGKILL, f"the fork server ended with code {code}:\n{self.tail()}"
+        assert said, f"the fork server has ended:\n{self.tail()}"
+        left = json.loads(said)["left"]
+        assert not left, f"processes that a test left behind: {left}"
 
 
 class Forked:
@@ -150,57 +188,79 @@ class Forked:
 class Server:
     """The server's own half."""
 
-    def __init__(self, control):
-        self._control = control
-        self._children = {}  # descriptor of the process → its number, the line to its asker
+    def __init__(self, folder, listening):
+        self._folder = folder
+        self._listening = listening
+        self._children = {}  # descriptor of the process → its number, the line to its asker, whose
         self._ready = selectors.DefaultSelector()
-        self._ready.register(control, selectors.EVENT_READ)
+        self._ready.register(listening, selectors.EVENT_READ)
 
     def serve(self):
-        """Until the control socket ends: None. In each child: the arguments of its program."""
+        """Until all askers have left: None. In each child: the arguments of its program."""
         while True:
             for key, _ in self._ready.select():
+                if key.fileobj is self._listening:
+                    asker, _ = self._listening.accept()
+                    self._ready.register(asker, selectors.EVENT_READ)
+                    continue
                 if key.fd in self._children:
                     self._ended(key.fd)
                     continue
-                said, descriptors, _, _ = socket.recv_fds(self._control, BYTES, 2)
-                if not said:
+                said, descriptors = b"", []
+                with contextlib.suppress(ConnectionResetError):  # it was killed
+                    said, descriptors, _, _ = socket.recv_fds(key.fileobj, BYTES, 2)
+                if said and self._fork(key.fileobj, *descriptors) == 0:
+                    return json.loads(said)["arguments"]
+                if not said and self._leaves(key.fileobj):
                     return None
-                arguments = json.loads(said)["arguments"]
-                if self._fork(*descriptors) == 0:
-                    return arguments
 
-    def _fork(self, errors, line):
+    def _leaves(self, control):
+        """True for the last one: from then on nobody can connect."""
+        left = [pid for pid, _, whose in self._children.values() if whose is control]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        self._ready.unregister(control)
+        with control, contextlib.suppress(BrokenPipeError):  # it was killed
+            control.send(json.dumps({"left": left}).encode())
+        with changing(self._folder):
+            others = {self._listening.fileno(), *self._children}
+            if (
+                set(self._ready.get_map()) - others
+                or select.select([self._listening], [], [], 0)[0]
+            ):
+                return False
+            (self._folder / "socket").unlink()
+            return True
+
+    def _fork(self, control, errors, line):
         asker = socket.socket(fileno=line)
         pid = os.fork()
         if pid == 0:
             os.dup2(errors, 2)
             for descriptor in (errors, *self._children):
                 os.close(descriptor)
-            for _, other in self._children.values():
-                other.close()
-            asker.close()
+            connections = [other for _, other, _ in self._children.values()]
+            watched = [key.fileobj for key in self._ready.get_map().values()]
+            for connection in (asker, *connections, *watched):
+                if isinstance(connection, socket.socket):
+                    connection.close()
             self._ready.close()
-            self._control.close()
             return pid
         os.close(errors)
         descriptor = os.pidfd_open(pid)
-        self._children[descriptor] = pid, asker
+        self._children[descriptor] = pid, asker, control
         self._ready.register(descriptor, selectors.EVENT_READ)
-        socket.send_fds(asker, [json.dumps({"pid": pid}).encode()], [descriptor])
+        with contextlib.suppress(BrokenPipeError):  # its asker was killed
+            socket.send_fds(asker, [json.dumps({"pid": pid}).encode()], [descriptor])
         return pid
 
     def _ended(self, descriptor):
-        pid, asker = self._children.pop(descriptor)
+        pid, asker, _ = self._children.pop(descriptor)
         self._ready.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
         with asker, contextlib.suppress(BrokenPipeError):  # nobody asks any more
             asker.send(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode())
-
-    def left(self):
-        """The processes that run still."""
-        return [pid for pid, _ in self._children.values()]
 
 
 def run(arguments):
@@ -255,23 +315,23 @@ def settle():
     gc.freeze()
 
 
-def main(control, preloaded):
+def main(folder, listening, preloaded):
+    # A process of its own, which no asker has to wait for: any of them may end first.
+    if os.fork():
+        return
     require_tls13()
     for name in preloaded:
         importlib.import_module(name)
     if preloaded:
         hurry()
         settle()
-    server = Server(socket.socket(fileno=control))
+    server = Server(Path(folder), socket.socket(fileno=listening))
     arguments = server.serve()
     if arguments is not None:
         run_alone(arguments)
-    if server.left():
-        sys.stderr.write(f"{LEFT} {server.left()}\n")
-        sys.stderr.flush()
     # the session is ours: whatever was forked here, what that forked, and the server
     os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

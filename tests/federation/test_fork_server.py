@@ -11,6 +11,12 @@ from staddle.commands.federation.processes import ChildProcess, launched
 from staddle.errors import AbortedError
 
 WAITING = "import time\ntime.sleep(600)\n"
+FORKING = """
+import json, os, sys, time
+if child := os.fork():
+    print(json.dumps({"event": "forked", "child": child}), file=sys.stderr, flush=True)
+time.sleep(0 if child else 600)
+"""
 
 
 @pytest.fixture
@@ -48,11 +54,33 @@ def test_signals_reach_it_and_its_end_is_told(fork_server, waiting):
             os.kill(daemon.pid, 0)
 
 
-def test_its_server_takes_it_along(tmp_path, waiting):
-    server = ForkServer(tmp_path / "log", preloaded=())
-    daemon = waiting(server.launch)
-    descriptor = os.pidfd_open(daemon.pid)
-    with pytest.raises(AssertionError, match="a test left behind"):
-        server.close()
-    assert select.select([descriptor], [], [], 10)[0]  # it has ended
+def test_what_one_asker_leaves_is_killed_and_the_others_go_on(tmp_path, waiting):
+    ours, theirs = (ForkServer(tmp_path / "server", preloaded=()) for _ in range(2))
+    left, other = waiting(ours.launch), waiting(theirs.launch)
+    descriptors = [os.pidfd_open(daemon.pid) for daemon in (left, other)]
+    with pytest.raises(AssertionError, match=f"a test left behind: .{left.pid}."):
+        ours.close()
+    assert select.select(descriptors[:1], [], [], 10)[0]  # it has ended
+    assert other.returncode is None
+    assert waiting(theirs.launch).stop() == -signal.SIGTERM
+    with pytest.raises(AssertionError, match=f"a test left behind: .{other.pid}."):
+        theirs.close()
+    assert select.select(descriptors[1:], [], [], 10)[0]
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_its_server_takes_along_what_its_children_forked(tmp_path, waiting):
+    program = tmp_path / "forking.py"
+    program.write_text(FORKING)
+    server = ForkServer(tmp_path / "server", preloaded=())
+    daemon = ChildProcess("forking", (str(program),), tmp_path / "none.toml", server.launch)
+    descriptor = os.pidfd_open(daemon.wait_for("forked", 60)["child"])
+    daemon.stop()
+    server.close()
+    assert select.select([descriptor], [], [], 10)[0]
     os.close(descriptor)
+    assert not (tmp_path / "server" / "socket").exists()  # the next asker starts a new one
+    again = ForkServer(tmp_path / "server", preloaded=())
+    waiting(again.launch).stop()
+    again.close()
