@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
 
 import pydantic
 
@@ -62,6 +62,10 @@ WRITE_FIXES: dict[int | None, str] = {  # why the disk did not take something â†
 }
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
+# A place in a document: the place that holds it and its key or index there; the top is (). It is
+# written out for errors alone.
+Where: TypeAlias = tuple["Where", str | int] | tuple[()]
+_LISTS = (list, tuple)
 
 
 class Strict(pydantic.BaseModel):
@@ -88,49 +92,61 @@ def canonical_json(value: Any) -> bytes:
     (write decimals as strings). Raises LocalError for anything else.
     """
     # Checked before it is encoded: Python would write NaN, floats and keys of other types.
-    _check_canonical(value, "$")
+    _check_canonical(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
+def _check_canonical(value: Any, where: Where = (), depth: int = 0) -> None:
     # A document from a peer must not end in the interpreter's own limit.
     if depth > MAX_DEPTH:
         raise LocalError(f"canonical JSON: nested deeper than {MAX_DEPTH} levels; flatten it")
-    if isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _check_canonical(item, f"{where}[{i}]", depth + 1)
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
         for key, item in value.items():
-            _check_key(key, where)
-            _check_canonical(item, f"{where}.{key}", depth + 1)
+            if type(key) is not str or not key.isascii():
+                _check_key(key, where)
+            # What most values are first: every record of a ledger passes through here.
+            if type(item) is not str or not item.isascii() or depth == MAX_DEPTH:
+                _check_canonical(item, (where, key), depth + 1)
+    elif isinstance(value, _LISTS):
+        for i, item in enumerate(value):
+            _check_canonical(item, (where, i), depth + 1)
     else:
         _check_scalar(value, where)
 
 
-def _check_key(key: Any, where: str) -> None:
+def _check_key(key: Any, where: Where) -> None:
     # RFC 8785 sorts keys by UTF-16 units, Python by code points: they agree on ASCII
     if not isinstance(key, str) or not key.isascii():
-        raise LocalError(f"canonical JSON: key {key!r} in {where} is not an ASCII string")
+        raise LocalError(f"canonical JSON: key {key!r} in {_path(where)} is not an ASCII string")
 
 
-def _check_scalar(value: Any, where: str) -> None:
+def _check_scalar(value: Any, where: Where) -> None:
     # Before the integers: in Python, bool is a subclass of int.
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, int):
         if abs(value) > MAX_SAFE_INTEGER:
             raise LocalError(
-                f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string"
+                f"canonical JSON: {_path(where)} is {value}, beyond 2^53; write it as a string"
             )
     elif isinstance(value, str):
         if LONE_SURROGATE.search(value):
             raise LocalError(
-                f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode"
+                f"canonical JSON: {_path(where)} holds a lone surrogate, which UTF-8 cannot encode"
             )
     else:
         raise LocalError(
-            f"canonical JSON: {where} is a {type(value).__name__}; write decimals as strings"
+            f"canonical JSON: {_path(where)} is a {type(value).__name__}; write decimals as strings"
         )
+
+
+def _path(where: Where) -> str:
+    """A place as a person reads it, such as $.silos[3]."""
+    steps = []
+    while where:
+        where, step = where
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step}")
+    return "".join(["$", *reversed(steps)])
 
 
 def parse_json(data: bytes, origin: str) -> Any:

@@ -12,6 +12,8 @@ on masks with (s). From the agreed 32 bytes HKDF-SHA256 (RFC 5869) derives keys 
 Shares travel under ChaCha20-Poly1305 with nonce 0: a seal key seals one message, in one direction.
 """
 
+from collections.abc import Mapping
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,6 +35,10 @@ def private_key(seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(seed)
 
 
+# Made once: to make a private key costs as much as to agree with it.
+_PROBE = private_key(bytes(KEY_BYTES))
+
+
 def public_key(seed: bytes) -> bytes:
     """The public half, 32 bytes."""
     return private_key(seed).public_key().public_bytes_raw()
@@ -43,9 +49,27 @@ def agree(seed: bytes, public: bytes, peer: str) -> bytes:
 
     RefusedError if the peer's key is none, or gives zero with every key.
     """
+    return _exchanged(private_key(seed), public, peer)
+
+
+def agree_with_each(seed: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Like ``agree``, with each of these peers; our private key is made once."""
+    private = private_key(seed)
+    return {peer: _exchanged(private, public, peer) for peer, public in publics.items()}
+
+
+def check_public(public: bytes, peer: str) -> None:
+    """RefusedError unless the peer's key is one that ``agree`` takes.
+
+    Any private key shows it: a point of low order gives zero with all.
+    """
+    _exchanged(_PROBE, public, peer)
+
+
+def _exchanged(private: X25519PrivateKey, public: bytes, peer: str) -> bytes:
     try:
         # The library raises ValueError if the result is all zeros (RFC 7748 section 6.1).
-        return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise RefusedError(
             peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key"

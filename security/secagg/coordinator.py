@@ -46,7 +46,7 @@ from ...errors import RefusedError
 from ..arithmetic.masks import Term, pair_term
 from ..faults import Code, check
 from ..identity.domains import SECAGG_SPEC
-from ..identity.pairwise_keys import agree, pair_key, self_key
+from ..identity.pairwise_keys import agree_with_each, pair_key, self_key
 from ..identity.signers import Sign, Signers
 from . import silo_events as s
 from .coordinator_events import (
@@ -553,8 +553,8 @@ def _masks_left(state: CoordinatorState, dealer: str, kind: bytes, secret: bytes
     if kind == SELF:
         return [Term(self_key(secret, ctx, dealer, prg, h_u2))]
     terms = []
-    for survivor in state.u3:
-        shared = agree(secret, state.bundles[survivor].mask, survivor)
+    masks = {survivor: state.bundles[survivor].mask for survivor in state.u3}
+    for survivor, shared in agree_with_each(secret, masks).items():
         key = pair_key(shared, ctx, survivor, dealer, prg, h_u2)
         terms.append(pair_term(survivor, dealer, key))
     return terms

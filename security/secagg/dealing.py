@@ -18,10 +18,20 @@ from ..arithmetic.masks import Keystream
 from ..arithmetic.shamir import SALT_BYTES, SHARE_BYTES, Draw, commitment, is_share, split
 from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SEED, framed
-from ..identity.pairwise_keys import KEY_BYTES, TAG_BYTES, agree, public_key, seal, seal_key, unseal
+from ..identity.pairwise_keys import (
+    KEY_BYTES,
+    TAG_BYTES,
+    agree,
+    agree_with_each,
+    check_public,
+    public_key,
+    seal,
+    seal_key,
+    unseal,
+)
 from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
-from .receiving_keys import PROBE, KeyDelivery
+from .receiving_keys import KeyDelivery
 
 # kinds of shares: of the self-mask seed, and of the seed of the pairwise masks' key
 SELF, PAIR = b"self", b"pair"
@@ -84,7 +94,7 @@ class KeyBundle:
         # Every agreement with a key of low order is zero: everybody would know the masks, and the
         # keys under which shares are sealed.
         for key in (self.seal, self.mask):
-            agree(PROBE, key, self.silo)
+            check_public(key, self.silo)
 
 
 def make_bundle(
@@ -220,6 +230,9 @@ def deal(
     numbers = [holders[silo] for silo in members]
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
 
+    others = {silo: public[silo] for silo in members if silo != dealer}
+    agreed = agree_with_each(seeds.seal, others)
+
     # Whoever reveals another share than it was dealt is named by its commitment.
     portions = []
     for silo in members:
@@ -237,7 +250,7 @@ def deal(
             kept, sealed = held, b""
         else:
             plain = held.own.share + held.own.salt + held.pair.share + held.pair.salt
-            key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
+            key = seal_key(agreed[silo], ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
 

@@ -31,7 +31,14 @@ def program(request):
 def forking(program, monkeypatch):
     """All processes of the program are forked from one, which imports what they need once."""
     forked = importlib.import_module("forked")
-    forked.FORKS.set_forkserver_preload(["staddle.coordinator.server", "staddle.silo.daemon"])
+    # what the programs import, too: it comes with opacus, which each silo would take a second for
+    forked.FORKS.set_forkserver_preload(
+        [
+            "staddle.coordinator.server",
+            "staddle.silo.daemon",
+            "staddle.commands.federation.local_federation",
+        ]
+    )
     forks = SimpleNamespace(get_context=lambda _: forked.FORKS)
     monkeypatch.setattr(program, "multiprocessing", forks)
     launched = partial(program.ChildProcess, launch=forked.Forked)

@@ -1,4 +1,6 @@
 import json
+import subprocess
+from argparse import Namespace
 
 import pytest
 
@@ -16,7 +18,17 @@ def run(program, tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_parts_run_on_a_cpu_and_are_not_run_again(run, tmp_path):
+def test_parts_run_on_a_cpu_and_are_not_run_again(program, run, tmp_path, monkeypatch):
+    begin = program.begin
+
+    def one_begun(options, part):
+        """Of two processes that import torch one is enough: the other part runs here."""
+        if part != "memory":
+            return begin(options, part)
+        program.run_one(Namespace(**vars(options) | {"one": part}))
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(program, "begin", one_begun)
     options = ["--network", "glm", "--part", "smoke-float32", "--part", "memory"]
     assert "smoke-float32: exit 0\nmemory: exit 0\n" in run(*options)
     (row,) = json.loads((tmp_path / "smoke-float32.json").read_text())["rows"]

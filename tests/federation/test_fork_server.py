@@ -9,6 +9,7 @@ from federation.fork_server import ForkServer
 
 from staddle.commands.federation.processes import ChildProcess, launched
 from staddle.errors import AbortedError
+from staddle.proto.channel import CIPHERS_VARIABLE
 
 WAITING = "import time\ntime.sleep(600)\n"
 FORKING = """
@@ -28,7 +29,9 @@ def waiting(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["coordinator", "silo"])
-def test_it_ends_as_the_shipped_command_does(fork_server, tmp_path, role):
+def test_it_ends_as_the_shipped_command_does(fork_server, tmp_path, monkeypatch, role):
+    """The command sets itself what gRPC reads when it is imported, before anything imports it."""
+    monkeypatch.delenv(CIPHERS_VARIABLE)
     (tmp_path / "bad.toml").write_text("version = 7\n")
     ended = []
     for launch in (launched, fork_server.launch):

@@ -1,8 +1,8 @@
 import functools
 import json
+import os
+import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults.disk import killed
 from support.refusals import refused
 from support.secure_messages import longest_evidence, names
 
@@ -177,24 +178,15 @@ def test_a_transaction_that_fails_changes_nothing(database, path):
 
 
 def test_what_was_committed_survives_kill_9_and_what_was_not_leaves_no_trace(path):
-    program = """
-import os, signal, sys
-from pathlib import Path
-from dataclasses import replace
-from staddle.coordinator.storage.database import Database
-from staddle.coordinator.rounds.machine import JobState
-database = Database(Path(sys.argv[1]))
-state = JobState("j", ("a", "b"), 3, 2)
-with database.transaction():
-    database.add_job(b"{}", state, {})
-with database.transaction():
-    database.save_state(replace(state, stage="admitting"))
-with database.transaction():
-    database.save_state(replace(state, stage="round"))
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
-    assert done.returncode == -9
+    def work(place, promise):
+        database, state = Database(place), job()
+        add(database, state)
+        save(database, replace(state, stage="admitting"))
+        with database.transaction():
+            database.save_state(replace(state, stage="round"))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert killed(path, 0, "before", work) == 0
     database = Database(path)
     assert database.jobs()[0].state.stage == "admitting"
     database.close()

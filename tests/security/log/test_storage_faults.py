@@ -3,38 +3,38 @@
 import errno
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from faults.disk import Calls, failing, killed, short
+from faults.log_writer import SMALL, recover, small_segments, write
 from support.ledgers import open_log, public
 
 from staddle.errors import LocalError
 from staddle.security.log import append_log, head
 from staddle.security.log.segments import Reading, segments
-from staddle.security.log.tree_head import TreeHead
-
-RECORDS = 5
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """For segments of two records and a checkpoint every two."""
-    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 400)
-    monkeypatch.setattr(append_log, "EVERY", 2)
+    """For a log of small segments."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(append_log, name, value)
     return tmp_path / "ledger"
 
 
-def scenario(folder, promise):
-    """Open, write three segments with checkpoints, close; ``promise`` hears what is durable."""
-    with open_log(folder) as log:
-        for n in range(RECORDS):
-            promise(log.append({"type": "note", "n": n}).seq + 1)
-            if n == 2:
-                promise(TreeHead.parse(log.checkpoint().text).size)
+@pytest.fixture(scope="module")
+def killed_alone():
+    """``killed`` in a process that has imported nothing else: a fork of ours, with torch, takes
+    ten times as long.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), small_segments) as small:
+        yield lambda *case: small.submit(killed, *case).result()
 
 
 def calls_of(run, folder, monkeypatch):
-    """The calls of a scenario or a recovery, none of them at fault."""
+    """The calls of a write or a recovery, none of them at fault."""
     with monkeypatch.context() as patch:
         calls = Calls(patch)
         run(folder, lambda _: None)
@@ -64,14 +64,14 @@ def holds(folder, promised):
     "fault", [failing(errno.EIO), failing(errno.ENOSPC), short], ids=["EIO", "ENOSPC", "short"]
 )
 def test_a_fault_at_any_call_closes_the_log_and_loses_nothing(tmp_path, folder, monkeypatch, fault):
-    total, failed = len(calls_of(scenario, folder, monkeypatch)), 0
+    total, failed = len(calls_of(write, folder, monkeypatch)), 0
     assert len(segments(folder)) == 3
     for nth in range(1, total + 1):
         place, promised = tmp_path / str(nth), [0]
         with monkeypatch.context() as patch:
             Calls(patch, nth, fault)
             try:
-                scenario(place, promised.append)
+                write(place, promised.append)
             except LocalError:
                 failed += 1
         holds(place, promised[-1])
@@ -106,29 +106,32 @@ def test_a_checkpoint_that_cannot_be_written_closes_the_log(folder, monkeypatch)
 
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
-def test_kill_9_at_any_call_loses_nothing_that_was_promised(tmp_path, folder, monkeypatch, how):
-    made = calls_of(scenario, folder, monkeypatch)
+def test_kill_9_at_any_call_loses_nothing_that_was_promised(
+    tmp_path, folder, monkeypatch, killed_alone, how
+):
+    made = calls_of(write, folder, monkeypatch)
     for nth in deaths(made, how):
         place = tmp_path / str(nth)
-        promised = killed(place, nth, how, scenario)
+        promised = killed_alone(place, nth, how, write)
         assert promised is not None, f"call {nth} of {len(made)} was never made"
         holds(place, promised)
-    assert killed(tmp_path / "whole", len(made) + 1, how, scenario) is None
+    assert killed_alone(tmp_path / "whole", len(made) + 1, how, write) is None
 
 
 @pytest.mark.parametrize("how", ["before", "torn", "after"])
-def test_kill_9_at_any_call_of_a_recovery_loses_nothing_either(tmp_path, folder, monkeypatch, how):
+def test_kill_9_at_any_call_of_a_recovery_loses_nothing_either(
+    tmp_path, folder, monkeypatch, killed_alone, how
+):
     """The torn tail is recorded once, with at least its bytes, wherever the repair broke off."""
     with open_log(folder) as log:
         log.append({"type": "note", "n": 0})
     with segments(folder)[-1].open("ab") as file:
         file.write(b'{"half')
     whole = shutil.copytree(folder, tmp_path / "whole")
-    recover = lambda folder, _: open_log(folder).close()
     made = calls_of(recover, folder, monkeypatch)
     for nth in [*deaths(made, how), len(made) + 1]:
         place = shutil.copytree(whole, tmp_path / str(nth))
-        assert (killed(place, nth, how, recover) is None) == (nth > len(made))
+        assert (killed_alone(place, nth, how, recover) is None) == (nth > len(made))
         open_log(place).close()
         found = [line.record for line in Reading(place) if line.record["type"] == "recovery"]
         assert found, f"call {nth}: nothing says what was cut"
