@@ -36,7 +36,7 @@ from ..identity.domains import (
     GROUP_SEAL,
     framed,
 )
-from ..identity.pairwise_keys import KEY_BYTES, agree, derive, public_key
+from ..identity.pairwise_keys import KEY_BYTES, PROBE, agree, derive, public_key
 from ..identity.signers import Sign, Signers
 from .sealing import (
     Letter,
@@ -139,8 +139,7 @@ class KeyContribution:
             Code.KEYS,
             f"its prekey has {len(self.prekey)} bytes",
         )
-        # with any private key: a point of low order gives zero with all
-        agree(bytes(KEY_BYTES), self.prekey, sender)
+        agree(PROBE, self.prekey, sender)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from ...files.documents import Strict
 from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity.domains import MIX_PREKEY, framed
 from ..identity.keys import Hex32, Id
-from ..identity.pairwise_keys import KEY_BYTES, agree, public_key
+from ..identity.pairwise_keys import KEY_BYTES, PROBE, agree, public_key
 from ..identity.signers import Sign, Signers
 from .mix_context import MixContext, Number, Version
 from .sealing import Letter, check_letter
@@ -59,8 +59,7 @@ class Prekey:
         # is the prekey in the contribution to the job's key.
         check(self.generation > 0, silo, Code.KEYS, "publishes another prekey of generation 0")
         check(len(self.key) == KEY_BYTES, silo, Code.KEYS, f"its prekey has {len(self.key)} bytes")
-        # with any private key: a point of low order gives zero with all
-        agree(bytes(KEY_BYTES), self.key, silo)
+        agree(PROBE, self.key, silo)
 
 
 @dataclass(frozen=True, slots=True)

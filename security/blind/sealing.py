@@ -33,7 +33,15 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from ...errors import ProofError, RefusedError
 from ..faults import COORDINATOR, Code, check, check_local
 from ..identity.domains import SEALED_SECRET, framed
-from ..identity.pairwise_keys import KEY_BYTES, NONCE, TAG_BYTES, agree, derive, public_key
+from ..identity.pairwise_keys import (
+    KEY_BYTES,
+    NONCE,
+    TAG_BYTES,
+    agree,
+    derive,
+    private_key,
+    public_key,
+)
 from ..log.merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
 
 SECRET_BYTES = 32
@@ -122,10 +130,10 @@ def seal_to_all(
 
     # The key depends on the recipient and on its public key, so a letter that the coordinator
     # brings to somebody else, or passes off as sealed to another key, does not open.
-    made = []
+    made, own, public = [], private_key(ephemeral), public_key(ephemeral)
     for recipient in sorted(recipients):
-        agreed = agree(ephemeral, recipients[recipient], recipient)
-        info = _info(label, sender, recipient, public_key(ephemeral), recipients[recipient])
+        agreed = agree(own, recipients[recipient], recipient)
+        info = _info(label, sender, recipient, public, recipients[recipient])
         sealed = ChaCha20Poly1305(derive(agreed, ctx, info)).encrypt(
             NONCE, secret, _associated(label, ctx, sender, recipient)
         )
@@ -134,7 +142,7 @@ def seal_to_all(
     # One signed root over all letters: each recipient checks its own without receiving the others.
     root = Tree(piece.leaf() for piece in made).root()
     commitment = _commitment(label, ctx, sender, secret)
-    return Sealing(sender, public_key(ephemeral), commitment, root), tuple(made)
+    return Sealing(sender, public, commitment, root), tuple(made)
 
 
 def open_letter(

@@ -38,14 +38,19 @@ def public_key(seed: bytes) -> bytes:
     return private_key(seed).public_key().public_bytes_raw()
 
 
-def agree(seed: bytes, public: bytes, peer: str) -> bytes:
+PROBE = private_key(bytes(KEY_BYTES))  # any key shows a point of low order
+
+
+def agree(own: bytes | X25519PrivateKey, public: bytes, peer: str) -> bytes:
     """The 32 bytes that both sides compute.
 
-    RefusedError if the peer's key is none, or gives zero with every key.
+    ``own`` is a seed, or its key: making the key takes longer than the agreement, so who agrees
+    with many makes it once. RefusedError if the peer's key is none, or gives zero with every key.
     """
     try:
+        key = private_key(own) if isinstance(own, bytes) else own
         # The library raises ValueError if the result is all zeros (RFC 7748 section 6.1).
-        return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise RefusedError(
             peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key"

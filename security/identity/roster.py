@@ -16,6 +16,7 @@ threshold and the fingerprints of the founders' keys, so that a swapped file is 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -205,7 +206,22 @@ def payload(roster: Roster) -> bytes:
 
     The version is among them, so a signature of an older version does not hold for a newer one.
     """
-    return canonical_json(roster.model_dump(mode="json", exclude={"signatures"}))
+    return _payload(roster.federation, roster.version, roster.threshold, roster.entries)
+
+
+@lru_cache(maxsize=8)  # daemons name their roster by it several times per round
+def _payload(
+    federation: str, version: int, threshold: int, entries: tuple[RosterEntry, ...]
+) -> bytes:
+    listed = [entry.model_dump(mode="json") for entry in entries]
+    return canonical_json(
+        {
+            "federation": federation,
+            "version": version,
+            "threshold": threshold,
+            "entries": listed,
+        }
+    )
 
 
 def digest(roster: Roster) -> str:

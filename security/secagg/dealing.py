@@ -18,10 +18,20 @@ from ..arithmetic.masks import Keystream
 from ..arithmetic.shamir import SALT_BYTES, SHARE_BYTES, Draw, commitment, is_share, split
 from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SEED, framed
-from ..identity.pairwise_keys import KEY_BYTES, TAG_BYTES, agree, public_key, seal, seal_key, unseal
+from ..identity.pairwise_keys import (
+    KEY_BYTES,
+    PROBE,
+    TAG_BYTES,
+    agree,
+    private_key,
+    public_key,
+    seal,
+    seal_key,
+    unseal,
+)
 from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
-from .receiving_keys import PROBE, KeyDelivery
+from .receiving_keys import KeyDelivery
 
 # kinds of shares: of the self-mask seed, and of the seed of the pairwise masks' key
 SELF, PAIR = b"self", b"pair"
@@ -221,7 +231,7 @@ def deal(
     own, pair = (split(seed, threshold, numbers, draw) for seed in (seeds.own, seeds.mask))
 
     # Whoever reveals another share than it was dealt is named by its commitment.
-    portions = []
+    portions, sealing = [], private_key(seeds.seal)
     for silo in members:
         number = holders[silo]
         held = HeldShares(
@@ -237,7 +247,7 @@ def deal(
             kept, sealed = held, b""
         else:
             plain = held.own.share + held.own.salt + held.pair.share + held.pair.salt
-            key = seal_key(agree(seeds.seal, public[silo], silo), ctx, dealer, silo)
+            key = seal_key(agree(sealing, public[silo], silo), ctx, dealer, silo)
             sealed = seal(key, ctx, dealer, silo, plain)
         portions.append(Portion(silo, public.get(silo, b""), sealed, *commitments))
 

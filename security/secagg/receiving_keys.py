@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from ...errors import ProofError, RefusedError
 from ..faults import COORDINATOR, Code, check
 from ..identity.domains import SECAGG_RECEIVING, framed
-from ..identity.pairwise_keys import KEY_BYTES, agree, derive, public_key
+from ..identity.pairwise_keys import KEY_BYTES, PROBE, agree, derive, public_key
 from ..log.merkle import Hashes, Tree, leaf_hash, verify_inclusion
-
-PROBE = bytes(32)  # any seed shows a point of low order
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from ...errors import RefusedError
 from ..arithmetic.masks import Term, pair_term
 from ..arithmetic.shamir import Draw
 from ..faults import COORDINATOR, Code, check, passed_on
-from ..identity.pairwise_keys import KEY_BYTES, agree, pair_key, public_key, self_key
+from ..identity.pairwise_keys import KEY_BYTES, agree, pair_key, private_key, public_key, self_key
 from ..identity.signers import Sign, Signers
 from .dealing import (
     Dealing,
@@ -393,9 +393,9 @@ def _masks(state: SiloAttempt, h_u2: bytes, others: Sequence[str]) -> tuple[Term
     # H(U2) is in every key: silos that were shown different sets have masks that do not cancel.
     silo, ctx, prg, seeds = state.silo, state.ctx, state.spec.prg, _seeds(state)
     terms = [Term(self_key(seeds.own, ctx, silo, prg, h_u2))]
-    public = {bundle.silo: bundle.mask for bundle in state.bundles}
+    own, public = private_key(seeds.mask), {each.silo: each.mask for each in state.bundles}
     for other in others:
-        shared = agree(seeds.mask, public[other], other)
+        shared = agree(own, public[other], other)
         terms.append(pair_term(silo, other, pair_key(shared, ctx, silo, other, prg, h_u2)))
     return tuple(terms)
 
@@ -419,7 +419,8 @@ def _hiding(state: SiloAttempt) -> GramKeys | None:
     others = [delivery for delivery in state.keys if delivery.silo in dealers]
     # The same X25519 result seals shares of masks, too: ``seal_key`` and ``share_key`` derive two
     # keys from it, by different labels.
-    agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
+    sealing = private_key(seeds.seal)
+    agreed = {each.silo: agree(sealing, each.key.public, each.silo) for each in others}
     return GramKeys(
         seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()}
     )
