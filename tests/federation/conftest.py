@@ -63,10 +63,11 @@ def small_document(
 ) -> dict[str, Any]:
     """A job whose model, where no other is named, takes little time.
 
-    A step of a perceptron takes a seventh of that of cnn-digits. But its classifier is twice as
-    wide, and the rotation that hides one for pFedSim takes the square of the width.
+    A step of a perceptron takes a seventh of that of a small network with convolutions. But its
+    classifier is twice as wide, and the rotation that hides one for pFedSim takes the square of the
+    width.
     """
-    model = "cnn-digits" if method == "pfedsim" else MODEL
+    model = "digits-cnn-a" if method == "pfedsim" else MODEL
     return job_document(name, silos, method, **{"model": model, **changes})
 
 
