@@ -149,13 +149,15 @@ def new(
 class Drafted:
     """One rule as it grows: the parts of one method that bear one name, and their jobs.
 
-    It grows with each phase and job. ``dtypes`` and ``jobs`` are ordered sets.
+    It grows with each phase and job. ``readers``, ``dtypes`` and ``jobs`` are ordered sets.
     """
 
     method: str
     kind: Kind
     # by way and tensor name, the largest
     releases: dict[tuple[str, str], Release] = field(default_factory=dict)
+    # of all jobs: one may let the same tensors be read by other silos
+    readers: dict[str, None] = field(default_factory=dict)
     dtypes: dict[str, None] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
 
@@ -166,6 +168,7 @@ class Drafted:
         # A rule bounds the number of elements, so the largest tensor decides.
         if known is None or known.elements < release.elements:
             self.releases[way, release.name] = release
+        self.readers |= dict.fromkeys(release.readers or ("coordinator",))
         self.dtypes[release.dtype] = self.jobs[job] = None
 
 
@@ -358,13 +361,11 @@ def trusting_jobs(jobs: Sequence[Job]) -> str:
 
 def _rule(part: str, rule: Drafted) -> str:
     names, forms, elements = [], [], []
-    readers: list[str] = []
     by_way: dict[str, list[Release]] = {}
     for (way, name), release in rule.releases.items():
         by_way.setdefault(way, []).append(release)
         names.append(_glob(name))
         forms.append(release.form)
-        readers += release.readers or ("coordinator",)
         elements.append(release.elements)
 
     # One rule serves all jobs of a method, so its bounds are those of the largest tensors.
@@ -378,7 +379,7 @@ def _rule(part: str, rule: Drafted) -> str:
         "max_elements": max(elements),
         # Every message goes to the coordinator; ``readers`` says who can open it.
         "recipients": ["coordinator"],
-        "readers": _distinct(readers),
+        "readers": list(rule.readers),
     }
     # Without ``forms`` a rule lets tensors leave in the clear.
     if set(forms) != {PLAIN}:

@@ -64,10 +64,11 @@ def small_document(
 ) -> dict[str, Any]:
     """A job whose model, where no other is named, takes little time.
 
-    A step of a perceptron takes a seventh of that of cnn-digits. But its classifier is twice as
-    wide, and the rotation that hides one for pFedSim takes the square of the width.
+    A step of a perceptron takes a seventh of that of a small network with convolutions. But its
+    classifier is twice as wide, and the rotation that hides one for pFedSim takes the square of the
+    width.
     """
-    model = "cnn-digits" if method == "pfedsim" else MODEL
+    model = "digits-cnn-a" if method == "pfedsim" else MODEL
     return job_document(name, silos, method, **{"model": model, **changes})
 
 
@@ -244,16 +245,16 @@ class Running:
         return state_from_bytes((self.job_folder(job, silo) / "model.safetensors").read_bytes())
 
     def check_models(self, job: Job, expected: SimulationResult, silos: Sequence[str] = ()) -> None:
-        """Every silo has what the simulation says, bit for bit."""
-        for silo in silos or self.data:
+        """Every silo of a job has what the simulation says, bit for bit."""
+        for silo in silos or job.silos:
             found = self.model(job, silo)
             for part, tensors in expected.states[silo].parts.items():
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
 
     def check_reports(self, job: Job, expected: SimulationResult) -> None:
-        """Every silo tells of its models what the simulation does."""
-        for silo in self.data:
+        """Every silo of a job tells of its models what the simulation does."""
+        for silo in job.silos:
             report = json.loads((self.job_folder(job, silo) / "report.json").read_text())
             last = expected.history[silo][-1]
             assert report["final"]["correct_delivered"] == last.correct_delivered

@@ -56,7 +56,8 @@ from staddle.silo.blind.group_keys import ENDED
 from staddle.silo.ingress.keyed_job import OWN
 from staddle.silo.ingress.mix_rows import expected_rows
 
-SILOS = ("north", "east", "south", "west", "middle")
+FOUR = ("north", "east", "south", "west")  # of jobs in whose rounds everybody is
+SILOS = (*FOUR, "middle")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 TITLE = "## What the coordinator sees of each method"
 BARE_TITLE = "## What the coordinator sees of a blind round"
@@ -78,7 +79,7 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "local": ("local", "local", {}),
     "avg": ("fedavg", "fedavg", {"model": "cnn-digits"}),
     "per": ("fedper", "fedper", {}),
-    "ssa": ("fedssa", "fedssa", {"options": {"t_stable": 3}, "rounds": 3}),
+    "ssa": ("fedssa", "fedssa", {"options": {"t_stable": 3}}),
     "ssa-stale": ("fedssa stale_inclusive", "fedssa", {"options": {"t_stable": 3,
     "stale_inclusive": True}}),
     "ppfl": ("ppfl", "ppfl", {"options": {"models": 2}}),
@@ -90,9 +91,9 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "similarity": "per_class"}, "rounds": 3}),
     "sim-directed": ("pfedsim directed", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
     "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples",
-    "supervisor": "cnn"}, "rounds": 3}),
+    "supervisor": "cnn"}}),
     "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels",
-    "supervisor": "cnn"}, "rounds": 3}),
+    "supervisor": "cnn"}}),
     "sup-directed": ("fedsimsup directed", "fedsimsup", {"options": {"supervisor": "cnn"},
     "rounds": 3}),
 }  # fmt: skip
@@ -136,13 +137,16 @@ class World:
     def _simulate(self, job):
         plan, key = JobPlan(job), self.keys.get(job.name, bytes(32))
         kept = Kept(plan.bounds, job.security.counts, plan.terms, key, job.digest)
-        expected = simulate(job, self.shards, exchanges=kept)
+        expected = simulate(job, self.shards_of(job), exchanges=kept)
         gave = iter(kept.contributions)
         for round_ in range(job.length):
             for silo, _ in itertools.product(job.cohort(round_), job.up(round_)):
                 self.contributions[Place(job.name, round_, silo)].append(next(gave))
         assert next(gave, None) is None
         return expected
+
+    def shards_of(self, job):
+        return {silo: self.shards[silo] for silo in job.silos}
 
     def parts(self, place, exchange):
         return [
@@ -229,13 +233,14 @@ def documents(shards):
     security |= {name: {**SECURITY, "tags": False} for name in BARE}
     made = {name: (method, changes) for name, (_, method, changes) in MODES.items()}
     made |= {name: (method, {"options": options}) for name, (method, options) in BARE.items()}
-    made["sim-in-part"] = "pfedsim", {"options": {"rho": 0.25}, "rounds": 4}
-    made[UNREAD] = "pfedsim", {"options": {"rho": 0.2}, "rounds": 5}
-    made["tagged"] = "fedavg", {"rounds": 4}
+    made["sim-in-part"] = "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}
+    made[UNREAD] = "pfedsim", {"options": {"rho": 0.25}, "rounds": 4}
+    made["tagged"] = "fedavg", {"rounds": 2}
     for name, (method, changes) in made.items():
         fields = {"rounds": 2, "min_cohort": 3, **changes}
         fields["participation"] = 0.8 if name in away else 1.0
-        yield small_document(name, SILOS, method, security=security.get(name, SECURITY), **fields)
+        silos = SILOS if name in away else FOUR
+        yield small_document(name, silos, method, security=security.get(name, SECURITY), **fields)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +257,7 @@ def world(tmp_path_factory, fork_server):
 
         def no_key(job):
             """Whoever seizes a silo now finds no key of the job."""
-            for silo in SILOS:
+            for silo in job.silos:
                 left = [path.name for path in made.job_folder(job, silo).glob("*group*")]
                 assert left == [ENDED] * job.keyed, (job.name, silo)
 
@@ -278,9 +283,10 @@ def test_silos_get_what_the_oracle_computes(world):
         closed = running.rows(f"SELECT round, members FROM rounds WHERE job = '{job.name}'")
         members = {round_: set(json.loads(names)) for round_, names in closed}
         assert members == {round_: set(job.cohort(round_)) for round_ in range(job.length)}
-    alone = simulate(world.jobs["sim"], world.shards, exchanges=PLAIN)
-    for silo in SILOS:  # nearly what it is in the clear
-        found = running.model(world.jobs["sim"], silo).parts["extractor"]
+    job = world.jobs["sim"]
+    alone = simulate(job, world.shards_of(job), exchanges=PLAIN)
+    for silo in FOUR:  # nearly what it is in the clear
+        found = running.model(job, silo).parts["extractor"]
         for name, value in alone.states[silo].parts["extractor"].items():
             assert torch.allclose(found[name], value, atol=1e-2), name
 
@@ -288,7 +294,7 @@ def test_silos_get_what_the_oracle_computes(world):
 def test_rows_are_opened_and_the_newest_is_remembered(world):
     for job in world.running.jobs:
         found = set()
-        for silo in SILOS:
+        for silo in job.silos:
             for path in world.running.job_folder(job, silo).glob("mix-*.[rd]*.json"):
                 kept = json.loads(path.read_bytes())
                 if kept.get("memory", {}).get("last") or kept.get("delivered"):
@@ -302,14 +308,15 @@ def test_rows_are_opened_and_the_newest_is_remembered(world):
 
 def newest(world, name):
     """The newest round of which each silo opened a row; -1 where it opened none."""
-    folders = [world.running.job_folder(world.jobs[name], silo) for silo in SILOS]
+    job = world.jobs[name]
+    folders = [world.running.job_folder(job, silo) for silo in job.silos]
     paths = [folder / "mix-extractor.directed.json" for folder in folders]
     return {json.loads(path.read_bytes())["newest"] for path in paths}
 
 
 def test_each_upload_has_a_prekey_and_the_first_goes_before_the_last(world):
     """Of three rounds in which everybody gave."""
-    for silo in SILOS:
+    for silo in FOUR:
         kept = [
             {int.from_bytes(file[at : at + 8]) for at in range(32, len(file), 40)}
             for file in world.owned["sim-classes", silo]
@@ -328,7 +335,7 @@ def test_sums_come_down_in_words_in_every_round_that_has_them(world):
             assert told >= due, job.name
         else:
             assert told == due, job.name
-        assert job.name != "tagged" or told == {1, 2, 3, 4}
+        assert job.name != "tagged" or told == {1, 2}
 
 
 def test_silos_tell_once_what_they_withhold(world):
@@ -336,7 +343,7 @@ def test_silos_tell_once_what_they_withhold(world):
     for job, silo in itertools.product(world.running.jobs, SILOS):
         events = world.running.events(silo, "job.withheld")
         told = [event for event in events if event["job"] == job.name]
-        assert len(told) == job.counted, job.name
+        assert len(told) == (job.counted and silo in job.silos), job.name
         for each in told:
             assert each["fewest_holders"] == job.fewest_holders
             train, _ = world.shards[silo]
@@ -366,7 +373,7 @@ def test_ledgers_say_what_left_and_for_whom(world):
 
 
 def test_silos_had_what_the_simulation_gives(world):
-    for name, silo in itertools.product(BARE, SILOS):
+    for name, silo in itertools.product(BARE, FOUR):
         job = world.jobs[name]
         path = world.running.job_folder(job, silo) / f"outbox-{job.length}.safetensors"
         had = safetensors.torch.load_file(path)
@@ -580,7 +587,7 @@ def test_an_opened_row_is_unrelated_to_what_is_in_it(world):
     # of each round that trained, for who was away
     assert len(away) == len({round_ for round_, _ in away}) == 3
     assert opened.keys() - {("sup-directed", *place) for place in away} == {
-        ("sim-directed", 2, s) for s in SILOS
+        ("sim-directed", 2, s) for s in FOUR
     }
     for (job, round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
@@ -607,6 +614,6 @@ def test_no_value_stands_in_any_message(world, silo):
                     for dtype in (torch.float32, torch.float64, torch.int64)
                 ]
     looked = {bytes(window) for window in itertools.chain.from_iterable(map(windows, pieces))}
-    assert len(looked) > 5000
+    assert len(looked) > (5000 if silo in FOUR else 2500), len(looked)
     near = beginnings(looked, seen)
     assert [window for window in looked if window[:8] in near and window in seen] == []

@@ -25,7 +25,7 @@ ROWS_ALONE = {**TWO, "options": {"rho": 0.0}}
 AWAY = {"similarity": "samples", "tau_theta": 1, "supervisor": "cnn"}
 AWAY = {"method": "fedsimsup", "options": AWAY}
 AWAY |= {"rounds": 4, "participation": 0.8}
-GIVEN = "every:mix-|rename gram|job 1 padded|job 1 rotated|of 104448|of 2560|ingress job 2"
+GIVEN = "every:mix-|rename gram|job 1 padded|job 1 rotated|of 43264|of 2560|ingress job 2"
 TAKEN = "every:padded|rows of|folding 1"
 # too few are left to open either sum
 SIGNED = "every:egress.protocol job 0 reveal|egress.protocol job 1 reveal"
@@ -68,7 +68,7 @@ STEPS = {
             *(f"rename mix-extractor.{name}" for name in WRITTEN),
             *(f"sync mix-extractor.{name}.*.tmp" for name in WRITTEN),
             f"{LEDGER} egress.intent job 1 padded",
-            f"{LEDGER} egress.digest   of 104448 bytes",
+            f"{LEDGER} egress.digest   of 43264 bytes",
             f"{LEDGER} egress.protocol job 1 padded",
             "rename gram-rows.json",
             f"{LEDGER} egress.intent job 1 rotated",

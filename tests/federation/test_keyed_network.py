@@ -23,7 +23,7 @@ from staddle.silo.egress.gate import Gate
 SILOS = ("north", "east", "south", "west")
 TIMING = {"admission_seconds": 60, "beat_seconds": 5, "hold_seconds": 2}
 CHUNK = 1024  # bytes, so that small parts have several
-PADDED = 104448  # bytes of an extractor's words
+PADDED = 43264  # bytes of an extractor's words
 
 
 @pytest.fixture
