@@ -313,11 +313,15 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(roster, signed):
-    counts = {"counts": dict.fromkeys("abcd", 30), "class_counts": dict.fromkeys("abcd", [3] * 10)}
+def directed(signed, silos):
+    counts = {"counts": dict.fromkeys(silos, 30), "class_counts": dict.fromkeys(silos, [3] * 10)}
     security = {**BLIND, "weights": "public", "dropouts": "any", **counts}
     security |= {"mix": "directed", "colluders": 0}
-    job = signed("directed", security, "fedsimsup", participation=0.75)
+    return signed("directed", security, "fedsimsup", silos=list(silos), participation=0.75)
+
+
+def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(roster, signed):
+    job = directed(signed, "abcd")
     policy = parsed(draft([job]))
     (why,) = sum_objections(JobPlan(job), policy, roster)
     assert why.endswith('have the job signed without dropouts, or set the policy to "any"')
@@ -334,6 +338,14 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(roster, 
         "masked and padded once per recipient: each recipient can read its own weighted mean and"
         " nothing else" in said
     )
+
+
+@pytest.mark.parametrize("silos", [("abcd", "abcef"), ("abcef", "abcd")])
+def test_a_draft_for_two_jobs_lets_the_silos_of_both_read(roster, signed, silos):
+    jobs = [directed(signed, each) for each in silos]
+    policy = parsed(draft(jobs))
+    assert set(policy.rule("fedsimsup", "theta").readers) == set("abcdef")
+    assert all(leaves(job, roster, policy) for job in jobs)
 
 
 # Private jobs.
