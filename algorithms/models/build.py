@@ -69,7 +69,7 @@ class ModelOptions(Strict):
             )
         # A job names the size, and a silo must not run out of memory by building the model.
         # A sketch has all shapes, and takes no memory.
-        modules = sketch(self).values()
+        modules = _sketched(self).values()
         size = sum(tensor.numel() for module in modules for tensor in module.parameters())
         if size > LARGEST_MODEL:
             raise ValueError(
@@ -108,12 +108,16 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 
     They are on torch's device "meta", and have only names, shapes and dtypes.
     """
+    return {part: _twin(module) for part, module in _sketched(options).items()}
+
+
+def _sketched(options: ModelOptions) -> dict[str, nn.Module]:
+    """The kept modules, which nobody may change."""
     asked = options.name, input_shape(options), options.classes, options.norm
-    laid_out = _laid_out(*asked, torch.get_default_dtype())
-    return {part: _twin(module) for part, module in laid_out.items()}
+    return _laid_out(*asked, torch.get_default_dtype())
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _laid_out(
     name: str, shape: Shape, classes: int, norm: Norm, _: torch.dtype
 ) -> dict[str, nn.Module]:
@@ -136,7 +140,7 @@ def _twin(module: nn.Module) -> nn.Module:
     own.update({name: table.copy() for name, table in own.items() if isinstance(table, dict)})
     copies: dict[str, Callable[[Any], object]] = {
         "_parameters": nn.Parameter,
-        "_buffers": torch.empty_like,
+        "_buffers": Tensor.detach,  # without values, nothing is shared
         "_modules": _twin,
     }
     for table, copied in copies.items():

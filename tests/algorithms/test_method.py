@@ -95,7 +95,7 @@ def test_statistics_follow_the_policy(make, make_shards):
 @pytest.mark.parametrize("method", SHARING)
 def test_statistics_stay_variances_through_a_whole_job(make, make_shards, method):
     job = make(method, "global", rounds=3)
-    for state in simulate(job, make_shards(job)).states.values():
+    for state in simulate(job, make_shards(job, 9)).states.values():
         for name, value in state.parts["extractor"].items():
             assert bool((value > 0).all()) or "running_var" not in name
             assert bool(value.isfinite().all())

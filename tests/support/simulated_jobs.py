@@ -18,6 +18,7 @@ OPTIONS = {
     "fedsimsup": {"tau_s": 1, "tau_theta": 1},
     "ppfl": {"lam": 0},
 }
+SMALL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
 MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}
 SCHEDULE = Schedule(2, 2)
 
@@ -25,7 +26,7 @@ SCHEDULE = Schedule(2, 2)
 def make_job(method="fedavg", seed=7, **fields):
     share = 0.75 if method == "fedsimsup" else 0.5
     fields = {"seed": seed, "silos": SILOS, "participation": share, **fields}
-    return jobs.make_job(method, OPTIONS.get(method), MODELS.get(method), **fields)
+    return jobs.make_job(method, OPTIONS.get(method), MODELS.get(method, SMALL), **fields)
 
 
 def make_records(silos=SILOS, *, validation=True):

@@ -47,7 +47,7 @@ def test_a_job_and_that_of_its_document_have_the_same_bits(make_job, make_shards
     ends = []
     for seed, each in enumerate((job, again)):
         torch.manual_seed(seed)
-        ends.append(simulate(each, make_shards(each)))
+        ends.append(simulate(each, make_shards(each, 9)))
     one, other = ends
     assert one.history == other.history
     assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
@@ -101,7 +101,7 @@ def test_running_statistics_count_a_silos_own_batches_only(make_job, make_shards
     epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
     fields = {"silos": FOUR, "participation": 0.75, "model": {"norm": "batch"}}
     job = make_job(method, {"lam": 0} if method == "ppfl" else {}, training={"epochs": 2}, **fields)
-    shards = make_shards(job)
+    shards = make_shards(job, 9)
     result = simulate(job, shards)
     for silo, state in result.states.items():
         trained = sum(report.loss is not None for report in result.history[silo])

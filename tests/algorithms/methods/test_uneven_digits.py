@@ -61,9 +61,10 @@ def test_pfedsim_beats_local_and_fedavg(reach):
 
 
 def test_fedaims_beats_local_and_fedavg(reach):
-    """600 digits, Dirichlet 0.1 over six silos, 8 rounds of 2 epochs.
+    """600 digits, Dirichlet 0.1 over six silos, draw 1, 6 rounds of one epoch in batches of 8.
 
-    Seen over the draws 7, 1 and 2 (the test runs draw 1): local .732, FedAvg's one model .451 and
+    Seen: local 0.451, FedAvg's one model 0.181, FedAIMS 0.585, and 0.704 with μ = 0.1. Over draws
+    7, 1 and 2, in 8 rounds of 2 epochs in batches of 16: local .732, FedAvg's one model .451 and
     .795 as trained on at each silo, FedPer .838; FedAIMS .788 with the paper's μ = 1, .876 with μ =
     0.1 and .858 with μ = 0. So the heads at middle blocks help, and μ = 1 costs more than it gives
     in so short a job: the first prototypes are those of an untrained backbone, in which classes
@@ -71,9 +72,10 @@ def test_fedaims_beats_local_and_fedavg(reach):
     The paper's jobs have 300 rounds.
     """
     silos = [f"silo-{i}" for i in range(6)]
-    model = {"name": "convnet-digits", "norm": "group"}
+    fields = {"model": {"name": "convnet-digits", "norm": "group"}, "rounds": 6}
+    training = {"epochs": 1, "batch_size": 8, "lr": 0.1}
     local, fedavg, fedaims, light = (
-        reach(name, own, silos, 600, 0.1, model=model, rounds=8, training={"lr": 0.1})
+        reach(name, own, silos, 600, 0.1, **fields, training=dict(training))
         for name, own in (("local", {}), ("fedavg", {}), ("fedaims", {}), ("fedaims", {"mu": 0.1}))
     )
     assert fedaims > max(local + 0.03, fedavg + 0.1), (local, fedavg, fedaims)
@@ -101,22 +103,21 @@ def test_fedsimsup_beats_training_alone_and_the_model_of_fedavg(reach):
 
 
 def test_fedssa_beats_training_alone(reach):
-    """800 digits over four silos, 10 rounds of 2 epochs, T_stable = 5, draw 7.
+    """800 digits over four silos, 10 rounds of 2 epochs in batches of 32, T_stable = 5, draw 7.
 
-    Draw 1 has local 0.926, FedAvg 0.805, FedSSA 0.933.
-
-    Seen over draws 7, 1 and 2: local 0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three
-    architectures, where local has 0.887). This lead is not the exchange: a control whose rows grow
+    Seen: local 0.810, FedAvg 0.559, FedSSA 0.921. With batches of 16, over draws 7, 1 and 2: local
+    0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three architectures, where local has 0.887). This
+    lead is not the exchange: a control whose rows grow
     by the same 1 + μ_t and are not exchanged reaches 0.920 (0.923). Eq. 4 works here as a larger
     learning rate below the header. So does its harm: T_stable = 20, beyond the end of the job,
     gives 0.470, and 0.910 with clip = 1.
     """
     silos, model = [f"s-{i}" for i in range(4)], {"name": "digits-cnn-a"}
     local, fedavg, fedssa = (
-        reach(name, own, silos, 800, seed=7, model=model, rounds=10)
+        reach(name, own, silos, 800, seed=7, model=model, rounds=10, training={"batch_size": 32})
         for name, own in (("local", {}), ("fedavg", {}), ("fedssa", {"t_stable": 5}))
     )
-    assert fedssa > max(0.92, local + 0.02, fedavg + 0.05), (local, fedavg, fedssa)
+    assert fedssa > max(0.87, local + 0.06, fedavg + 0.05), (local, fedavg, fedssa)
 
 
 def test_where_silos_are_small_and_often_away_the_exchange_of_fedssa_itself_helps(

@@ -197,9 +197,10 @@ LONG = """
     # one started in the background of a script would ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = {tests!r}
-    from test_pool import RECORDS, Crew, Simulation, job_of
 
     def train_long():
+        from test_pool import RECORDS, Crew, Simulation, job_of  # not in workers, which import this
+
         with Crew(RECORDS, 2) as crew:
             one = job_of("fedavg")
             Simulation(one, crew.engine(one)).look()  # so they have begun
