@@ -107,10 +107,9 @@ def test_fedssa_beats_training_alone(reach):
 
     Seen: local 0.810, FedAvg 0.559, FedSSA 0.921. With batches of 16, over draws 7, 1 and 2: local
     0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three architectures, where local has 0.887). This
-    lead is not the exchange: a control whose rows grow
-    by the same 1 + μ_t and are not exchanged reaches 0.920 (0.923). Eq. 4 works here as a larger
-    learning rate below the header. So does its harm: T_stable = 20, beyond the end of the job,
-    gives 0.470, and 0.910 with clip = 1.
+    lead is not the exchange: a control whose rows grow by the same 1 + μ_t and are not exchanged
+    reaches 0.920 (0.923). Eq. 4 works here as a larger learning rate below the header. So does its
+    harm: T_stable = 20, beyond the end of the job, gives 0.470, and 0.910 with clip = 1.
     """
     silos, model = [f"s-{i}" for i in range(4)], {"name": "digits-cnn-a"}
     local, fedavg, fedssa = (
