@@ -36,6 +36,7 @@ from staddle.silo.job_folder import split_key
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
+KEPT = re.compile("after COMMIT of [^ ]+ ended ")
 CRASHING = str(Path(__file__).with_name("crashing.py"))
 
 
@@ -207,6 +208,13 @@ class Running:
             while (ended := daemon.event(150) or {}).get("event", "job.finished") != "job.finished":
                 self.daemons["coordinator"].check()
             assert (ended.get("job"), ended.get("completed")) == (name, True), daemon.tail()
+
+    def ended(self) -> None:
+        """Wait until the coordinator has kept the job's end; it may have died before it said so."""
+        coordinator, event = self.daemons["coordinator"], None
+        while not (event and (event["event"] == "job.ended" or KEPT.search(str(event)))):
+            event = coordinator.event(60)
+            assert event, coordinator.tail()
 
     def events(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """What a daemon has logged, and ``crashing.py`` of its deaths; or events of these kinds."""
