@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ require_tls13()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
+
+from federation.fork_server import ForkServer  # noqa: E402
 
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 
@@ -60,6 +63,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     events.handlers[:] = [
         own for own in events.handlers if not getattr(getattr(own, "stream", None), "closed", False)
     ]
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One for all folders of tests: its imports take seconds."""
+    server = ForkServer(tmp_path_factory.mktemp("fork_server") / "log")
+    yield server
+    server.close()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -284,13 +284,6 @@ class Running:
         check_logs(self.federation.folder)
 
 
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("fork_server") / "log")
-    yield server
-    server.close()
-
-
 @contextmanager
 def running(folder: Path, silos: Sequence[str], launch: Launcher) -> Iterator[Running]:
     """A federation in a new folder, whose daemons are stopped at the end of the block."""
