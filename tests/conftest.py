@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.insert(0, str(Path(__file__).parent))
 
+from federation.fork_server import ForkServer  # noqa: E402
+
+WORKER = os.environ.get(
+    "PYTEST_XDIST_WORKER", ""
+)  # such as gw0; empty where tests run in one process
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 
 
@@ -42,11 +48,11 @@ def pytest_collection(session: pytest.Session) -> None:
     """Workers share the compiling: each begins to import the test modules at another one, and finds
     most of them compiled by the others. To rewrite the asserts of all takes 12 s.
     """
-    number, count = (os.environ.get(f"PYTEST_XDIST_WORKER{of}", "") for of in ("", "_COUNT"))
     places = [Path(arg) for arg in session.config.args]
-    if number and all(place.is_dir() for place in places):
+    if WORKER and all(place.is_dir() for place in places):
         modules = sorted(str(path) for place in places for path in place.rglob("test_*.py"))
-        first = len(modules) * int(number.removeprefix("gw")) // int(count)
+        number, count = int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = len(modules) * number // count
         session.config.args[:] = modules[first:] + modules[:first]
 
 
@@ -78,6 +84,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     events.handlers[:] = [
         own for own in events.handlers if not getattr(getattr(own, "stream", None), "closed", False)
     ]
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One for all workers: its imports take 5 s."""
+    own = tmp_path_factory.getbasetemp()
+    server = ForkServer((own.parent if WORKER else own) / "fork_server")
+    yield server
+    server.close()
 
 
 @pytest.hookimpl(tryfirst=True)

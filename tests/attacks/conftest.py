@@ -10,13 +10,13 @@ does no attack on what ships.
 from pathlib import Path
 
 import pytest
-from federation.conftest import fork_server, start
+from federation.conftest import start
 
 from staddle.silo import agent, plain_rounds
 from staddle.silo.blind import group_keys
 from staddle.silo.blind import round as blind
 
-__all__ = ["fork_server", "start"]
+__all__ = ["start"]
 
 HERE = Path(__file__).parent
 

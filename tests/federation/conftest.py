@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import re
 import socket
 import sqlite3
@@ -37,6 +36,7 @@ from staddle.silo.job_folder import split_key
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
+KEPT = re.compile("after COMMIT of [^ ]+ ended ")
 CRASHING = str(Path(__file__).with_name("crashing.py"))
 
 
@@ -210,6 +210,13 @@ class Running:
                 self.daemons["coordinator"].check()
             assert (ended.get("job"), ended.get("completed")) == (name, True), daemon.tail()
 
+    def ended(self) -> None:
+        """Wait until the coordinator has kept the job's end; it may have died before it said so."""
+        coordinator, event = self.daemons["coordinator"], None
+        while not (event and (event["event"] == "job.ended" or KEPT.search(str(event)))):
+            event = coordinator.event(60)
+            assert event, coordinator.tail()
+
     def events(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         """What a daemon has logged, and ``crashing.py`` of its deaths; or events of these kinds."""
         lines = self.daemons[name].log.read_text().splitlines()
@@ -276,16 +283,6 @@ class Running:
         for daemon in self.daemons.values():
             daemon.stop()
         check_logs(self.federation.folder)
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    # one for all workers: its imports take 5 s
-    worker = tmp_path_factory.getbasetemp()
-    base = worker.parent if "PYTEST_XDIST_WORKER" in os.environ else worker
-    server = ForkServer(base / "fork_server")
-    yield server
-    server.close()
 
 
 @contextmanager

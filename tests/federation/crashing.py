@@ -7,7 +7,7 @@ ends by itself for any other reason ends the parent, with its status.
 
 ``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and,
 for a COMMIT, also right after it; steps are told apart by the file and what it holds, so the n-th
-child gets further than the one before.
+child gets further than the one before. Files of several silos are one, and temporary files are one.
 ``every:TEXT``: of these, the steps whose name has this text, or one of several:
 ``every:TEXT|TEXT``.
 ``once:TEXT``: only at the first step whose name has this text, and there is no next child.
@@ -85,17 +85,22 @@ class Steps:
 
         def watched(sync):
             def run(descriptor):
-                steps.step(f"sync {described(Path(f'/proc/self/fd/{descriptor}').readlink())}")
+                path = Path(f"/proc/self/fd/{descriptor}").readlink()
+                # all that was written is there, as it is right before its rename, which is a step
+                name = "*.tmp" if path.suffix == ".tmp" else described(path)
+                steps.step(f"sync {name}")
                 sync(descriptor)
 
             return run
 
         def watched_replace(path, target):
-            steps.step(f"rename {Path(target).name}")
+            steps.step(f"rename {unnumbered(Path(target).name)}")
             return replace(path, target)
 
         def watched_unlink(path, *, missing_ok=False):
-            steps.step(f"remove {unnumbered(path.name)}")
+            # what an earlier death left half written, wherever that was: one step
+            name = "*.tmp" if path.suffix == ".tmp" else unnumbered(path.name)
+            steps.step(f"remove {name}")
             unlink(path, missing_ok=missing_ok)
 
         class Connection(database.sqlite3.Connection):
@@ -148,13 +153,13 @@ class Full:
     def __init__(self, died: set[str], told: int, only: str) -> None:
         self._died = died
         self._told = told
-        self._only = only
+        self.chosen = only
         self._lock = threading.Lock()
 
     def step(self, key: str, size: int = 8) -> bool:
         """Limit all files to ``size`` bytes, if no child has met it here yet."""
         with self._lock:
-            if key in self._died or self._only not in key:
+            if key in self._died or self.chosen not in key:
                 return False
             self._died.add(key)
             os.write(self._told, key.encode() + b"\n")
@@ -172,7 +177,8 @@ class Full:
 
         def watched_append(log, line, *, durable):
             what = f"seg-{log._number:08d}.jsonl {recorded(line)}"
-            if not full.step(f"none of {what}"):
+            # to the ledger a record is like another; who appended it sees the same error twice
+            if not full.step(f"none of {what if full.chosen else 'a record'}"):
                 full.step(f"a part of {what}", log._size + len(line) // 2)
             append(log, line, durable=durable)
 
@@ -249,16 +255,15 @@ def changed_rows(sql: str, rows: list[tuple], before: str) -> str:
         return f"{rows[0][0]} {rows[0][1].rpartition('.')[2]} let go"
     if sql.startswith("INSERT OR REPLACE INTO mixed"):
         job, part, _, memory = rows[0]
-        return f"{job} {part} rows of {max(json.loads(memory)['newest'].values())}"
+        newest = max(json.loads(memory)["newest"].values())
+        return f"{job} {part} rows of {min(newest, 1)}"
     return before
 
 
 def transition(state: dict) -> str:
-    """A state in short; who came first does not matter."""
-    sizes = " ".join(
-        f"{name} {len(state[name])}" for name in ("answers", "given", "failed", "done")
-    )
-    return f"{state['job']} {state['stage']} {state['round']}: {sizes}"
+    """A state in short; neither who came first matters, nor how many have come since."""
+    some = [name for name in ("answers", "given", "failed", "done") if state[name]]
+    return " ".join([state["job"], state["stage"], str(state["round"]), *some])
 
 
 def described(path: Path) -> str:
@@ -270,8 +275,8 @@ def described(path: Path) -> str:
 
 
 def unnumbered(name: str) -> str:
-    """A file's name without what is random in that of a temporary one."""
-    return re.sub(r"[0-9a-f]{12}", "*", name.strip("."))
+    """A file's name without what is random in that of a temporary one, or which silo it is of."""
+    return re.sub(r"[0-9a-f]{12}|\b(north|east|south|west)\b", "*", name.strip("."))
 
 
 def recorded(line: bytes) -> str:

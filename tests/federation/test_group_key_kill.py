@@ -22,13 +22,9 @@ def entries(contents):
 
 STEPS = {
     "north": (
-        "sync group.secret.*.tmp",
         "rename group.secret",
-        "sync prekeys.json.*.tmp",
         "rename prekeys.json",
-        "sync group.prekeys.*.tmp",
         "rename group.prekeys",
-        "sync group.key.*.tmp",
         "rename group.key",
         "remove group.secret",
         "rename group.ended",

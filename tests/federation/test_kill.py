@@ -40,10 +40,10 @@ def same_as_undisturbed(running):
 @pytest.mark.parametrize(
     ("plans", "rounds", "fewest"),
     [
-        ({"coordinator": "every"}, 1, 45),
+        ({"coordinator": "every"}, 1, 35),
         ({"north": "every"}, 1, 20),
-        ({"coordinator": "full"}, 1, 15),
-        ({"north": "full"}, 1, 20),
+        ({"coordinator": "full"}, 1, 14),
+        ({"north": "full"}, 1, 18),
         ({"coordinator": "seed:1:6", "north": "seed:2:6", "east": "seed:3:6"}, 5, 18),
     ],
     ids=[
@@ -58,6 +58,7 @@ def test_killed_again_and_again(start, document, plans, rounds, fewest):
     running = start(*SILOS)
     begin(running, document, plans, rounds)
     running.finished("sup")
+    running.ended()
     codes = {name: daemon.stop() for name, daemon in running.daemons.items()}
     assert -signal.SIGKILL not in codes.values(), codes  # all of them stop when asked
     died = [death for name in plans for death in running.killed(name)]

@@ -1,7 +1,6 @@
 """``staddle simulate`` from the command line; what single modules do is tested with them."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import typer
-from federation.fork_server import run_alone
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -240,20 +238,17 @@ def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def begin():
+def begin(fork_server):
     """Begins the command as a process of its own, which does not outlive the test.
 
     It is forked where torch is imported already.
     """
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["staddle.commands.simulate.simulate"])
     with ExitStack() as stack:
 
         def begin(file, out, workers):
             command = ["-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE]
-            process = forks.Process(target=run_alone, args=([*command, "--workers", workers],))
-            process.start()
-            stack.callback(process.join)
+            process = fork_server.launch([sys.executable, "-P", *command, "--workers", workers])
+            stack.callback(process.wait)
             stack.callback(process.kill)
             return process
 
@@ -264,11 +259,11 @@ def kill_after(processes):
     """Kill each once its run has done so many rounds."""
     while processes:
         for process, (out, rounds) in tuple(processes.items()):
-            assert process.is_alive()
+            assert process.poll() is None
             history = out / RUN / "history.jsonl"
             if history.exists() and f'{{"rounds":{rounds},' in history.read_text():
                 process.kill()
-                process.join()
+                process.wait()
                 del processes[process]
         time.sleep(0.002)
 
