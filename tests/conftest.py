@@ -26,9 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from federation.fork_server import ForkServer  # noqa: E402
 
-WORKER = os.environ.get(
-    "PYTEST_XDIST_WORKER", ""
-)  # such as gw0; empty where tests run in one process
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # such as gw0; empty in a process without others
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 
 
@@ -57,8 +55,9 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In all workers the order of the folders, where each begins."""
-    items.sort(key=lambda item: item.path.parts)
+    """In all workers the order of the folders, wherever each began."""
+    if WORKER:
+        items.sort(key=lambda item: item.path.parts)
 
 
 def pytest_collection_finish() -> None:
