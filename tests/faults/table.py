@@ -72,10 +72,11 @@ def row(
 
 
 def rows() -> dict[str, Row]:
-    """All of them, by name."""
+    """All of them, by name, area by area."""
     for area in AREAS:
         importlib.import_module(f"faults.{area}")
-    return ROWS
+    # Others may have imported an area before.
+    return dict(sorted(ROWS.items(), key=lambda item: list(AREAS).index(item[1].area)))
 
 
 @contextlib.contextmanager
