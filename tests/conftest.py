@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from staddle.proto.channel import require_tls13
 
@@ -28,6 +29,12 @@ from federation.fork_server import ForkServer  # noqa: E402
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # such as gw0; empty in a process without others
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
+
+# Each run draws the same, unless told otherwise (--hypothesis-profile default), and a busy machine
+# may take its time with it.
+patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("tests", derandomize=True, database=None, **patient)
+settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,7 +54,7 @@ def plain_bytes(tensor):
 # Chunks and digests.
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(values=tensors(), size=st.integers(1, 70))
 def test_chunks_are_the_bytes_back_to_back(values, size):
     cut = [bytes(chunk.payload) for chunk in chunks(values, size)]
@@ -78,7 +78,7 @@ def test_chunks_do_not_change_with_the_tensors_afterwards():
     assert b"".join(second) == bytes(16)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(0, 9), max_size=8),
     cuts=st.lists(st.integers(0, 80), max_size=10),
@@ -338,7 +338,7 @@ WHOLE = ["manifest", "all", "end"]
 GOOD = {10: ["manifest", "half", "rest", "end"], 20: WHOLE, CHUNK_BYTES: WHOLE}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     names=st.lists(st.sampled_from(sorted(FRAMES)), max_size=5)
     | st.sampled_from(list(GOOD.values())),
@@ -358,7 +358,7 @@ def test_only_the_right_order_ever_finishes(names, size):
     assert len(receiver.taken) <= 20
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(values=tensors(), size=st.integers(1, 64))
 def test_what_one_end_sends_the_other_takes(values, size):
     specs = [TensorSpec("t", str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in values]

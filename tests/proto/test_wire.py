@@ -108,7 +108,7 @@ def test_too_short_a_buffer_is_no_tensor():
         w.tensor_from(bytes(7), p.TensorSpec("x", "float64", (1,)))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_tensors_back_to_back_come_back(data):
     shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)

@@ -132,7 +132,7 @@ def test_a_coordinator_that_tells_a_task_and_then_refuses_it_is_not_hammered():
     assert attempts == [1, 2, 3, 4]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(events=st.lists(st.sampled_from(EVENTS), max_size=15))
 def test_any_events_keep_state_and_effect_together(events):
     state, effect = begin()

@@ -12,7 +12,7 @@ from support.raw_silo import code_of
 from staddle.coordinator.rpc import guard
 
 SECONDS = 5  # for any one call
-PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+PATIENT = {"suppress_health_check": list(HealthCheck)}
 MAGIC = ("@session", "@job", "@digest", "@silo")  # replaced by the true values
 BITS = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),

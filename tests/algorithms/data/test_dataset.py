@@ -168,7 +168,7 @@ def test_the_sides_of_records_with_ids_are_pinned():
     assert held_out(IDS, b"other") != PINNED_IDS
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.text(max_size=5), min_size=2, max_size=30, unique=True),
     st.randoms(use_true_random=False),
@@ -227,7 +227,7 @@ def test_there_is_one_source_and_one_group_a_record(name):
         replace(numbered(2), **{f"{name}s": ("a",)})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(groups=st.lists(st.integers(0, 40), max_size=50))
 def test_a_group_is_on_one_side_wherever_its_records_are(groups):
     named = tuple(f"recording {n}" for n in [*range(20), *groups])  # so that no side is empty

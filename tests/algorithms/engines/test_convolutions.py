@@ -18,7 +18,7 @@ GPU = torch.device("cuda")  # named only
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), PAIR, PAIR, PAIR, PAIR, st.booleans()
 )

@@ -13,7 +13,7 @@ def vectors(n, length, seed):
     return torch.randn(n, length, generator=rng, dtype=torch.float64)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**53 - 1))
 def test_it_adds_each_coordinate_to_one_bucket_under_its_sign(length, size, seed):
     (x,) = vectors(1, length, seed % 1000)

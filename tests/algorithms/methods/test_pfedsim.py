@@ -153,7 +153,7 @@ unit_rows = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(unit_rows, min_size=2, max_size=4), st.booleans())
 def test_similarities_are_symmetric_bounded_and_leave_no_trace_on_the_diagonal(
     method_by_form, silos, per_class

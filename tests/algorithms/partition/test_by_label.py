@@ -24,7 +24,7 @@ def whole(parts, records, left=()):
     assert np.array_equal(leftover(parts, records), np.sort(left))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(1, 300),
     st.integers(1, 10),
@@ -55,7 +55,7 @@ def test_shards_differ_by_seed_and_hold_few_classes():
     assert len({tuple(np.unique(DIGITS[part])) for part in parts}) > 10
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 10), st.integers(1, 12), st.data(), st.integers(0, 2**40))
 def test_each_silo_holds_so_many_classes_and_each_class_is_held_equally_often(
     classes, silos, data, seed
@@ -113,7 +113,7 @@ def test_a_label_of_several_groups_is_shared_and_one_of_none_left_over():
     assert held[:, 5].tolist() == [0, 0, 100, 100]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.sampled_from([1e-3, 0.2, 1.0, 1e4]), st.integers(0, 2**40))
 def test_mixtures_of_groups(silos, alpha, seed):
     parts = group_mixtures(DIGITS, silos, PPFL[:3], alpha, seed)

@@ -10,7 +10,7 @@ from staddle.algorithms.partition.draw import leftover
 SOURCES = ["mnist", "usps", "mnist", "svhn"] * 50
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from("abc"), min_size=3, max_size=80),
     st.integers(0, 2**40),

@@ -7,7 +7,7 @@ from support.refusals import refused
 from staddle.algorithms.partition.draw import dirichlet
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(20, 300),
     st.integers(1, 10),

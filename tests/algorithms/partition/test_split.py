@@ -16,7 +16,7 @@ def named(parts):
     return {f"silo-{number}": part for number, part in enumerate(parts)}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(3, 200), st.sampled_from(list(RATIOS)), st.integers(0, 2**40))
 def test_a_silos_records_are_on_one_side_each_in_the_ratio(n, ratio, seed):
     part = np.sort(np.random.default_rng(seed).permutation(500)[:n])
@@ -41,7 +41,7 @@ def test_the_ratios_in_numbers():
     } == {"50/50": (20, 0, 20), "75/25": (30, 0, 10), "80/20": (32, 0, 8), "8:1:1": (32, 4, 4)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.sampled_from([0.3, 5.0]), st.booleans(), st.integers(0, 2**40))
 def test_official_test_records_are_dealt_as_the_training_records(silos, alpha, validation, seed):
     parts = named(dirichlet(LABELS[:1000], silos, alpha, seed, 60))
@@ -100,7 +100,7 @@ def test_impossible_splits_are_refused_with_numbers(draw, text):
         draw()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 12), min_size=30, max_size=120),
     st.sampled_from(list(RATIOS)),

@@ -960,7 +960,7 @@ def answer(draw, state, effect):
     return Folded(effect.round) if draw(st.integers(0, 5)) else FoldFailed(effect.round, "disk")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_events_in_any_order(data):
     silos = data.draw(st.permutations("abcd"))[: data.draw(st.integers(2, 4))]
@@ -996,7 +996,7 @@ def test_any_events_in_any_order(data):
     assert replace(run(world.first, *twice)[0], failed={}) == replace(world.state, failed={})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_willing_federation_completes_whatever_the_order(data):
     silos = tuple(data.draw(st.permutations("abcd")))

@@ -51,14 +51,14 @@ ASKED = m.KeyPoll(w.SESSION, "j" * 64, w.HASH)
 ME = w.names(4)[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(contributeds)
 def test_what_is_given_crosses_unchanged(value):
     silo = value.contribution.sealing.sender
     assert m.contributed_from_wire(silo, again(m.contributed_to_wire(value))) == value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(relayeds)
 def test_what_is_told_crosses_unchanged(value):
     assert m.secagg_delivery_from_wire(again(m.secagg_delivery_to_wire(value))) == value

@@ -49,13 +49,13 @@ def carried_down(value):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(w.givens)
 def test_what_is_given_crosses_unchanged(value):
     assert carried_up(w.contributor(value), value) == value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(w.tolds)
 def test_what_is_told_crosses_unchanged(value):
     assert carried_down(value) == value
@@ -248,7 +248,7 @@ def seen(run):
     return opened, run.state, run.uploads, run.ends, run.memories, sent
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
     n, seed = data.draw(st.integers(4, 7)), data.draw(st.integers(0, 2**32))

@@ -265,19 +265,19 @@ def taken_or_refused(kind, data):
     assert len(refused.why) < 400
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(KINDS), st.binary(max_size=200))
 def test_any_bytes(kind, data):
     taken_or_refused(kind, data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(KINDS).flatmap(messages))
 def test_any_message(message):
     taken_or_refused(type(message), message.SerializeToString())
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.data())
 def test_a_message_with_some_bytes_changed(data):
     value = data.draw(s.givens | s.tolds | s.askeds)

@@ -40,7 +40,7 @@ def slowly(left, right):
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**31))
 def test_a_product_is_that_of_whole_numbers(rows, inner, columns, seed):
     left, right = numbers(seed, rows, inner), numbers(seed + 1, inner, columns)

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.errors import LocalError
@@ -61,7 +61,6 @@ def test_a_ring_that_is_too_small_is_said():
 finite = st.floats(-8, 8, width=32)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_opened_sums_are_within_the_bound(data):
     ring = data.draw(st.sampled_from([32, 64]))
@@ -87,7 +86,6 @@ def test_opened_sums_are_within_the_bound(data):
         assert abs(Fraction(float(found[k])) - seen) <= abs(seen) * Fraction(1, 2**53)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40),
     st.floats(0, 1),
@@ -180,7 +178,6 @@ def test_private_weights_are_within_their_declaration():
         fixedpoint.check_weights(rows, np.array([50.0]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(10, 100), min_size=2, max_size=100))
 def test_private_weights_add_up(weights):
     g = group(1, len(weights), weights="private", weight_most=100, weight_least=10)

@@ -63,7 +63,6 @@ def counter_block(group, at):
     return group.to_bytes(4) + segment.to_bytes(8) + (1 + inside + 1).to_bytes(4)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**40),
@@ -113,7 +112,6 @@ def test_the_stream_is_what_openssl_enc_makes(group):
     assert stream(KEY, group, 100_000) == made
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 3),
     st.lists(st.integers(1, 300), min_size=1, max_size=8),
@@ -138,7 +136,7 @@ def test_long_masks_are_those_of_their_pieces(ring):
     assert (words(Mask([Term(KEY)], 2, ring), n, ring) == expected).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_masks_of_all_cancel_and_what_is_left_is_removed(data):
     ring, n = data.draw(st.sampled_from([32, 64])), data.draw(st.integers(2, 8))

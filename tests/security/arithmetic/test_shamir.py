@@ -3,7 +3,7 @@ from fractions import Fraction
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.secure_sums import Drawn
 
@@ -62,7 +62,6 @@ def test_every_subset_of_t_gives_the_secret_and_of_fewer_does_not(n, t):
             assert (joined(some) == SECRET) == (size >= t)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_agrees_with_the_slow_oracle(data):
     holders = data.draw(st.lists(st.integers(1, 1000), min_size=1, max_size=9, unique=True))

@@ -77,7 +77,7 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
     assert np.array_equal(found, made.open(row))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0.5, 1.0), min_size=5, max_size=5),
     st.integers(-3, 30),

@@ -118,7 +118,7 @@ def test_6_enough_are_honest():
     admit(row(THIRD), terms=Terms(min_honest=4, colluders=0))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 20), min_size=6, max_size=6).filter(lambda w: sum(w[1:]) > 0),
     st.integers(2, 5),

@@ -42,7 +42,7 @@ def integers(silos, weights):
     return dict(zip(silos, integer_weights(weights), strict=True))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_row_against_the_plain_mix(data):
     """A row is the integers' sum within the bound, and what the plain mix gives."""

@@ -187,7 +187,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_whatever_is_handed_down_when_nothing_that_may_come_is_erased(steps):
     """Each silo seals to what it heard; the coordinator tells newest uploads to others, or not."""

@@ -27,7 +27,7 @@ def slow(vector, size, key):
     return total
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 90), st.integers(1, 20), st.binary(min_size=32, max_size=32))
 def test_agrees_with_the_slow_oracle(d, size, key):
     vectors = np.random.default_rng(d).normal(size=(2, d))

@@ -80,7 +80,7 @@ def slow_rotate(vector, key):
     return v
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 40), st.binary(min_size=32, max_size=32))
 def test_the_same_bits_as_in_pythons_floats_one_after_another(n, d, key):
     """Another order of operations, or a library's own sum, would differ in last bits."""
@@ -136,7 +136,7 @@ def test_q_is_the_product_that_the_docstring_says():
     assert np.abs(r.rotate(np.eye(d), KEY).T - q).max() < 1e-13
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 300), st.integers(-30, 30), st.integers(0, 2**32))
 def test_inner_products_are_kept(d, exponent, seed):
     random = np.random.default_rng(seed)
@@ -201,7 +201,6 @@ def test_the_logarithm_is_one():
     assert (np.abs(r._logarithm(values) - exact) <= 4e-16 * np.maximum(1, np.abs(exact))).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=70))
 def test_folding_adds_each_number_once(numbers):
     assert abs(r.folded(np.array(numbers)) - math.fsum(numbers)) <= 1e-9

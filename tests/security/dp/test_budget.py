@@ -298,9 +298,7 @@ def test_after_a_fault_nothing_is_reserved(tmp_path, monkeypatch):
         assert again.epsilon() == 0
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp_path, data):
     """Against a list of what was taken: never below it, over the limit, or falling uncommitted."""

@@ -39,7 +39,7 @@ def spends(q="0.05", steps=400, whole=0, others=(HISTOGRAM,)):
     return made
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     most=st.decimals("0.5", "20", places=2),
     q=st.sampled_from(["0.001", "0.05", "0.9", "1"]),

@@ -101,7 +101,7 @@ def test_what_has_the_numbers_of_an_event_has_its_cost():
         a.cost([SimpleNamespace(sigma="x", q="1", steps=1)], DELTA)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     sigmas=st.tuples(st.integers(200, 20_000), st.integers(200, 20_000)),
     q=st.sampled_from(["0.001", "0.05", "0.9", "1"]),

@@ -1,6 +1,6 @@
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.errors import RefusedError
@@ -138,7 +138,6 @@ def test_keys_are_those_of_the_docstring():
     assert shown == "e5e0cf9c772a905c0ec58d6b4d8611fc1362ef61d0de7cd9ceb316a8dca08c63"
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_is_sealed_opens(plain):
     sealed = pairwise_keys.seal(A, CTX, "a", "b", plain)

@@ -54,7 +54,7 @@ def corrupted(draw, value):
     return draw(st.sampled_from(FIVE) | st.text(max_size=8))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_a_silo_goes_on_only_with_what_every_signature_fits(data):
     name = data.draw(st.sampled_from(TO_SILO))
@@ -74,7 +74,7 @@ def test_a_silo_goes_on_only_with_what_every_signature_fits(data):
     assert "Error" not in end.why
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_the_coordinator_takes_nothing_that_was_changed(data):
     name = data.draw(st.sampled_from(TO_COORDINATOR))
@@ -85,7 +85,7 @@ def test_the_coordinator_takes_nothing_that_was_changed(data):
         assert isinstance(effects[0], c.Refuse)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_specification_with_anything_in_it_is_refused(data):
     """Bytes changed anywhere, under the signature over the first."""
@@ -106,7 +106,7 @@ def shares_of(dealer, kind):
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.data())
 def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
     dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
@@ -131,7 +131,7 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_it(data):
     state = replace(RUN.before["coordinator", "WordsUploaded"][0], headers={})

@@ -88,7 +88,6 @@ def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
         assert by % PRIME or not least <= value <= most
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     ring = data.draw(st.sampled_from([32, 64]))
@@ -236,7 +235,7 @@ def test_other_survivors_keys_contexts_and_tags_are_noticed():
         assert other.sums != tagged(words).sums
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_weighted_sums_of_vectors_of_several_contexts(data):
     weights = {silo: data.draw(st.integers(0, 2**30)) for silo in FOUR}

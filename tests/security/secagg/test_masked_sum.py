@@ -57,7 +57,6 @@ def test_chunks_are_those_of_the_docstring():
         assert list(chunks(specify(frame(groups=(group(elements=elements),)), FOUR, 0))) == expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=4),
     st.sampled_from([64, 128, 256]),
@@ -80,7 +79,7 @@ def test_chunks_hold_every_number_once_and_fit(sizes, chunk_bytes, ring):
     assert masked_sum.upload_bytes(spec) == sum(c.words for c in found) * ring // 8
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_every_mode_and_ring_gives_the_plain_sum(data):
     n = data.draw(st.integers(4, 8))

@@ -77,7 +77,7 @@ def test_silos_lost_before_each_step(step, lost):
         assert run.opened[0].total[0] == sum(seven.index(silo) + 1 for silo in survivors) / 16
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
     # each remainder by three, which the threshold follows from; two of 7 or 8 may be lost

@@ -54,7 +54,7 @@ def exactly(own, values):
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2), st.integers(0, 4), st.integers(1, 3), st.integers(1, 30),
     st.integers(0, 2**31),
@@ -78,7 +78,7 @@ def test_who_is_lost_is_in_no_product():
     assert g.opened(shares, 1).products.tolist() == exactly(own, values[[0, 2, 3]])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from([-3, 0, 3, 20]),
     st.sampled_from([1, 7, 640]),

@@ -400,7 +400,7 @@ def test_another_first_message_is_equivocation(run):
         assert ended(state, other) == by_coordinator("EQUIVOCATION")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from((*ORDER, "AbandonAsked", "AttemptStopped")), max_size=12))
 def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before(names_):
     ran = SHARED

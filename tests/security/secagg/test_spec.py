@@ -5,7 +5,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.secure_sums import frame, group, names, signer, signers
 
@@ -276,7 +276,6 @@ def test_survivors_3_concentration():
     assert "one silo has 15 of the 25" in survivors_fault(spec, Terms(), FOUR[1:])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=9), st.integers(2, 6))
 def test_concentration_as_rule_5_says_it(counts, min_cohort):
     def faulty(others):

@@ -97,7 +97,7 @@ def jobs(draw):
 CUTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs(), CUTS, CUTS, st.booleans())
 def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, second, killed):
     with tempfile.TemporaryDirectory() as folder, chunks_of(CHUNK):

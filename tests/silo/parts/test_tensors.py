@@ -4,7 +4,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, upload_items
@@ -103,7 +103,6 @@ def test_a_part_too_many_or_too_few_or_with_anothers_tensor_is_refused():
 
 
 # Norms.
-@settings(deadline=None)
 @given(
     hnp.arrays(np.float32, (2, 2), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
     st.integers(-(2**62), 2**62),

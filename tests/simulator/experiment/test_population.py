@@ -38,7 +38,7 @@ def test_rows_are_rearranged_in_place(order):
     assert torch.equal(x, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_records_are_cut_as_taken_and_lie_in_one_memory(seed):
     rng = np.random.default_rng(seed)

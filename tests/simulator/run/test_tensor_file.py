@@ -50,7 +50,7 @@ def told(name, tensor):
     return name, tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ENTRIES)
 def test_what_is_packed_comes_back_bit_for_bit(entries):
     assert bits(unpack(pack(entries), "x")) == bits(entries)

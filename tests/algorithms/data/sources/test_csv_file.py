@@ -207,7 +207,7 @@ def test_a_table_that_contradicts_itself_is_refused(fields, complaint):
         Csv(**{"kind": "csv", "file": Path("x"), **TABLE, **fields})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 9)),

@@ -164,7 +164,7 @@ def test_algorithm_2_by_hand(silos, pairs, blocks, found):
     assert supervision_sampling(cosines(silos, pairs), blocks) == found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**16))
 def test_groups_differ_by_at_most_one_and_deeper_blocks_have_no_fewer(n, middle, seed):
     noise = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -375,7 +375,7 @@ def test_prototypes_by_hand_over_two_silos(make, weights, first):
     assert torch.allclose(mean, torch.tensor([first, 7.0, 0.0])[:, None].expand(3, 32))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 3).filter(any), min_size=1, max_size=4))
 def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_by_weights, cohort):
     """Where all silos have the same mean of a class, so has the prototype, whoever lacks

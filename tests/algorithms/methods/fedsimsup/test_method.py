@@ -114,7 +114,7 @@ def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make):
     assert coordinator.model(2, "e", 7.0) == pytest.approx(7 * 2 / 3 + mean / 3, rel=1e-6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.lists(
         st.lists(st.sampled_from(FIVE[:4]), min_size=3, max_size=4, unique=True),

@@ -205,7 +205,7 @@ def test_three_points_by_hand():
 NUMBERS = st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     NUMBERS,
     NUMBERS,
@@ -257,7 +257,7 @@ def test_eq_3_by_hand_counts_each_holder_once():
     assert row_values(bench.method.deliver(bench.silos["a"], down, facts(2))) == [4, 9, 6]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(NUMBERS, st.tuples(*[st.integers(0, 3)] * 3)), min_size=1, max_size=3),
     st.integers(1, 3),
@@ -405,7 +405,7 @@ COUNTS = st.lists(st.integers(0, 2), min_size=3, max_size=3)
 DRAW = st.lists(st.tuples(st.booleans(), st.booleans(), COUNTS), min_size=3, max_size=3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(DRAW, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_running_totals_equal_the_average_of_the_last_rows_that_arrived(rounds, random):
     bench, last = Bench(new_method(stale_inclusive=True)), {}

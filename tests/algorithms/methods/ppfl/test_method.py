@@ -43,7 +43,7 @@ from staddle.security.blind.sum import Bounds, group
 
 GLM = {"name": "glm", "classes": 2, "input": [1, 1, 3]}
 FACTS = Facts("a", 1, 5, torch.tensor([3, 4]))
-seeds = settings(max_examples=25, deadline=None)
+seeds = settings(max_examples=25)
 
 
 @pytest.fixture
