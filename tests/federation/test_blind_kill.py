@@ -82,8 +82,8 @@ CASES = {  # plans, what the job is, and how often they die at the least
     "coordinator at every step": ({"coordinator": "every:blind|0.|part"}, {"rounds": 1}, 33),
     "silo at every step": (
         {"north": "every:blind|group|prekeys|secagg|outbox|state|digest"},
-        {"rounds": 1},
-        20,
+        {"rounds": 2},
+        30,
     ),
     # while the holders of each class are counted, and around the words of their sum
     "both in the count": (
