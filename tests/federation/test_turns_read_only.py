@@ -23,7 +23,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.audit import LEDGER, verify
 
-TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 1}
+TIMING = {"admission_seconds": 60, "beat_seconds": 20, "hold_seconds": 1}
 SILOS = ("north", "east")
 IN_MOUNTS = str(Path(__file__).with_name("in_mounts.py"))
 MEGABYTES = {"coordinator": 320, "north": 16}  # a coordinator keeps 256 MiB free
@@ -106,8 +106,9 @@ def test_a_read_only_file_system_is_said_with_what_to_do(start, mounts, where, s
 def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
     tmp_path, start, mounts, document, fork_server, who
 ):
+    """While the second round waits for a silo that died in it."""
     running = start(*SILOS)
-    job = running.job(document("job", SILOS, rounds=12))
+    job = running.job(document("job", SILOS, rounds=3, round_timeout=120))
     running.address = f"127.0.0.1:{free_port()}"
     local_federation.write_coordinator(running.federation, [job.name], TIMING, running.address)
     state = running.federation.state(who)
@@ -120,22 +121,26 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
     if not mounts.usable or mounts.run(*mount).returncode:
         pytest.skip("this user may not mount file systems")
 
-    def begin(name):
+    def begin(name, plan="never"):
         running.launcher = mounts.launch if name == who else fork_server.launch
         if name == "coordinator":
             running.restart_coordinator()
         else:
-            running.start_silo(name)
+            running.start_daemon(name, plan)
 
     begin("coordinator")
     for silo in SILOS:
         running.write_silo(silo)
-        begin(silo)
-    failing = running.daemons[who]
-    failing.wait_for("round.closed" if who == "coordinator" else "round.given", 100)
+    begin("north")
+    begin("east", "once:egress.intent job 1")
+    while running.daemons["north"].wait_for("round.given", 100)["round"] != 1:
+        pass
+    running.daemons["east"].wait_for("killed", 100)
     assert mounts.run("mount", "-o", "remount,abort", str(state)).returncode == 0
     if who == "coordinator":
         asyncio.run(asked_to_stop_a_job(running, job))
+    begin("east")
+    failing = running.daemons[who]
     with pytest.raises(AbortedError, match="ended with code 1"):
         failing.wait_for("job.ended" if who == "coordinator" else "job.finished", 100)
     said = [line for line in failing.log.read_text().splitlines() if not line.startswith("{")]
