@@ -49,28 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Workers share the compiling: each begins to import the test modules at another one, and finds
-    most of them compiled by the others. To rewrite the asserts of all takes 12 s.
-    """
-    places = [Path(arg) for arg in session.config.args]
-    if WORKER and all(place.is_dir() for place in places):
-        modules = sorted(str(path) for place in places for path in place.rglob("test_*.py"))
-        number, count = int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        first = len(modules) * number // count
-        session.config.args[:] = modules[first:] + modules[:first]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One order in all workers, wherever each began: of the folders, its own tests first in each.
-
-    Those of this one wait for clocks, so at the end, when there is nothing else to do, they cost
-    most.
-    """
-    if WORKER:
-        items.sort(key=lambda item: (item.path.parent.parts, item.path.name))
-
-
 def pytest_collection_finish() -> None:
     """Collected tests live to the end, so garbage collection need not scan them."""
     gc.collect()
