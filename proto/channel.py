@@ -28,7 +28,7 @@ ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of a
 # without a word: a router that died, a machine without power. Every call but transfers and polls
 # has a shorter deadline.
 KEEPALIVE_SECONDS = 30
-KEEPALIVE_ANSWER_SECONDS = 10  # where bytes are on their way that the other side's kernel has not
+KEEPALIVE_ANSWER_SECONDS = 10  # until the other side's kernel has acknowledged what was sent
 # Otherwise gRPC waits for the answer to a ping for a minute. The answer may stand behind
 # ``WINDOW_BYTES`` of a transfer, which the slowest line takes 16 s for.
 PING_SECONDS = 30

@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from federation.fork_server import ForkServer  # noqa: E402
 
-WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # such as gw0; empty in a process without others
 SHARED_MEMORY, ROOM = Path("/dev/shm"), 8 * 2**30
 
 # Each run draws the same, unless told otherwise (--hypothesis-profile default), and a busy machine
@@ -78,7 +77,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """One for all workers: its imports take 5 s."""
     own = tmp_path_factory.getbasetemp()
-    server = ForkServer((own.parent if WORKER else own) / "fork_server")
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    server = ForkServer(shared / "fork_server")
     yield server
     server.close()
 

@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.fixedpoint import Group
-from staddle.security.identity import signers as signing
 from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, framed
 from staddle.security.identity.signers import Signers
 from staddle.security.log.merkle import Tree
@@ -25,8 +24,6 @@ from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.shared_gram import quantise
 from staddle.security.secagg.spec import Frame, Terms, specify
 
-# All silos of a test check the same signatures in this one process; what one found is found.
-signing._holds = functools.lru_cache(2000)(signing._holds)
 GROUP_KEY = b"what the coordinator lacks".ljust(32)
 
 
