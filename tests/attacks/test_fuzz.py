@@ -4,8 +4,6 @@ on. Real TLS.
 
 import asyncio
 import contextlib
-import gc
-import tracemalloc
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -16,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.any_message import PATIENT, SECONDS, ended, messages
-from support.coordinator_thread import coordinator
+from support.coordinator_thread import coordinator, memory_of
 from support.raw_silo import Caller, frames_of, refused
 from support.signed_federation import job_document, raw_silos, signed_federation
 
@@ -240,14 +238,7 @@ def test_memory_does_not_grow(world, honest):
             await say(north, "Hello", pb.HelloRequest(silo="x" * 100_000).SerializeToString())
 
     world.run(storm(20))
-    gc.collect()
-    tracemalloc.start()
-    try:
-        world.run(storm(150))
-        gc.collect()
-        left, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    left, peak = memory_of(world, storm(150))
     assert left < 4_000_000, left
     assert peak < 64_000_000, peak
 

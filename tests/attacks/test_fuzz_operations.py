@@ -4,9 +4,7 @@ work on. Real TLS.
 
 import asyncio
 import copy
-import gc
 import json
-import tracemalloc
 from itertools import count
 
 import grpc
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.any_message import PATIENT, SECONDS, ended, messages
-from support.coordinator_thread import coordinator
+from support.coordinator_thread import coordinator, memory_of
 from support.raw_silo import Caller
 from support.signed_federation import job_document, signed_federation
 
@@ -400,13 +398,6 @@ def test_memory_does_not_grow(world, honest):
             await say(world.operator, "Show", pb.JobRequest(job="x" * 100_000).SerializeToString())
 
     world.run(storm(4))
-    gc.collect()
-    tracemalloc.start()
-    try:
-        world.run(storm(8), 300)
-        gc.collect()
-        left, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    left, peak = memory_of(world, storm(8), 300)
     assert left < 2_600_000, left  # a payload of one kind that is kept is 7.8 MB
     assert peak < 400_000_000, peak

@@ -4,7 +4,10 @@ serves over real TLS.
 
 import asyncio
 import contextlib
+import gc
 import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -56,3 +59,23 @@ def coordinator(config):
         thread.join()
         loop.close()
         patch.undo()
+
+
+def memory_of(world, work, seconds=60):
+    """Bytes that a piece of work leaves behind, and the most that it held at one time."""
+
+    async def traced():
+        # A thread lets go of what it read some time after its answer: it is joined first.
+        with ThreadPoolExecutor() as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            await work
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        gc.collect()
+        return tracemalloc.get_traced_memory()
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        return world.run(traced(), seconds)
+    finally:
+        tracemalloc.stop()
