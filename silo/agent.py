@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .. import log
 from ..algorithms.job.class_census import HOLDERS
@@ -28,6 +27,7 @@ from ..proto import federation_pb2 as pb
 from ..security.identity.keys import ID_PATTERN, Keys
 from ..security.identity.roster import Roster
 from ..security.policy.policy import Policy
+from .admission.budget import DatasetBudget
 from .admission.checks import Admitted, admit, checked_cohort
 from .admission.private_jobs import advice, check_room, payer
 from .blind.group_keys import GroupKeys
@@ -67,9 +67,6 @@ from .session import (
 from .training.round import JobTraining
 from .training.trainer import Trainer, TrainingDevice
 
-if TYPE_CHECKING:
-    from .admission.budget import DatasetBudget
-
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
@@ -95,7 +92,7 @@ class Agent:
         policy: Policy,
         gate: Gate,
         keys: Keys,
-        budget: "DatasetBudget | None" = None,
+        budget: DatasetBudget | None = None,
     ) -> None:
         """``keys`` are the silo's own; ``budget`` is of its data set, where the policy sets one."""
         self._config = config

@@ -19,6 +19,7 @@ from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files.documents import read_bytes
 from ..proto.channel import checked_address
 from ..security import preflight
+from ..security.dp.rdp import shown
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
 from ..security.ledger import messages
@@ -30,6 +31,7 @@ from ..security.policy.policy import Policy
 from ..security.preflight import PreflightReport
 from . import config as configs
 from . import connectivity
+from .admission import budget as budgets
 from .admission.checks import admit
 from .admission.private_jobs import advice
 from .admission.signed_sets import objection_to
@@ -113,13 +115,8 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
 
 def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
     """How much of the data set's budget is spent."""
-    from ..security.dp.rdp import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-        shown,
-    )
-    from .admission import budget as spent  # noqa: PLC0415 likewise
-
     cost, jobs = "0", 0
-    for found in spent.read(config):
+    for found in budgets.read(config):
         if found.dataset == dataset and found.budget:
             cost, jobs = shown(found.budget.spent), len(found.budget.jobs)
     most = f"{asked.epsilon:f} at delta = {asked.delta:f}"
@@ -175,10 +172,8 @@ def _job(
         ) from error
     job = admitted.job
     if job.privacy is not None:
-        from .admission.budget import check_room  # noqa: PLC0415 likewise
-
         try:
-            check_room(job, policy, config)
+            budgets.check_room(job, policy, config)
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
     why = objection_to(job, keys.entry.id, _signed(config), roster, policy)

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from .. import log, metrics
 from ..errors import LocalError
@@ -21,15 +20,14 @@ from ..security.log.lock import locked
 from ..security.policy import policy as policies
 from ..security.policy.policy import Policy
 from ..security.policy.release import nothing_paid
+from .admission import budget as budgets
+from .admission.budget import DatasetBudget
 from .admission.signed_sets import check_remembered
 from .agent import Agent
 from .config import SiloConfig
 from .egress.gate import Gate
 from .egress.session import open_client
 from .egress.witness import HEADS, Witness
-
-if TYPE_CHECKING:
-    from .admission.budget import DatasetBudget
 
 
 async def serve(config: SiloConfig) -> None:
@@ -97,7 +95,7 @@ async def serve(config: SiloConfig) -> None:
 @contextlib.contextmanager
 def _budget(
     config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
-) -> Iterator["DatasetBudget | None"]:
+) -> Iterator[DatasetBudget | None]:
     """The privacy budget of the silo's data set.
 
     None where the policy sets none, so that private jobs are declined.
@@ -115,10 +113,6 @@ def _budget(
     if policy.budget is None:
         yield None
         return
-    from .admission import (  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
-        budget as budgets,
-    )
-
     with budgets.opened(config.directory, policy, ledger, roster.federation, keys) as budget:
         yield budget
 

@@ -42,7 +42,7 @@ from ..job.privacy import (
     signed_sigma,
     whole_sigma,
 )
-from ..job.privacy_table import PrivacyTable
+from ..job.privacy_table import PRESENT, PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Method
@@ -53,9 +53,6 @@ from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints
 
-# A class counts as present from so many standard deviations of the noise on: then 1 in 741 absent
-# classes seems present, P(z >= 3).
-PRESENT = 3.0
 # A test record adds at most 1 to each of the three counts, so it moves them by √3 together.
 METRICS_SENSITIVITY = sqrt(3)
 

@@ -5,7 +5,7 @@ from math import ceil, log2
 
 from ...algorithms.job.job import Job, JobFile
 from ...algorithms.job.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
-from ...algorithms.training.private_round import PRESENT
+from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_toml
 from ...security.dp.noise_planner import least_sigma, overspent

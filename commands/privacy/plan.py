@@ -16,7 +16,7 @@ from ...algorithms.job.privacy import (
     signed_sigma,
     slack,
 )
-from ...algorithms.training.private_round import PRESENT
+from ...algorithms.job.privacy_table import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
 from ...security.dp.noise_planner import by_purpose

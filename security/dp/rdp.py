@@ -27,7 +27,6 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-from opacus.accountants.analysis import rdp as analysis
 
 from ..arithmetic.fixedpoint import Reals
 from ..faults import check_local
@@ -158,6 +157,10 @@ def _step(sigma: str, q: str) -> Reals:
     """ρ of one step, order by order."""
     if not Decimal(sigma):
         return np.full(len(ORDERS), np.inf)
+
+    from opacus.accountants.analysis import (  # noqa: PLC0415 two seconds that plain jobs need not
+        rdp as analysis,
+    )
 
     # A bound that numpy computed with an overflow could be too low, so a warning is an error.
     with warnings.catch_warnings():

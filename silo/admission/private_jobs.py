@@ -7,18 +7,18 @@ are some and that they fit the model. Facts about the records are advice to the 
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from ...algorithms.catalog import package_of
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal, job_spends, signed_sigma, spends_by_sigma
 from ...algorithms.training.accountant import PrivateSilo
 from ...errors import LocalError
+from ...security.dp.noise import Randomness
+from ...security.dp.noise_planner import overspent
 from ...security.policy.policy import Policy
 from ..job_folder import JobFolder
-
-if TYPE_CHECKING:
-    from .budget import DatasetBudget
+from .accountant import JobAccount
+from .budget import DatasetBudget
 
 
 def check_signed(job: Job) -> None:
@@ -28,10 +28,6 @@ def check_signed(job: Job) -> None:
     """
     if job.privacy is None:
         return
-    from ...security.dp.noise_planner import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-        overspent,
-    )
-
     epsilon, delta = decimal(job.privacy.epsilon), job.privacy.delta
     # Compute the cost of the signed noise here: the operator's plan is not trusted.
     fault = overspent(spends_by_sigma(job), signed_sigma(job), epsilon, delta)
@@ -79,7 +75,7 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
         )
 
 
-def check_room(job: Job, budget: "DatasetBudget | None") -> None:
+def check_room(job: Job, budget: DatasetBudget | None) -> None:
     """ExhaustedError unless the budget covers all of a new job, interrupted rounds included.
 
     Jobs without [privacy] need none.
@@ -88,18 +84,13 @@ def check_room(job: Job, budget: "DatasetBudget | None") -> None:
         budget.check_room(job, job_spends(job, signed_sigma(job)))
 
 
-def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> PrivateSilo | None:
+def payer(job: Job, budget: DatasetBudget | None, folder: JobFolder) -> PrivateSilo | None:
     """The account and the randomness of a private job; None for a plain one.
 
     LocalError without a budget, which admission should have refused.
     """
     if job.privacy is None:
         return None
-    from ...security.dp.noise import (  # noqa: PLC0415 with what follows two seconds that plain jobs need not
-        Randomness,
-    )
-    from .accountant import JobAccount  # noqa: PLC0415
-
     if budget is None:  # admission refuses it
         raise LocalError(
             f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle"
