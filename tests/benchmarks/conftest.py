@@ -31,7 +31,7 @@ def program(request):
 def forking(program, monkeypatch):
     """All processes of the program are forked from one, which imports what they need once."""
     forked = importlib.import_module("forked")
-    # what the programs import, too: it comes with opacus, which each silo would take a second for
+    # what the programs import, too, or each silo would take seconds for it
     forked.FORKS.set_forkserver_preload(
         [
             "staddle.coordinator.server",
