@@ -5,8 +5,8 @@ import os
 import re
 import signal
 import sys
-import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +54,7 @@ TWO = (
     '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = {'
     " rho = 0.3 }"
 )
+KILLED = Path(__file__).with_name("killed.py")
 ONE, RUN = ("--method", "early", "--seed", "2"), "early/seed-2"
 FIVE = """\
 [[methods]]
@@ -241,31 +242,18 @@ def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch)
 def begin(fork_server):
     """Begins the command as a process of its own, which does not outlive the test.
 
-    It is forked where torch is imported already.
+    It is forked where torch is imported already, and dies once it has done so many rounds.
     """
     with ExitStack() as stack:
 
-        def begin(file, out, workers):
-            command = ["-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE]
+        def begin(file, out, workers, rounds):
+            command = [str(KILLED), str(rounds), str(file), "--out", str(out), *ONE]
             process = fork_server.launch([sys.executable, "-P", *command, "--workers", workers])
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
 
         yield begin
-
-
-def kill_after(processes):
-    """Kill each once its run has done so many rounds."""
-    while processes:
-        for process, (out, rounds) in tuple(processes.items()):
-            assert process.poll() is None
-            history = out / RUN / "history.jsonl"
-            if history.exists() and f'{{"rounds":{rounds},' in history.read_text():
-                process.kill()
-                process.wait()
-                del processes[process]
-        time.sleep(0.002)
 
 
 def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
@@ -275,11 +263,13 @@ def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_pat
     """
     # it is seen above
     monkeypatch.setattr(simulate, "write_report", lambda out, *_: (out / "summary.md",))
-    file, outs = write(rounds=16, looks=8), [tmp_path / "two", tmp_path / "one"]
-    kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
-    for out in outs:
+    file, outs = write(rounds=8, looks=8), [tmp_path / "two", tmp_path / "one"]
+    dying = begin(file, outs[0], "2", 3), begin(file, outs[1], "1", 5)
+    assert [process.wait() for process in dying] == [-signal.SIGKILL] * 2
+    for out, rounds in zip(outs, (2, 4), strict=True):
         assert not (out / RUN / "rounds.csv").exists()
-        assert "resumes after round" in said(file, *ONE, "--out", str(out)).output
+        again = said(file, *ONE, "--out", str(out)).output
+        assert f"resumes after round {rounds}, of 8" in again
     said(file, *ONE, "--out", str(tmp_path / "whole"))
     for out in outs:
         assert results(out) == results(tmp_path / "whole")
