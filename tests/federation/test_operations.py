@@ -22,7 +22,7 @@ TIMING = {"beat_seconds": 5, "hold_seconds": 2}
 
 @pytest.fixture
 def staddle(start):
-    """A coordinator without jobs, silos to be started, and ``call``: the operator's command line."""
+    """A coordinator without jobs or silos, and ``call`` for the operator's command line."""
     running = start(*SILOS)
     made = [running]
 
