@@ -1,6 +1,7 @@
 """A federation on loopback: real processes, real TLS."""
 
 import base64
+import errno
 import json
 import re
 import socket
@@ -34,6 +35,9 @@ from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.log.head import own_log_key
 from staddle.silo.job_folder import split_key
 
+# below those of ip_local_port_range (ip(7)), from which connections and port 0 are served
+PORTS = range(12_000, 32_000)
+TAKEN: list[socket.socket] = []
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 MODEL = {"name": "ppfl-mlp", "input": [1, 8, 8]}
 KEPT = re.compile("after COMMIT of [^ ]+ ended ")
@@ -114,9 +118,26 @@ def check_logs(folder: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port for a daemon that dies and listens again, of no other test of this machine.
+
+    The kernel gives none of these to a connection: one that began while nobody listens would keep
+    the port from who comes back.
+    """
+    for port in PORTS:
+        # an abstract name (unix(7)) is ours until this process ends, and no file is left
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0staddle-test-port-{port}")
+            with socket.socket() as found:
+                found.bind(("127.0.0.1", port))
+        except OSError as error:
+            name.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            TAKEN.append(name)
+            return port
+    raise AssertionError(f"no port of {PORTS} is free")
 
 
 class Running:

@@ -9,8 +9,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from federation.conftest import running, small_document
+from federation.conftest import TIMING, running, small_document
 
+from staddle.commands.federation import local_federation
+from staddle.commands.federation.operator_client import connected
 from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
 from staddle.errors import AbortedError
@@ -28,8 +30,9 @@ def two_jobs(tmp_path_factory, fork_server):
     with running(tmp_path_factory.mktemp("rollback"), SILOS, fork_server.launch) as made:
         for number in (1, 2):
             made.job(small_document(f"job-{number}", SILOS))
-        made.start_coordinator()
-        made.start_silos()
+        made.configure(TIMING, ["job-1"])
+        for name in ("coordinator", *SILOS):
+            made.start_daemon(name)
         ended(made, "job-1")
         made.daemons["north"].wait_for("job.finished", 60)
         made.daemons["north"].kill()  # as a snapshot of a virtual machine would have it
@@ -37,6 +40,9 @@ def two_jobs(tmp_path_factory, fork_server):
         copied = made.federation.folder / "copy"
         shutil.copytree(made.federation.state("north"), copied, symlinks=True)
         made.start_silo("north")
+        operator = local_federation.write_operator(made.federation, made.address)
+        with connected(operator) as here:
+            here.submit((made.federation.folder / "jobs" / "job-2.json").read_bytes())
         ended(made, "job-2")
         for silo in SILOS:
             made.daemons[silo].stop()
