@@ -8,6 +8,7 @@ import json
 
 import pytest
 import safetensors.torch
+from federation.conftest import TIMING
 from typer.testing import CliRunner
 
 from staddle.algorithms.engines.simulation import simulate
@@ -17,7 +18,7 @@ from staddle.errors import LocalError, RefusedError
 
 SILOS = ("north", "east", "south")
 # nobody is held for lost within 30 s: silos come back in up to ten
-TIMING = {"beat_seconds": 5, "hold_seconds": 2}
+PATIENT = {**TIMING, "beat_seconds": 5, "hold_seconds": 2}
 
 
 @pytest.fixture
@@ -36,9 +37,8 @@ def staddle(start):
     def begin(*documents):
         for document in documents:
             running.job(document)
-        jobs, running.jobs = running.jobs, []
-        coordinator = running.start_coordinator(**TIMING)
-        running.jobs = jobs
+        running.configure(PATIENT, [])
+        coordinator = running.restart_coordinator()
         made.append(local_federation.write_operator(running.federation, running.address))
         return running, coordinator, call
 
@@ -62,7 +62,8 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     assert "one" in call("submit", signed(running, "one"))
     assert "two" in call("submit", signed(running, "two"))
     call("submit", signed(running, "one"))  # again: nothing changes
-    running.start_silos()
+    for silo in SILOS:
+        running.start_silo(silo)
     watched = call("watch", "one").splitlines()
     assert "completed" in watched[-1]
     assert [
@@ -99,8 +100,8 @@ def test_a_stopped_job_resumes_after_a_restart_to_the_same_result(staddle, docum
     running, coordinator, call = staddle(
         document("long", SILOS, "fedper", rounds=3), document("next", SILOS, rounds=1)
     )
-    running.start_silos("north", "east")
-    running.write_silo("south")
+    running.start_silo("north")
+    running.start_silo("east")
     south = running.start_daemon("south", "once:egress.intent long 1")
     call("submit", signed(running, "long"))
     south.wait_for("killed", 60)  # without it this round does not end
@@ -112,10 +113,7 @@ def test_a_stopped_job_resumes_after_a_restart_to_the_same_result(staddle, docum
     assert stopped["stage"] == "stopped"
     assert stopped["round"] == 1
     assert coordinator.stop() == 0
-    running.jobs, jobs = [], running.jobs
-    local_federation.write_coordinator(running.federation, [], TIMING, running.address)
-    coordinator = running.restart_coordinator()
-    running.jobs = jobs
+    running.restart_coordinator()
     assert json.loads(call("show", "long", "--json"))["stage"] == "stopped"
     call("resume", "long")
     assert "completed" in call("watch", "long").splitlines()[-1]
