@@ -1139,7 +1139,7 @@ class Account:
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
             return (
-                f"goes on at byte {record['offset']}, of which earlier intents of its round"
+                f"resumes at byte {record['offset']}, of which earlier intents of its round"
                 f" declared {before}"
             )
         # The furthest byte counts: resuming from an earlier one takes nothing back.
@@ -1524,8 +1524,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     return Result(
         f"the first {own.size} of {records} records are those that the holder of the key signed, in"
         f" order{also}.",
-        f"that the holder of the key cut no records off and wrote none anew {where}; nor"
-        f" {NOT_SHOWN}.",
+        f"that the holder of the key cut no records off and rewrote none {where}; nor {NOT_SHOWN}.",
         {
             "records": records,
             "signed": own.size,
@@ -1742,6 +1741,7 @@ def arguments() -> argparse.ArgumentParser:
         return command.add_argument
 
     key, named = "KEY", "repeat it for more"
+    # Receipts are signed with a roster's keys, so its founders are asked for there as well.
     for option in (add(run_keys, "roster"), receipts := add(run_receipts, "folder")):
         option(
             "--founder",

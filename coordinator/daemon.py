@@ -587,7 +587,7 @@ class Daemon:
         except LocalError as error:
             self.broken(run, error)
             raise RefusedError(
-                silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on"
+                silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot continue"
             ) from error
 
     def broken(self, run: JobRun, error: LocalError) -> None:

@@ -204,7 +204,7 @@ class Inbound:
             raise RefusedError(
                 self._peer,
                 "MANIFEST",
-                f"goes on at byte {self._missing} of {self._left}, which begins no chunk",
+                f"resumes at byte {self._missing} of {self._left}, which begins no chunk",
             )
 
     def take_up(self, pieces: Iterable[bytes]) -> None:

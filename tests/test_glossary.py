@@ -1,19 +1,23 @@
 """Texts for people use the words of docs/glossary.md, and none of the phrases that it rules out.
 
-Checked are the README, the pages under docs/, the templates that commands write, and all help
-texts. Code (fenced, indented or in backticks) is left out: names of files, fields and events keep
-their spelling.
+Checked are the README, the pages under docs/, the templates that commands write, all help texts,
+and what errors and logs say. Code (fenced, indented or in backticks) is left out: names of files,
+fields and events keep their spelling.
 """
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 import typer
 
+import staddle
 from staddle.commands.main import app
 
 ROOT = Path(__file__).parents[1]
+PRODUCT = Path(staddle.__file__).parent
+NO_PRODUCT = {"tests", "benchmarks", "docs", "build"}
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FORBIDDEN = {
     r"\bOf (?:what|whom|which|those|that)\b": (
@@ -62,6 +66,29 @@ def helps(command, path="staddle"):
         yield from helps(inner, f"{path} {name}")
 
 
+def is_product(path):
+    """Not in a folder that only a checkout has, and not generated."""
+    inside = path.relative_to(PRODUCT).parts
+    return inside[0] not in NO_PRODUCT and not inside[0].startswith(".") and "_pb2" not in path.name
+
+
+def texts(path):
+    """What a module may say to a person, by line: its strings of several words, no docstrings."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    bodies = [node.body for node in nodes if isinstance(getattr(node, "body", None), list)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            constant = (isinstance(part, ast.Constant) and part.value for part in node.values)
+            text = "".join(part or "…" for part in constant)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = "" if id(node) in docstrings else node.value
+        else:
+            continue
+        if " " in text:
+            yield node.lineno, text
+
+
 def found(text):
     """Every forbidden phrase in a text, with its surroundings and what to write instead."""
     for phrase, instead in FORBIDDEN.items():
@@ -90,6 +117,20 @@ def test_no_help_text_has_one_of_the_phrases():
     texts = dict(helps(typer.main.get_command(app)))
     assert len(texts) > 40
     assert {path: faults for path, text in texts.items() if (faults := list(found(text)))} == {}
+
+
+def test_no_error_and_no_log_has_one_of_the_phrases():
+    """Tree heads are kept as what C2SP calls a checkpoint; simulations have snapshots."""
+    modules = [path for path in PRODUCT.rglob("*.py") if is_product(path)]
+    assert len(modules) > 300
+    faults = {}
+    for path in modules:
+        of_ledgers = not path.is_relative_to(PRODUCT / "simulator")
+        for line, text in texts(path):
+            for fault in found(prose(text)):
+                if not (of_ledgers and "'tree head'" in fault):
+                    faults[f"{path}:{line}"] = fault
+    assert faults == {}
 
 
 @pytest.mark.parametrize(

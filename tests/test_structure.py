@@ -319,6 +319,47 @@ def test_each_room_says_in_a_line_what_it_is_for():
             assert (path.parent / "__init__.py").exists(), path
 
 
+def bodies(tree):
+    """The lines of each function, by where it begins, without its signature and its docstring."""
+    for node in tree:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0 if ast.get_docstring(node) is None else 1 :]
+            yield node, {n for part in first for n in range(part.lineno, part.end_lineno + 1)}
+
+
+def branches(node):
+    """A condition, a loop, an except, a case, or another operand of ``and`` or ``or``."""
+    if isinstance(node, ast.comprehension):
+        return 1 + len(node.ifs)
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    kinds = ast.If | ast.For | ast.While | ast.AsyncFor | ast.IfExp
+    return int(isinstance(node, kinds | ast.ExceptHandler | ast.match_case))
+
+
+def test_a_line_of_a_function_has_few_branches():
+    found, lines = 0, 0
+    for path in sources():
+        text = path.read_text().splitlines()
+        inside = set().union(*(own for _, own in bodies(nodes(path))))
+        written = (text[number - 1].strip() for number in inside)
+        lines += sum(bool(line) and not line.startswith("#") for line in written)
+        found += sum(map(branches, nodes(path)))
+    assert lines > 20_000
+    assert found <= 0.28 * lines, (found, lines)
+
+
+def test_a_long_function_says_why():
+    silent = []
+    for path in sources():
+        text = path.read_text().splitlines()
+        for node, inside in bodies(nodes(path)):
+            says = any("# " in line for line in text[node.lineno - 1 : node.end_lineno])
+            if len(inside) > 25 and not says:
+                silent.append(f"{path}:{node.lineno} {node.name}")
+    assert silent == []
+
+
 def classes_by_name(texts):
     """Where each class is defined: ``{name: [path, …]}``, nested ones included."""
     found = {}

@@ -127,7 +127,7 @@ def explain_difference(
         where = _first_difference(received.get("schema"), computed["schema"], "schema")
         return (
             f"this silo's {method} version differs ({where or 'method_digest'}); "
-            "install the Staddle release of the job's operator, or have the job written anew"
+            "install the Staddle release of the job's operator, or have the job written again"
         )
     where = _first_difference(received, computed, "")
     return (

@@ -212,8 +212,8 @@ def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
     }
     if len(cut["train"]) != len(cut["test"]):
         raise LocalError(
-            f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; take the file"
-            " anew"
+            f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; fetch the"
+            " file again"
         )
 
     # Through ``validate``, like a file of our own: the published indices may overlap or lie outside

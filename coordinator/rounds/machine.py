@@ -613,7 +613,7 @@ def _close(state: JobState) -> Step:
     if len(members) < state.min_cohort:
         lost = ", ".join(f"{s}: {in_words(code)}" for s, code in state.failed.items())
         why = (
-            f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort}"
+            f"round {state.round}: {len(members)} silos uploaded, min_cohort is {state.min_cohort}"
             f" ({lost})"
         )
         return _fail(state, why)

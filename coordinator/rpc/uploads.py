@@ -187,7 +187,7 @@ class Uploads:
         # Before ``run`` is set, so that it does not fail the silo's round: it may start over.
         if manifest.offset and manifest.offset != (have := self._held(silo, run, manifest)):
             why = (
-                f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
+                f"resumes at byte {manifest.offset}, this coordinator has {have} bytes of it;"
                 " send all of it"
             )
             raise RefusedError(silo, "MANIFEST", why)

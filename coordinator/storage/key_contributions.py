@@ -43,7 +43,7 @@ class KeyContributions:
         held = {kept.roster for kept in self._database.contributions(job.name).values()}
         if not gone and held <= {self._digest}:
             return ""
-        why = "the roster has changed since its silos gave to the key that they share"
+        why = "the roster has changed since its silos contributed to the key that they share"
         if gone:
             why = (
                 f"the roster no longer has {', '.join(gone)}, and the key that its silos share"
@@ -85,7 +85,7 @@ class KeyContributions:
         if kept is not None and kept.body == body:
             return None
         if kept is not None:
-            why = f"gives to the key of job {job.name!r} a second time, and not the same"
+            why = f"contributes to the key of job {job.name!r} a second time, and not the same"
             raise RefusedError(silo, "SECURE", f"{Code.EQUIVOCATION}: {why}")
         # (3) It is signed for this job and roster, and has a piece for each of the others.
         epoch = Epoch.of(self._roster, job.silos, job.digest)

@@ -111,12 +111,12 @@ WORD = Shape(
     _part_word,
     pb.DeliveredPrekey,
     Code.KEYS,
-    part=length_within(1, MOST_PART_NAME, "brings a prekey beside no part"),
+    part=length_within(1, MOST_PART_NAME, "brings a prekey for no part"),
     silo=member("a prekey of", path="word.version.silo"),
     round=plain("word.version.round"),
     attempt=plain("word.version.attempt"),
     number=_upload_number(
-        "a prekey beside upload {found} of {silo!r}, which there cannot be", "word.version.number"
+        "a prekey for upload {found} of {silo!r}, which there cannot be", "word.version.number"
     ),
     root=sized(HASH_BYTES, "the root of what {silo!r} sealed", path="word.root"),
     prekey=one(PREKEY, path="word.prekey"),

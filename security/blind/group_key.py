@@ -130,7 +130,7 @@ class KeyContribution:
             signed,
             sender,
             Code.KEYS,
-            f"its signature does not fit what it gives to the key of epoch {epoch.number}",
+            f"its signature does not fit what it contributes to the key of epoch {epoch.number}",
         )
         self.sealing.check()
         check(

@@ -150,7 +150,7 @@ def fault(
     """
     named = [share.version.silo for share in shares]
     if len(set(named)) != len(named) or recipient in named:
-        return f"mixes {', '.join(named)}, who are not distinct silos beside {recipient!r}"
+        return f"mixes {', '.join(named)}, who are not distinct silos other than {recipient!r}"
     return (
         _sum_fault(own_weight, shares)
         or _spread_fault(shares, terms)

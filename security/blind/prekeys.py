@@ -53,7 +53,7 @@ class Prekey:
         # (1) It signed it.
         payload = _payload(line, version, root, self.generation, self.key)
         signed = signers.by_silo(silo, MIX_PREKEY, payload, self.signature)
-        check(signed, silo, Code.KEYS, "its signature does not fit the prekey beside its upload")
+        check(signed, silo, Code.KEYS, "its signature does not fit the prekey of its upload")
 
         # (2) It is a key that something can be sealed to, of a generation of its own: generation 0
         # is the prekey in the contribution to the job's key.

@@ -112,7 +112,7 @@ class RotationMemory(Strict):
         check_local(
             newer or vectors == self.vectors,
             f"round {round_number}, attempt {attempt}: other vectors were rotated before, and"
-            " under one rotation two could be compared; this silo gives none in this round",
+            " under one rotation two could be compared; this silo uploads none in this round",
         )
         return type(self)(round=round_number, attempt=attempt, vectors=vectors)
 

@@ -115,6 +115,6 @@ def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
     ]
     dearest = max(costs, key=lambda purpose: costs[purpose])
     return (
-        f"no noise of its steps keeps the job {within}: what is released beside them costs"
+        f"no noise of its steps keeps the job {within}: what else is released costs"
         f" {shown(alone)} by itself ({', '.join(single)}); raise {dearest}_sigma, or epsilon"
     )

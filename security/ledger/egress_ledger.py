@@ -80,7 +80,7 @@ class Ledger:
         ledger = cls(silo)
 
         def visit(line: VerifiedLine) -> None:
-            evidence = "keep it as evidence, move it away, begin anew"
+            evidence = "keep it as evidence, move it away, begin a new one"
             try:
                 record = checked(line)
             except LocalError as error:

@@ -349,7 +349,7 @@ class Rules:
         before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
             return (
-                f"intent goes on at byte {offset}, of which earlier intents of its round declared"
+                f"intent resumes at byte {offset}, of which earlier intents of its round declared"
                 f" {before}"
             )
         return ""

@@ -314,7 +314,7 @@ class BlindRound:
 
     def _leave_forgotten(self, attempt: Attempt) -> None:
         why = (
-            "this silo entered the attempt before its process began anew or its round failed;"
+            "this silo entered the attempt before its process started again or its round failed;"
             " the secrets are gone"
         )
         # First recorded, then sent, so that the coordinator does not wait for us.

@@ -173,7 +173,7 @@ class _Taking:
         proofs = proofs_from_wire(self._sender, manifest.proofs)
         if proofs and not checks:
             raise RefusedError(
-                self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum"
+                self._sender, "MANIFEST", f"delivers {len(proofs)} proofs without a sum"
             )
         # Bytes that parsing drops would go unchecked.
         if proofs_to_wire(proofs) != list(manifest.proofs):

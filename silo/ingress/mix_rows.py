@@ -293,7 +293,7 @@ class IncomingRows:
                 name in self._expected,
                 COORDINATOR,
                 Code.KEYS,
-                f"brings a prekey beside {name[:64]!r}, no mixed part",
+                f"brings a prekey for {name[:64]!r}, which is no mixed part",
             )
             word.check(sharing.line(self._expected[name].part), sharing.silo, sharing.signers)
             known = known.heard(name, word)

@@ -117,7 +117,7 @@ def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     stack = ExitStack()
     crew = cache(lambda: stack.enter_context(Crew(records, count)))
     return Engines(
-        where=f"{count} worker processes, a thread each",
+        where=f"{count} worker processes with one thread each",
         device="cpu",
         engine=lambda job: crew().engine(job),
         close=stack.close,

@@ -83,8 +83,7 @@ def _recorded(folder: Path) -> Recorded:
         # a checkpoint of another run would lend this one its history
         if sha256(manifest.to_bytes()).hexdigest() != index.run:
             raise LocalError(
-                f"{folder / RUN}: is not what the checkpoint beside it was written for;"
-                f" {BEGIN_ANEW}"
+                f"{folder / RUN}: is not what the snapshot next to it was written for; {BEGIN_ANEW}"
             )
         # The lines that a checkpoint covers must be unchanged.
         history_file.check(path, index.history)

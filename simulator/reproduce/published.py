@@ -222,8 +222,8 @@ class PaperFile(Strict):
         others = sorted(names.difference(NEXT_TO_IT))
         if others:
             raise ValueError(
-                f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)}"
-                " alone"
+                f'"beside" has {", ".join(others)}; next to every table run'
+                f" {' and '.join(NEXT_TO_IT)} alone"
             )
         return methods
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, parse_canonical, read_bytes, unwritable
 
-BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it anew"
+BEGIN_ANEW = "restore it from a backup, or remove the run's folder to begin it from scratch"
 
 ModelT = TypeVar("ModelT", bound=Strict)
 

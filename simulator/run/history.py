@@ -270,7 +270,7 @@ def _checked(path: Path, kept: Prefix) -> bytes:
     found = Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     if kept != found:
         raise LocalError(
-            f"{path}: its first {kept.bytes} bytes are not those that its checkpoint was written"
+            f"{path}: its first {kept.bytes} bytes are not those that its snapshot was written"
             f" with; {BEGIN_ANEW}"
         )
     return data

@@ -127,7 +127,7 @@ class Snapshots:
             # a person may have copied one file of another folder and not the other
             if self._index.run != run:
                 raise LocalError(
-                    f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}"
+                    f"{self._path}: is of another run than run.json next to it; {BEGIN_ANEW}"
                 )
         self._placed: dict[Key, _Placed] = {}
         self._written: dict[str, _Written] = {}
@@ -229,7 +229,7 @@ class Snapshots:
         """Mark the run as finished, once its results are on the disk."""
         if self._index is None:
             raise LocalError(
-                f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in"
+                f"{self._path}: a run ends with a snapshot after its last round; this is a bug in"
                 " Staddle"
             )
         self._replace(

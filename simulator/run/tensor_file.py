@@ -82,7 +82,8 @@ def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
         return {key: TensorEntry(_named(rooms, tensors), note) for key, rooms, note in table}
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(
-            f"{origin}: not a file of a checkpoint: {error}; remove the run's folder to begin anew"
+            f"{origin}: not a file of a snapshot: {error}; remove the run's folder to begin from"
+            " scratch"
         ) from error
 
 

@@ -43,7 +43,7 @@ def test_an_upload_that_the_disk_changed_ends_the_job_by_its_name(world, kind): 
             for each in silos:
                 await each.told("round")
             flip(*made.folder.glob("0.north.*.padded"))
-            with pytest.raises(grpc.aio.AioRpcError, match="cannot go on"):
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot continue"):
                 await silos[1].opened(1)
         await silos[1].told("finish")
         assert run.state.outcome == "failed"

@@ -311,8 +311,8 @@ def test_a_job_fails_whose_roster_has_changed_since_its_silos_gave(world, stage)
         assert (state.stage, state.outcome) == ("finishing", "failed")
         assert (
             state.reason
-            == "the roster has changed since its silos gave to the key that they share; submit it"
-            " again under a new name"
+            == "the roster has changed since its silos contributed to the key that they share;"
+            " submit it again under a new name"
         )
         (north,) = await greeted(world, here, SILOS[:1])
         finish = await north.told("finish")

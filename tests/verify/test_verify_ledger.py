@@ -169,7 +169,7 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     assert (found["records"], found["signed"], found["held"]) == (18, 12, 5)
     shown = "the first 12 of 18 records are those that the holder of the key signed"
     assert shown in found["shown"]
-    assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
+    assert "cut no records off and rewrote none behind the first 5;" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     _, out = tool("ledger", folder, "--key", PUBLIC)
     assert out.startswith(
@@ -179,7 +179,7 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
         "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8"
         " bytes, 8 assumed" in out
     )
-    assert "wrote none anew anywhere, since no other party's checkpoint was given;" in out
+    assert "rewrote none anywhere, since no other party's checkpoint was given;" in out
 
 
 def counted(tool, folder, key, *by):

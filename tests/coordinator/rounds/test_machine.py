@@ -391,7 +391,7 @@ def test_a_round_for_which_too_few_are_known_to_be_there_asks_all():
 def test_too_few_uploads_end_the_job_and_say_why():
     failures = (SiloFailed("a", 0, "TRAINING"), SiloFailed("c", 0, "lost"))
     state, effects = run(job(), *OPEN, UploadStored("b", 0, "x"), *failures)
-    why = "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
+    why = "round 0: 1 silos uploaded, min_cohort is 2 (a: TRAINING, c: lost)"
     assert ending(state) == ("finishing", "failed", why)
     assert not any(isinstance(e, Fold) for e in effects)
     assert tasks(state) == [FinishTask(0, completed=False, counted=0)] * 3
@@ -1096,7 +1096,7 @@ def test_a_sum_that_needs_a_spent_privacy_budget_is_not_tried_for_long_and_says_
     spent = (SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b"))
     state, _ = run(job(), *OPEN, *spent, UploadStored("c", 0, "dc"))
     why = "BUDGET, its privacy budget is spent"
-    assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
+    assert state.reason == f"round 0: 1 silos uploaded, min_cohort is 2 (a: {why}, b: {why})"
 
 
 def test_three_attempts_fail_and_then_the_job():

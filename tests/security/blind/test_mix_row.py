@@ -245,8 +245,8 @@ def test_who_makes_rows_asks_first():
     )
     assert ask() == ""
     assert ask(shares=made.shares[::-1]) == ""  # they are put in order when the row is made
-    assert "distinct silos beside" in ask(recipient=FOUR[1])
-    assert "distinct silos beside" in ask(shares=(*made.shares, made.shares[0]))
+    assert "distinct silos other than" in ask(recipient=FOUR[1])
+    assert "distinct silos other than" in ask(shares=(*made.shares, made.shares[0]))
     assert "add up to" in ask(own=made.own_weight + 1)
     assert "sure to be honest" in ask(shares=(), own=1 << 32)
     assert "new uploads of 0 silos" in ask(memory=m.RowMemory(newest=dict.fromkeys(FOUR, 0)))

@@ -67,8 +67,8 @@ def test_what_is_released_beside_the_steps_may_cost_too_much():
         least_sigma(made, "1", DELTA)
     assert (
         str(caught.value)
-        == "no noise of its steps keeps the job within epsilon = 1 at delta = 1e-05: what is"
-        " released beside them costs 2.0901 by itself (histogram_sigma = 10.0 costs 0.3753,"
+        == "no noise of its steps keeps the job within epsilon = 1 at delta = 1e-05: what"
+        " else is released costs 2.0901 by itself (histogram_sigma = 10.0 costs 0.3753,"
         " statistics_sigma = 3.0 costs 2.0290, metrics_sigma = 30.0 costs 0.1666); raise"
         " statistics_sigma, or epsilon"
     )
@@ -91,7 +91,9 @@ def test_noise_that_costs_too_much_is_told_with_what_would_do():
         " would do, and left out it is planned"
     )
     assert "costs epsilon = inf at" in overspent(spends(), "0", "8", DELTA)
-    assert "beside them costs 2.0290" in overspent(spends(others=(STATISTICS,)), "4", "1", DELTA)
+    assert "what else is released costs 2.0290" in overspent(
+        spends(others=(STATISTICS,)), "4", "1", DELTA
+    )
 
 
 def test_groups_come_in_their_order():

@@ -198,7 +198,7 @@ def test_the_verifier_finds_each_of_these_too(path):
         "has tensors heads/rows, the intent none": [
             rotated, {**good[7], "ref": len(good), "tensors": rows}
         ],
-        "goes on at byte 8, of which earlier .* declared 0": [
+        "resumes at byte 8, of which earlier .* declared 0": [
             {**again, "offset": 8, "message": {"bytes": book.PADDED_BYTES - 8}}
         ],
         "hidden": [{**again, "hidden": {"ctx": "F7" * 32, "number": 9}}],

@@ -255,7 +255,7 @@ def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged
             recipient.take(made.job, 1, frames(*proofs))
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
     proofs = proofs_to_wire([misdealing(made)])
-    with pytest.raises(RefusedError, match="delivers 1 proofs beside no sum"):
+    with pytest.raises(RefusedError, match="delivers 1 proofs without a sum"):
         recipient.take(made.job, 0, delivery(made.job, 0, [], proofs=proofs))
 
 

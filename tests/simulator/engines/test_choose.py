@@ -76,7 +76,10 @@ def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, cou
         crew, job = found.engine("job")
         assert found.engine("another") == (crew, "another")
         assert (crew.count, job, crew.closed) == (count, "job", False)
-        assert (found.where, found.device) == (f"{count} worker processes, a thread each", "cpu")
+        assert (found.where, found.device) == (
+            f"{count} worker processes with one thread each",
+            "cpu",
+        )
         assert torch.get_num_threads() == 1
     assert crew.closed
 

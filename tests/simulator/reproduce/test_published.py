@@ -169,7 +169,7 @@ def test_an_unknown_method_is_a_published_value_alone_and_a_table_is_found_by_pa
             "'early' is two methods in setting 'easy'; give each"),
         ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
         ("[common]", 'beside = [{ name = "fedavg" }]\n[common]',
-            "beside has fedavg; beside every table run local and"),
+            '"beside" has fedavg; next to every table run local and'),
         ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
     ],
 )  # fmt: skip

@@ -107,7 +107,7 @@ def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
 
 def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     checkpoint = Snapshots(tmp_path, RUN)
-    with refused("a run ends with a checkpoint after its last round"):
+    with refused("a run ends with a snapshot after its last round"):
         checkpoint.finish(FinishedRun(history=KEPT, results=()))
     checkpoint.write(begun(), NOTHING)
     checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
@@ -180,7 +180,7 @@ def test_a_file_that_is_gone_is_named(tmp_path):
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
-    with refused(r"checkpoint\.json: is of another run than run\.json beside it"):
+    with refused(r"checkpoint\.json: is of another run than run\.json next to it"):
         Snapshots(tmp_path, "c" * 64)
     assert len(files(tmp_path)) == 1
 

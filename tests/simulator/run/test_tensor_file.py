@@ -79,5 +79,5 @@ def test_tensors_that_share_memory_or_lie_otherwise_come_back():
     ids=["empty", "other", "cut", "no table"],
 )
 def test_what_is_no_pack_is_refused(data):
-    with refused(r"here: not a file of a checkpoint: .*; remove the run's folder"):
+    with refused(r"here: not a file of a snapshot: .*; remove the run's folder"):
         unpack(data, "here")
