@@ -14,13 +14,13 @@ delivered at the start of a silo's next round, and once more after the last roun
 itself, and gives nothing.
 
 A job with [privacy] runs the same method file, and its runner
-(algorithms/training/private_round.py) sees to the rest if the file keeps to this: it learns of the
-records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no more than
-``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it
-is handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with
-tensors, and take no value out of one that was trained without noise (algorithms/leaks/taint.py).
-``private_fault`` names what leaves a record's influence without bounds, such as a ``Survey`` or a
-``Change``.
+(algorithms/training/private_round.py) does the rest, provided that the file keeps to these rules:
+it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no
+more than ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts
+only as it is handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give``
+compute with tensors, and take no value out of one that was trained without noise
+(algorithms/leaks/taint.py). ``private_fault`` names what leaves a record's influence without
+bounds, such as a ``Survey`` or a ``Change``.
 
 A simulation on a GPU trains silos at once (algorithms/engines/vmap_training.py), and gives the same
 if the file keeps to this: ``loss``, ``penalty``, ``predict`` and ``measure`` can run under

@@ -98,7 +98,7 @@ def verify(
     threshold: Annotated[int, typer.Option(help="How many founders must have signed.")],
     minimum_version: Annotated[int, typer.Option(help="The oldest version to accept.")] = 1,
 ) -> None:
-    """Check the roster against what you know of the federation from elsewhere than this file."""
+    """Check the roster against facts that you learned independently of this file."""
     document = {
         "federation": federation,
         "threshold": threshold,

@@ -1,6 +1,6 @@
 """The daemon: runs the effects of ``machine.advance`` on disk, clock and threads.
 
-It wakes silos that wait once something changed for them.
+It wakes waiting silos when there is something new for them.
 """
 
 import asyncio

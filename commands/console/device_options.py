@@ -6,7 +6,7 @@ import typer
 
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core."),
+    typer.Option(metavar="N", min=1, help="Processes that train on a CPU. Default: one per core."),
 ]
 Device: TypeAlias = Annotated[
     str,
@@ -17,7 +17,7 @@ Device: TypeAlias = Annotated[
 Graphs: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded."
+        "--graphs/--no-graphs", help="On a GPU, record training steps once and replay them."
     ),
 ]
 OneByOne: TypeAlias = Annotated[
@@ -27,6 +27,6 @@ OneByOne: TypeAlias = Annotated[
 Precision: TypeAlias = Annotated[
     Literal["float32", "tf32", "bf16"],
     typer.Option(
-        help="On a GPU, in what layers compute while it trains; parameters and losses are float32."
+        help="On a GPU, the precision of layers in training; parameters and losses stay float32."
     ),
 ]

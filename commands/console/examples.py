@@ -46,7 +46,7 @@ def policy(
         Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")
     ],
 ) -> None:
-    """Write a commented example of a policy, which lets nothing leave as it stands."""
+    """Write a commented example of a policy; it allows nothing until you edit it."""
     write(file, text("policy"), 0o644)
     printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 

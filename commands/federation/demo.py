@@ -58,7 +58,7 @@ def demo(
         Path | None, typer.Option(help="Keep everything in this new or empty folder.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="In the clear, also what could be blind.")
+        bool, typer.Option("--plain", help="Run every job in the clear, even if it could be blind.")
     ] = False,
     private: Annotated[
         bool, typer.Option("--private", help="With differential privacy for each record.")
@@ -71,9 +71,9 @@ def demo(
 
     Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten
     digits that come with scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one
-    egress ledger a silo. With four silos or more, what can be is blind: the coordinator reads sums,
-    and of classifiers how alike they are. Rounds of some of the silos (FedSimSup) take eight for
-    that. With --private each job trains with noise, and each silo's budget says what that cost.
+    egress ledger per silo. With four silos or more, jobs are blind: the coordinator reads only sums
+    and how similar classifiers are. FedSimSup draws some of the silos per round, and needs eight
+    for that. With --private each job trains with noise, and each silo's budget says what that cost.
     """
     screen = Screen()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind

@@ -81,7 +81,7 @@ def submit(
 ) -> None:
     """Queue a signed job at the coordinator.
 
-    The same file again changes nothing, and fails once it has ended.
+    Submitting the same file again changes nothing; once the job has ended, it is an error.
     """
     signed = read_bytes(signed_job)
     with connected(operator) as here:
@@ -125,7 +125,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
 
 
 def stop(job: Name, operator: OperatorFile) -> None:
-    """Stop a job until it is resumed: silos stop training, what was given stays given."""
+    """Stop a job until it is resumed: silos stop training, and keep what they uploaded."""
     with connected(operator) as here:
         printer.show(_line(here.stop(job)))
 

@@ -105,9 +105,9 @@ class Operator:
             return RefusedError(self._peer, code, error.details())
         return PeerError(
             self._peer,
-            f"no answer from {self._address} ({error.code().name}: {error.details()}); does it run,"
-            " and do its roster and ours have the same members? Compare `staddle roster show` on"
-            " both sides",
+            f"no answer from {self._address} ({error.code().name}: {error.details()}). Check that"
+            " the coordinator is running, and that both rosters have the same members: run `staddle"
+            " roster show` on both sides",
         )
 
 

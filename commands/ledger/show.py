@@ -63,12 +63,12 @@ def show(
 ) -> None:
     """Show every message that left, or counts as left.
 
-    For a coordinator's ledger, show what it received and delivered.
+    For a coordinator's ledger, show what it received and delivered; --recipient then selects the
+    silo that uploaded or received it.
 
-    There --recipient is the silo that uploaded or received it. Messages of the protocols of secure
-    sums and mixes are shown too (as the part "(protocol)"), and how each attempt at a sum ended,
-    and what the policy held back. The privacy budget of a data set belongs to no job, and is shown
-    if no option selects messages.
+    Also shown: protocol messages of secure sums and mixes (as the part "(protocol)"), how each
+    attempt at a sum ended, and what the policy held back. The privacy budget of a data set belongs
+    to no job, so it is shown only if no option selects messages.
     """
     folder = ledger_folder(path)
 
@@ -184,10 +184,11 @@ def summary(
 
     With --roster check the receipts too.
 
-    The taint says what tensors were computed from: "private", records as they are; "dp", with noise
-    that was paid for out of the data set's privacy budget, of which the last lines say how far it
-    is spent; "public", nothing of this silo's. A message without digest counts with all bytes that
-    it declared. Exit code 1 if a receipt is not what the coordinator signed.
+    The taint says what tensors were computed from. "private": records, without noise. "dp":
+    records, with noise that the data set's privacy budget paid for; the last lines say how much of
+    the budget is spent. "public": none of this silo's records. A message without a digest counts
+    with all the bytes that it declared. Exit code 1 if a receipt is not what the coordinator
+    signed.
     """
     folder = ledger_folder(path)
     received.check_silos(folder)

@@ -176,9 +176,9 @@ def _loose(checked: _Checked) -> tuple[str, ...]:
     if checked.unsigned <= 0 or checked.running:
         return ()
     problem = (
-        f"the last {checked.unsigned} records are signed by nobody, and no agent runs that would"
-        " sign them; after a crash start it: it does, if its log key wrote them. Of a copy, take it"
-        " again after that"
+        f"the last {checked.unsigned} records are signed by nobody, and no agent is running to sign"
+        " them. After a crash start the agent: it signs the records that its own log key wrote. If"
+        " this is a copy, copy the ledger again afterwards"
     )
     return (problem,)
 

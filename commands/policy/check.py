@@ -64,7 +64,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Say tensor by tensor what a job would let leave this silo.
+    """Show, tensor by tensor, what would leave this silo in a job.
 
     Exit code 1 if the silo would decline it.
 
@@ -170,7 +170,7 @@ def _blind(job: Job) -> str:
     if not job.security.required:
         return ""
     # All silos of the job read public weights; private ones are summed, masked like the values.
-    weights = "stand in the job" if job.security.weights == "public" else "are masked too"
+    weights = "are written in the job" if job.security.weights == "public" else "are masked too"
     colluders = number(job.security.colluders, "colluder")
     return f"its sums are blind: {colluders} assumed; the silos' weights {weights}"
 
@@ -202,7 +202,7 @@ def _trust(plan: JobPlan, policy: Policy, outflows: Sequence[Outflow]) -> str:
         what, it = "the tags of its counts are", "them"
     return (
         f"{what} hidden by a key that the job's silos share: if any one of them colludes with the"
-        f" coordinator, it can read {it}; the policy has trust ="
+        f" coordinator, the two can read {it}; the policy has trust ="
         f" {policy.file.secure_aggregation.trust!r}"
     )
 

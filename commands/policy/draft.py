@@ -115,7 +115,7 @@ def new(
         str, typer.Option(help="The silo's data set, as its configuration calls it.")
     ] = policies.DATASET,
 ) -> None:
-    """Write a policy that lets leave what these jobs upload and nothing else.
+    """Write a policy that allows what these jobs upload, and nothing else.
 
     Read and tighten it. Each rule says what its tensors are and what they can tell about your
     records.
@@ -139,9 +139,9 @@ def new(
         )
     if names := trusting_jobs(jobs):
         printer.show(
-            f"{out}: as written, this policy declines {names}. These jobs rely on no silo of theirs"
-            " colluding with the coordinator; if you trust that, remove the # from the line trust ="
-            f' "{checks.TRUSTED}"'
+            f"{out}: as written, this policy declines {names}. These jobs are safe only if none of"
+            " their silos colludes with the coordinator; if you trust that, remove the # from the"
+            f' line trust = "{checks.TRUSTED}"'
         )
 
 
@@ -223,7 +223,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
-            f"This policy lets leave what these jobs upload, and nothing else: {named}. Read each"
+            f"This policy allows what these jobs upload, and nothing else: {named}. Read each"
             " rule, delete what you do not want to leave, then run: staddle policy check JOB.json"
             " --config SILO.toml"
         ),

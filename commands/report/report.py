@@ -63,9 +63,9 @@ def report(
 
     Exit code 1 if the ledger does not hold.
 
-    The page holds all of itself, loads nothing and needs no network. It says first whether the
-    ledger holds. A roster gives it names, and the keys to check the tree head and receipts with;
-    founders vouch for the roster.
+    The page is complete in itself and needs no network. It says first whether the ledger holds.
+    --roster supplies names, and the keys that check the tree head and the receipts; founders vouch
+    for the roster.
     """
     files = roster_files.read(roster, founder, threshold)
     # Their signatures were checked when they were read.

@@ -46,7 +46,7 @@ def reproduce(
     listed: Annotated[
         bool,
         typer.Option(
-            "--list", help="Show the tables, or of the one that is named settings and values."
+            "--list", help="List the tables, or show settings and values of the one that is named."
         ),
     ] = False,
     data: Annotated[
@@ -98,7 +98,7 @@ def reproduce(
     """Run a published table, and show it next to the paper's values.
 
     It runs setting by setting, always with Local and FedRep. After a stop or a kill, the same
-    command resumes. What is finished is not run again.
+    command resumes. Finished runs are not repeated.
     """
     # before the checks: listing the tables needs no data sets
     if listed:

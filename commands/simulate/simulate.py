@@ -102,8 +102,8 @@ def simulate(
     """Run an experiment on this machine, and compare its methods.
 
     Each method runs with each seed, on the same silos. After a stop or a kill, the same command
-    resumes, and the results are byte-identical. What is finished is not run again. Results, curves
-    and a summary lie in DIR.
+    resumes, and the results are byte-identical. Finished runs are not repeated. Results, curves and
+    a summary are in DIR.
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(

@@ -20,8 +20,8 @@ opened (security/secagg/evidence.py), the very survivors repeat the sum without 
 fault, and it takes all of them. With each attempt silos receive all evidence of the job: they take
 part in sums that lack the dealers it is against. In a job of whole batches
 (algorithms/job/batches.py) whoever signed may sign again, for whole batches: a sum that could not
-be opened is made again, and one that is none of values is made over some of them. Such an attempt
-is followed at once, without abandon notes.
+be opened is made again, and one that decodes to no valid values is made over some of them. Such an
+attempt is followed at once, without abandon notes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -37,13 +37,13 @@ budget is spent. A silo that is shown to have broken the rules (GUILTY) is ``exc
 later attempts and rounds.
 
 Silos of one batch are asked together (``batches``). The next attempt is made without the batch of a
-silo that was lost while enough others are left, and else with all of the cohort again. A silo that
-is ``proven`` to have broken the rules leaves its batch alone, while ``least`` of it are left; the
-others are shown the evidence (security/secagg/evidence.py). A sum that is none of values
-(``spoiled``: a silo uploaded what nobody may) is made again without each batch in turn. A batch
-whose own sum is spoiled is ``excluded`` as a whole, since nobody can tell which of its silos it
-was. All silos of a keyed job (``keyed``) have a part in its key once they accepted, so the job does
-not begin without one of them.
+silo that was lost while enough others are left, and else with all of the cohort again. A silo for
+which it is ``proven`` that it broke the rules leaves its batch, which stays while ``least`` of its
+silos are left; they are shown the evidence (security/secagg/evidence.py). A sum that decodes to no
+valid values (``spoiled``: a silo uploaded what nobody may) is repeated without each batch in turn.
+A batch whose own sum is spoiled is ``excluded`` as a whole, since nobody can tell which of its
+silos it was. All silos of a keyed job (``keyed``) have a part in its key once they accepted, so the
+job does not begin without one of them.
 
 Events that come too late (an upload for a closed round) change nothing. The tasks of silos follow
 from the state: tasks.py.

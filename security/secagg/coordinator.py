@@ -15,11 +15,11 @@ the shell spools and folds the uploads.
     reveal     t survivors revealed shares that join                   opening
     opening    the sum is open                                         done
     any        too few are left, the deadline of the last two, or
-               what was opened is no sum of values                     ended
+               what was opened decodes to no valid values              ended
 
 A message that does not hold is refused, and its sender drops out; a late or second one is refused
-and changes nothing. Once U2 is told, masked bytes may be on their way. An attempt that ends after
-that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
+and changes nothing. Once silos have received U2, masked bytes may be on their way. An attempt that
+ends after that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
 
 A share that is not on its dealer's polynomial still fits its commitment. Where the first t shares
 do not join to what the dealer committed to, the coordinator waits for the other survivors' and

@@ -19,11 +19,11 @@ rule 27).
 An upload takes one of four forms: plain, the masked words of a secure sum, or one part of a Mix or
 a Gram on its own, padded or rotated (messages.py). All pass the same body.
 
-Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator was
-asked (outcomes.py). The next attempt is an INTENT of its own, over the bytes that the coordinator
-does not have. So every byte on the wire is declared by the intent that it goes under, twice where
-it goes twice. The policy limits the sum of a round's bytes. It limits the attempts, too: a round
-could go on for ever in pieces of a few bytes.
+Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator has
+been asked (outcomes.py). The next attempt is an INTENT of its own, over the bytes that the
+coordinator does not have. So every byte on the wire is declared by the intent that it goes under,
+twice where it goes twice. The policy limits the sum of a round's bytes. It limits the attempts,
+too: otherwise a round could continue for ever in pieces of a few bytes.
 
 No method code runs after check (1), and the digests are of the bytes that left. The gate does not
 know what the declared numbers say: a method can write anything into the tensors that it may upload

@@ -101,7 +101,7 @@ def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
     run("verify", world.silo)
     put_back(world.ledger, killed)
     said = run("verify", world.silo, code=1)
-    alone = "the last 1 records are signed by nobody, and no agent runs that would sign them"
+    alone = "the last 1 records are signed by nobody, and no agent is running to sign them"
     assert f"problem: {alone}" in said
     assert "17 of 18 records signed" in said
     document = json.loads(run("verify", world.silo, "--json", code=1))

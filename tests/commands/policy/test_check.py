@@ -147,7 +147,9 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     blind("blind", weights="public", counts=dict.fromkeys("abcd", 30))
     shown = check("blind", drafted=True)
     lines = shown.splitlines()
-    assert "its sums are blind: 1 colluder assumed; the silos' weights stand in the job" in lines
+    assert (
+        "its sums are blind: 1 colluder assumed; the silos' weights are written in the job" in lines
+    )
     assert "\nit tells all its silos that 'a' trains on 30 records" in shown
     assert json.loads(check("blind", "--json", drafted=True))["declared"] == {"records": 30}
     part = "  part 'extractor' (backbone), 52,224 bytes"
@@ -175,7 +177,7 @@ def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check
     for said in (
         (
             "hidden by a key that the job's silos share: if any one of them colludes with the"
-            " coordinator, it can read it;"
+            " coordinator, the two can read it;"
         ),
         "can read it; the policy has trust = 'non-colluding-coordinator'",
         (

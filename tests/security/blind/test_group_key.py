@@ -140,7 +140,7 @@ def test_2_a_prekey_that_was_changed_or_is_none_is_blamed_on_who_passed_it_on():
     first = relayed(made, FOUR[0])[0]
     others = with_given(made, replace(first.contribution, prekey=public_key(bytes(32))))
     low = with_given(made, signed_again(first.contribution, made[FOUR[1]][2], bytes(32)))
-    for wrong, text in ((others, "does not fit what it gives"), (low, "low order")):
+    for wrong, text in ((others, "does not fit what it contributes"), (low, "low order")):
         peer, code, why = blamed(key, wrong, FOUR[0])
         assert (peer, code) == ("coordinator", "KEYS")
         assert text in why
