@@ -63,8 +63,15 @@ def fails(config):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def founded(tmp_path_factory):
     return local_federation.make(tmp_path_factory.mktemp("made") / "f", SILOS)
+
+
+@pytest.fixture
+def made(founded, tmp_path):
+    """The federation in a folder of the test's own."""
+    shutil.copytree(founded.folder, tmp_path / "f")
+    return replace(founded, folder=tmp_path / "f")
 
 
 @pytest.fixture
