@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from support import product_source
+from support.product_source import sources
 
-import staddle
 from staddle.commands.main import app
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = Path(staddle.__file__).parent
-NO_PRODUCT = {"tests", "benchmarks", "docs", "build"}
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FORBIDDEN = {
     r"\bOf (?:what|whom|which|those|that)\b": (
@@ -64,12 +63,6 @@ def helps(command, path="staddle"):
     yield path, " ".join(" ".join(filter(None, texts)).split())
     for name, inner in getattr(command, "commands", {}).items():
         yield from helps(inner, f"{path} {name}")
-
-
-def is_product(path):
-    """Not in a folder that only a checkout has, and not generated."""
-    inside = path.relative_to(PRODUCT).parts
-    return inside[0] not in NO_PRODUCT and not inside[0].startswith(".") and "_pb2" not in path.name
 
 
 def texts(path):
@@ -121,11 +114,10 @@ def test_no_help_text_has_one_of_the_phrases():
 
 def test_no_error_and_no_log_has_one_of_the_phrases():
     """Tree heads are kept as what C2SP calls a checkpoint; simulations have snapshots."""
-    modules = [path for path in PRODUCT.rglob("*.py") if is_product(path)]
-    assert len(modules) > 300
+    assert len(sources()) > 300
     faults = {}
-    for path in modules:
-        of_ledgers = not path.is_relative_to(PRODUCT / "simulator")
+    for path in sources():
+        of_ledgers = not path.is_relative_to(product_source.ROOT / "simulator")
         for line, text in texts(path):
             for fault in found(prose(text)):
                 if not (of_ledgers and "'tree head'" in fault):

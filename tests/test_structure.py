@@ -12,22 +12,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.product_source import ROOT, sources
 
-import staddle
-
-ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
-FOLDERS = (
-    "algorithms", "commands", "coordinator", "files", "proto", "security", "silo", "simulator",
-)  # fmt: skip
 SHELLS = {"silo", "simulator", "coordinator", "commands"}
-GENERATED = ("_pb2.py", "_pb2_grpc.py")
-
-
-@functools.cache
-def sources():
-    rooms = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    found = [*ROOT.glob("*.py"), *rooms]
-    return sorted(path for path in found if not path.name.endswith(GENERATED))
 
 
 @functools.cache

@@ -87,7 +87,7 @@ class SecurityTable(Strict):
     class_counts: dict[Name, ClassCounts] = Field(default_factory=dict)
     """Training records by silo and class, for methods that compare the silos' labels."""
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
-    """Silos that may be in league with the coordinator."""
+    """Silos that may collude with the coordinator."""
     dropouts: Literal["batches", "any"] = "batches"
     """A sum continues without a lost silo's fixed batch, or without any lost silo ("any").
 
@@ -111,13 +111,13 @@ class SecurityTable(Strict):
     mix: Literal["one-upload", "directed"] = "one-upload"
     """A silo uploads a mixed part once, or once for each silo that gets a row of it.
 
-    Uploaded once, it is hidden unless the coordinator is in league with a silo. Uploaded for each
+    Uploaded once, it is hidden unless the coordinator colludes with a silo. Uploaded for each
     silo, it is hidden from the coordinator and the other silos together.
     """
     compare: Literal["rotated", "shared"] = "rotated"
     """Compared vectors cross rotated, or as shares among the round's silos.
 
-    Rotated, they are hidden unless the coordinator is in league with a silo. Shared, they are
+    Rotated, they are hidden unless the coordinator colludes with a silo. Shared, they are
     hidden from the coordinator and up to ``colluders`` silos together.
     """
 

@@ -125,7 +125,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
 
 
 def stop(job: Name, operator: OperatorFile) -> None:
-    """Stop a job until it is resumed: silos stop training, and keep what they uploaded."""
+    """Stop a job until it is resumed: silos stop training, and their uploads are kept."""
     with connected(operator) as here:
         printer.show(_line(here.stop(job)))
 

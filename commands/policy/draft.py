@@ -1,4 +1,4 @@
-"""A starting policy for given jobs: it lets leave what they need and nothing else.
+"""A starting policy for given jobs: it allows what they need, and nothing else.
 
 A person reads and tightens it.
 """

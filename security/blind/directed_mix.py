@@ -15,7 +15,7 @@ self masks, shares, signed survivors are those of the sum::
 The recipient is a silo of the job that is away in the round, or a member of it; a job has the one
 or the other (``Method.directed_for``). The context is of one attempt, so no pad is used twice. The
 tag of such a group has a pad from the pad key in place of one from the key that all silos share:
-what it would tell of a sender's numbers, a silo in league with the coordinator does not learn
+what it would tell of a sender's numbers, a silo colluding with the coordinator does not learn
 either. Together they see the rows for that silo, and can alter those of others
 (security/secagg/linear_tags.py).
 
@@ -30,7 +30,7 @@ members follow from what the coordinator alone has, and come with the specificat
 checks them before it deals keys (``spec.brought_fault``), and the survivors once more before
 it unmasks anything: one row for each silo that the job draws, of that silo alone, over this round's
 parts, none above half, as many as ``min_cohort`` asks. Which silos are alike it cannot check. So a
-coordinator that is in league with the recipient of a row weighs that row as it likes, within these
+coordinator that colludes with the recipient of a row weighs that row as it likes, within these
 bounds: one equation a round over ``min_cohort`` silos or more. Two recipients in league would have
 two equations of its choice, from which one silo's part can follow exactly, so jobs with
 ``colluders`` above 1 have no rows for members (``_members_in_league`` of

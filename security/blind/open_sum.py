@@ -4,7 +4,7 @@ With the words of a group come the specification of the attempt, which the coord
 who survived in it. What a silo expects it knows itself: the federation, the job, the round whose
 sum it is, the groups. So another job's sum, an older one, or that of another group does not pass;
 and by the survivors' tags (security/secagg/linear_tags.py) no word was altered, and none of the
-survivors left out or put in. A coordinator that is in league with one silo of the job can forge a
+survivors left out or put in. A coordinator that colludes with one silo of the job can forge a
 tag.
 
 A group that silos alone read comes down under the survivors' pads (silo_pads.py), which come off

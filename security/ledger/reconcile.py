@@ -353,7 +353,7 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
     if (head.size, head.root) != (record.ledger_seq + 1, root):
         return (
             "the silo signed another head for the coordinator than its ledger has up to there: it"
-            " was written again"
+            " was rewritten"
         )
     return ""
 

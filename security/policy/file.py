@@ -33,8 +33,8 @@
     [secure_aggregation]   # left out: these
     required = false       # true: nothing leaves in the form "plain"
     min_cohort = 3         # fewest silos of a blind sum
-    min_honest = 2         # fewest silos behind an opened sum that are in league with nobody
-    assumed_colluders = 1  # fewest silos that a job must assume to be in league with the
+    min_honest = 2         # fewest silos behind an opened sum that collude with nobody
+    assumed_colluders = 1  # fewest silos that a job must assume to collude with the
                            # coordinator
     min_holders = 3        # silos that hold a class before its rows are summed; left out:
                            # min_cohort
@@ -44,7 +44,7 @@
                            # rounds tells what single ones contributed
     public_counts = false  # true: a job may state how many records this silo has, by class too
     trust = "none"         # "non-colluding-coordinator": jobs may rely on a key of their silos,
-                           # which holds only while the coordinator is in league with no silo
+                           # which holds only while the coordinator colludes with no silo
 
     [dataset.cxr-2024]      # budget of a data set, shared by all jobs; the silo's configuration
                             # names the data set: dataset = "cxr-2024"

@@ -18,7 +18,7 @@ the shell spools and folds the uploads.
                what was opened decodes to no valid values              ended
 
 A message that does not hold is refused, and its sender drops out; a late or second one is refused
-and changes nothing. Once silos have received U2, masked bytes may be on their way. An attempt that
+and changes nothing. Once U2 has been sent, masked bytes may be on their way. An attempt that
 ends after that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
 
 A share that is not on its dealer's polynomial still fits its commitment. Where the first t shares

@@ -19,7 +19,7 @@ z it is uniform among all of degree 2d that have this term, whoever of i and j i
 "Simplified VSS and fast-track multiparty computations", 1998, use the same two steps): ``opened``
 corrects up to half as many as there are too many, and says whose they are.
 
-What it does not hold off: a silo in league with the coordinator may deal vectors of its choice and
+What it does not hold off: a silo colluding with the coordinator may deal vectors of its choice and
 so has, as by any ``Gram``, one inner product with each other silo's vector a round. If its shares
 lie on no polynomial of degree d, it has up to n - 2d of them.
 

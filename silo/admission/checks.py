@@ -201,7 +201,7 @@ def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, 
 
 def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     job, security, terms = plan.job, plan.job.security, policy.terms
-    # (1) The job takes as many silos to be in league with the coordinator as the policy does.
+    # (1) The job assumes at least as many colluders as the policy does.
     if security.colluders < terms.colluders:
         yield (
             f"the job has colluders = {security.colluders}, this silo's policy {terms.colluders};"
@@ -209,7 +209,7 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
             " secure_aggregation.assumed_colluders"
         )
 
-    # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with
+    # (2) What its sums tell over many rounds is of silos enough, and enough that collude with
     # nobody.
     yield from _batch_objections(job, terms)
 
@@ -356,7 +356,7 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
     names, opened = _hidden_by_key(plan)
     instead, takes_trust = _instead_of_key(plan), trusting(plan)
 
-    # (8) This silo trusts that the coordinator is in league with no silo of the job.
+    # (8) This silo trusts that the coordinator colludes with no silo of the job.
     if takes_trust and trust != TRUSTED:
         yield (
             f"only a key that every silo of the job has would hide {names} from {coordinator.id};"

@@ -7,8 +7,8 @@ that it signed is not of this ledger:
 - the coordinator returns, at each greeting, the head under which it took our last upload;
 - other silos sign, for a challenge of this session, what they hold of us. The coordinator passes
   that on and can keep it back; it can neither forge it nor show an old one again: the challenge is
-  new, and is signed. It comes with a later poll, so an upload of a plain job may
-  precede it; private jobs wait for it (``answered``).
+  new, and is signed. It comes with a later poll, so an upload of a plain job may precede it;
+  private jobs wait for it (``answered``).
 
 In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator
 passed on, and that of the coordinator's own ledger, which must have grown from the one before.

@@ -44,7 +44,6 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.coordinator.server",
     "staddle.silo.config",
     "staddle.silo.daemon",
-    "staddle.silo.admission.accountant",
     "staddle.algorithms.training.private_round",
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",

@@ -65,11 +65,14 @@ def memory_of(world, work, seconds=60):
     """Bytes that a piece of work leaves behind, and the most that it held at one time."""
 
     async def traced():
-        # A thread lets go of what it read some time after its answer: it is joined first.
-        with ThreadPoolExecutor() as threads:
-            asyncio.get_running_loop().set_default_executor(threads)
+        loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor()
+        loop.set_default_executor(threads)
+        try:
             await work
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        finally:
+            loop.set_default_executor(ThreadPoolExecutor())
+            # A thread lets go of what it read some time after its answer has gone.
+            threads.shutdown()
         gc.collect()
         return tracemalloc.get_traced_memory()
 
